@@ -214,11 +214,38 @@ def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2
     return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(size)
 
 
+class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
+    """A linear layer that keeps the deviation of what comes in, whatever that of the blocks' weights is."""
+
+    def initialize(self, std: float) -> None:
+        """Draws weights by fan-in (LeCun), and sets the bias to zero."""
+        init.trunc_normal_(self.weight, mean=0.0, std=self.in_features**-0.5)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+
 def sum_over_processes(values: Tensor) -> Tensor:
     """Adds up the values of all processes, with their gradients."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return all_reduce(values)
     return values
+
+
+def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
+    """Returns the rows of all processes, which have each tensor (B, D) alike, with their gradients.
+
+    After them how many rows each process has, and where those of this one start.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return parts, [len(parts[0])], 0
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=parts[0].device)
+    counts[dist.get_rank()] = len(parts[0])
+    dist.all_reduce(counts)
+    shares = counts.tolist()
+    start = sum(shares[: dist.get_rank()])
+    others = (0, 0, start, sum(shares) - start - len(parts[0]))
+    rows = sum_over_processes(F.pad(torch.cat(parts, dim=1), others))
+    return rows.split([part.shape[1] for part in parts], dim=1), shares, start
 
 
 def blocks_or_last(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:

@@ -24,6 +24,10 @@ DECODER_OPTIONS = {
         "num_groups",
     ),
 }
+# What of joint embeddings has a part in one objective only
+LEJEPA_OPTIONS = ("gaussian_weight", "num_slices")
+DINO_OPTIONS = ("num_prototypes", "student_temperature", "teacher_temperature", "patch_weight", "koleo_weight")
+LEAST_TEACHER_TEMPERATURE = 0.025  # below, float32 has no exponential of all cosines divided by it
 # What of masked image modeling has a part in MAE only
 MAE_OPTIONS = (
     "norm_pix_loss",
@@ -570,24 +574,60 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTJointEmbeddingConfig(HfViTTaskConfig):
-    """Projector and loss of joint embeddings (LeJEPA, https://arxiv.org/abs/2511.08544).
+    """Projector and loss of joint embeddings.
 
     Args:
+        objective: "lejepa": views are drawn to the mean of the global ones, and embeddings to a normal distribution
+            (https://arxiv.org/abs/2511.08544); "dino": views are assigned to the prototypes to which the averaged
+            weights, a teacher, assign other views of the image, and masked patches likewise, in the way of DINOv2
+            (https://arxiv.org/abs/2304.07193). It needs `use_mask_token`.
         projector_hidden_size: Width of the hidden layers of the projector.
         embedding_size: Number E of values that views are compared by.
         gaussian_weight: Weight of how far embeddings are from a standard normal distribution, in (0, 1); the views'
             distance from each other has the rest.
-        num_slices: Number of random directions along which the distribution is looked at, drawn at every step.
+        num_slices: Number of random directions along which the distribution is looked at, drawn at every step; for
+            "lejepa", as `gaussian_weight`.
+        num_prototypes: Number K of prototypes; for "dino", as all that follow.
+        student_temperature: By which cosines with prototypes are divided.
+        teacher_temperature: The same for the teacher's.
+        patch_weight: Weight of the loss of masked patches, beside 1 for that of views.
+        koleo_weight: Weight of how near features of different images are (https://arxiv.org/abs/1806.03198).
     """
 
+    objective: Literal["lejepa", "dino"] = "lejepa"
     projector_hidden_size: int = 2048
     embedding_size: int = 64
     gaussian_weight: float = 0.05
     num_slices: int = 256
+    num_prototypes: int = 1024
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.05
+    patch_weight: float = 1.0
+    koleo_weight: float = 0.1
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of one objective do not go over to another."""
+        if given.get("objective", saved.get("objective")) != saved.get("objective"):
+            saved = {name: value for name, value in saved.items() if name not in (*LEJEPA_OPTIONS, *DINO_OPTIONS)}
+        return super().merge(saved, given)
 
     def _check(self) -> None:
-        counts = ("projector_hidden_size", "embedding_size", "num_slices")
+        others = DINO_OPTIONS if self.objective == "lejepa" else LEJEPA_OPTIONS
+        check_defaults(self, others, "objective", "dino" if self.objective == "lejepa" else "lejepa")
+        counts = ("projector_hidden_size", "embedding_size", "num_slices", "num_prototypes")
         check_positive({name: vars(self)[name] for name in counts})
+        for name in ("student_temperature", "teacher_temperature"):
+            if not vars(self)[name] > 0:
+                raise ValueError(f"{name}={vars(self)[name]} must be positive: it divides cosines.")
+        if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
+            raise ValueError(
+                f"teacher_temperature={self.teacher_temperature} is too low for float32, in which images would be "
+                f"assigned to nothing: {LEAST_TEACHER_TEMPERATURE} at least; 0.04 to 0.07 are usual."
+            )
+        for name, part in (("patch_weight", "patches"), ("koleo_weight", "the distance of images")):
+            if vars(self)[name] < 0:
+                raise ValueError(f"{name}={vars(self)[name]} must not be negative; 0 leaves {part} out.")
         if not 0 < self.gaussian_weight < 1:
             raise ValueError(
                 f"gaussian_weight={self.gaussian_weight} must lie in (0, 1); at 0 all embeddings become one."

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +21,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized, sum_over_processes, without_autocast
+from .layers import HfViTInitialized, gather_rows, sum_over_processes, without_autocast
 from .modeling_hf_vit import HfViTModel, keep_states
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
@@ -127,18 +126,8 @@ def share_of_loss(
 
 def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:
     """Returns images and texts (N, E) of all processes, with their gradients, and where those of this one start."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        check_counts([len(images)])
-        return images, texts, 0
-    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=images.device)
-    counts[dist.get_rank()] = len(images)
-    dist.all_reduce(counts)
-    shares = counts.tolist()
+    (all_images, all_texts), shares, start = gather_rows(images, texts)
     check_counts(shares)
-    start = sum(shares[: dist.get_rank()])
-    own = torch.cat((images, texts), dim=1)  # (B, 2·E)
-    others = (0, 0, start, sum(shares) - start - len(own))
-    all_images, all_texts = sum_over_processes(F.pad(own, others)).chunk(2, dim=1)
     return all_images, all_texts, start
 
 

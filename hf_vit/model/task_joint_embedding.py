@@ -1,7 +1,7 @@
 """Joint embeddings: projector, losses and model. Views of one image are to say the same, and all images to differ.
 
 Shapes: B images of a process, V views of an image, G of them global ones, C channels, H W pixels, D hidden size, E
-embedding size, S slices, T points of a characteristic function.
+embedding size, S slices, T points of a characteristic function, K prototypes, N patches, M masked ones.
 """
 
 from collections.abc import Callable
@@ -11,29 +11,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Generator, Tensor, nn
-from transformers import initialization as init
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTBatchNorm2d, HfViTInitialized, sum_over_processes, without_autocast
+from .layers import HfViTBatchNorm2d, HfViTProjectorLayer, sum_over_processes, without_autocast
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
+from .self_distillation import HfViTPrototypes, assign, between_views, koleo_loss, of_patches
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
 # Where characteristic functions are compared: as the paper's code has it
 LARGEST_POINT, NUM_POINTS = 3.0, 17
 Sum = Callable[[Tensor], Tensor]
-
-
-class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
-    """A linear layer that keeps the deviation of what comes in, whatever that of the blocks' weights is."""
-
-    def initialize(self, std: float) -> None:
-        """Draws weights by fan-in (LeCun), and sets the bias to zero."""
-        init.trunc_normal_(self.weight, mean=0.0, std=self.in_features**-0.5)
-        init.zeros_(self.bias)
 
 
 class HfViTProjector(nn.Module):
@@ -104,9 +95,13 @@ class HfViTJointEmbeddingOutput(ModelOutput):
 
     Args:
         loss: Scalar: `view_loss` and `gaussian_loss`, weighted by `gaussian_weight`; None for single images.
-        view_loss: Scalar, see `view_loss`.
+        view_loss: Scalar, see `view_loss`; with prototypes, see `between_views`.
         gaussian_loss: Scalar, see `gaussian_loss`.
-        embeds: (B, V, E), the global views first; (B, E) of single images.
+        patch_loss: Scalar, see `of_patches`.
+        koleo_loss: Scalar, see `koleo_loss`.
+        embeds: (B, V, E), the global views first; (B, E) of single images. With prototypes, (B, V, K) and (B, K).
+        teacher_probs: Of a teacher, (B, G, K), see `assign`.
+        teacher_patch_probs: Of a teacher, those of masked patches, (M, K).
         pooler_output: (B, V, D), the features below the projector, which other tasks start from; (B, D).
         hidden_states: On request, of the global views, before the first block and after each one: (B·G, L, D).
         attentions: On request, (B·G, heads, L, L) of each block.
@@ -115,25 +110,48 @@ class HfViTJointEmbeddingOutput(ModelOutput):
     loss: Tensor | None = None
     view_loss: Tensor | None = None
     gaussian_loss: Tensor | None = None
+    patch_loss: Tensor | None = None
+    koleo_loss: Tensor | None = None
     embeds: Tensor | None = None
+    teacher_probs: Tensor | None = None
+    teacher_patch_probs: Tensor | None = None
     pooler_output: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
 
+def check_patches(config: HfViTConfig) -> None:
+    """Raises `ValueError` if an encoder cannot mask patches, or has no features like those of patches."""
+    if not config.use_mask_token:
+        raise ValueError(
+            "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
+            "use_mask_token=True, or patch_weight=0."
+        )
+    if config.pooled_size != config.hidden_size:
+        raise ValueError(
+            f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
+            f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
+            "patch_weight=0."
+        )
+
+
 class HfViTForJointEmbedding(HfViTPreTrainedModel):
     """Gives views of one image one embedding, and so trains an encoder that opens as every other task.
 
-    It is LeJEPA (https://arxiv.org/abs/2511.08544): the embeddings of all views are drawn to the mean of the global
-    ones, and their distribution over images to a standard normal one, so that they cannot all become the same. There
-    is no teacher, and no gradient is stopped.
+    By default it is LeJEPA (https://arxiv.org/abs/2511.08544): the embeddings of all views are drawn to the mean of
+    the global ones, and their distribution over images to a standard normal one, so that they cannot all become the
+    same. There is no teacher, and no gradient is stopped. With the objective "dino" there is one, the same model with
+    averaged weights, which is called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         self.options = HfViTJointEmbeddingConfig.of(config.joint_embedding_config)
         self.model = HfViTModel(config)
-        self.projector = HfViTProjector(config, self.options)
+        is_taught = self.options.objective == "dino"
+        if is_taught and self.options.patch_weight:
+            check_patches(config)
+        self.projector = (HfViTPrototypes if is_taught else HfViTProjector)(config, self.options)
         self.post_init()
 
     @can_return_tuple
@@ -144,6 +162,10 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         return_loss: bool = True,
+        bool_masked_pos: Tensor | None = None,
+        teacher_probs: Tensor | None = None,
+        teacher_patch_probs: Tensor | None = None,
+        as_teacher: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTJointEmbeddingOutput:
         """Runs the model.
@@ -155,6 +177,10 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool of single images, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             return_loss: Whether the loss is wanted, which draws slices from torch's global generator.
+            bool_masked_pos: (B, G, N) bool, for "dino", which patches of global views a mask token replaces.
+            teacher_probs: (B, G, K), what a teacher has assigned; by default what this model does.
+            teacher_patch_probs: (M, K), the same of the patches of `bool_masked_pos`, in its order.
+            as_teacher: Whether to assign views and the patches of `bool_masked_pos`, and see all patches.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -166,18 +192,23 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         views = check_images(pixel_values)
         if views.ndim != 5:
             return self._describe(views, local_pixel_values, patch_attention_mask, **kwargs)
-        if patch_attention_mask is not None:
-            raise ValueError("Views have no padding: leave patch_attention_mask out.")
-        outputs = self.model(views.flatten(0, 1), return_dict=True, **kwargs)
+        self._check_views(views, local_pixel_values, patch_attention_mask, bool_masked_pos)
+        masks = None if bool_masked_pos is None else bool_masked_pos.flatten(0, 1)
+        seen, hidden = views.flatten(0, 1), None if as_teacher else masks
+        outputs = self.model(seen, bool_masked_pos=hidden, return_dict=True, **kwargs)
         features = outputs.pooler_output.unflatten(0, views.shape[:2])  # (B, G, D)
         if local_pixel_values is not None:
-            self._check_local(views, local_pixel_values)
             pooled = self.model(local_pixel_values.flatten(0, 1), return_dict=True).pooler_output
             features = torch.cat((features, pooled.unflatten(0, local_pixel_values.shape[:2])), dim=1)
-        embeds = self.projector(features)
-        losses = self.losses(embeds, views.shape[1]) if return_loss else {}
+        embeds, found = self.projector(features), dict[str, Tensor]()
+        # The last tokens are the patches, of which (M, K) are compared
+        patches = None if masks is None else self.projector(outputs.last_hidden_state[:, -masks.shape[1] :][masks])
+        if as_teacher:
+            found = self.assigned(embeds[:, : views.shape[1]], patches)
+        elif return_loss:
+            found = self.compared(embeds, features[:, : views.shape[1]], patches, teacher_probs, teacher_patch_probs)
         return HfViTJointEmbeddingOutput(
-            **losses,
+            **found,
             embeds=embeds,
             pooler_output=features,
             hidden_states=outputs.hidden_states,
@@ -192,6 +223,39 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
         likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
         return {"loss": (1 - weight) * likeness + weight * spread, "view_loss": likeness, "gaussian_loss": spread}
+
+    def assigned(self, embeds: Tensor, patches: Tensor | None) -> dict[str, Tensor]:
+        """Returns `teacher_probs` and `teacher_patch_probs` of cosines (B, G, K) and (M, K)."""
+        temperature = self.options.teacher_temperature
+        found = {"teacher_probs": assign(embeds.flatten(0, 1), temperature).unflatten(0, embeds.shape[:2])}
+        return found if patches is None else {**found, "teacher_patch_probs": assign(patches, temperature)}
+
+    def compared(
+        self,
+        embeds: Tensor,
+        features: Tensor,
+        patches: Tensor | None = None,
+        probs: Tensor | None = None,
+        patch_probs: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Returns the losses by their names, of embeddings (B, V, E) and the features (B, G, D) of global views.
+
+        For "dino" masked patches and what a teacher has assigned are given too.
+        """
+        num_global, options = features.shape[1], self.options
+        if options.objective == "lejepa":
+            return self.losses(embeds, num_global)
+        if probs is None:
+            probs = self.assigned(embeds[:, :num_global], None)["teacher_probs"]
+        likeness = between_views(embeds, probs, options.student_temperature)
+        loss, parts = likeness, {"view_loss": likeness}
+        if options.koleo_weight:
+            parts["koleo_loss"] = koleo_loss(features)
+            loss = loss + options.koleo_weight * parts["koleo_loss"]
+        if patches is not None and patch_probs is not None:
+            parts["patch_loss"] = of_patches(patches, patch_probs, options.student_temperature)
+            loss = loss + options.patch_weight * parts["patch_loss"]
+        return {"loss": loss, **parts}
 
     def _describe(
         self, images: Tensor, local_views: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
@@ -210,9 +274,18 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             attentions=outputs.attentions,
         )
 
-    def _check_local(self, views: Tensor, local_views: Tensor) -> None:
-        if local_views.ndim != 5 or len(local_views) != len(views):
+    def _check_views(
+        self, views: Tensor, local_views: Tensor | None, padding: Tensor | None, masks: Tensor | None
+    ) -> None:
+        if padding is not None:
+            raise ValueError("Views have no padding: leave patch_attention_mask out.")
+        if local_views is not None and (local_views.ndim != 5 or len(local_views) != len(views)):
             raise ValueError(
                 f"local_pixel_values must be (batch, views, channels, height, width) of the {len(views)} images of "
                 f"pixel_values, not {tuple(local_views.shape)}."
+            )
+        if masks is not None and (self.options.objective == "lejepa" or masks.shape[:2] != views.shape[:2]):
+            raise ValueError(
+                f"bool_masked_pos must be (batch, global views, patches) = {tuple(views.shape[:2])} and patches, of a "
+                f"model whose objective is 'dino'; it is {tuple(masks.shape)}, of {self.options.objective!r}."
             )

@@ -157,10 +157,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_intermediate_size": 2048,
     },
     "joint_embedding_config": {
+        "objective": "lejepa",
         "projector_hidden_size": 2048,
         "embedding_size": 64,
         "gaussian_weight": 0.05,
         "num_slices": 256,
+        "num_prototypes": 1024,
+        "student_temperature": 0.1,
+        "teacher_temperature": 0.05,
+        "patch_weight": 1.0,
+        "koleo_weight": 0.1,
     },
     "text_config": {
         "encoder_config": None,

@@ -20,47 +20,57 @@ from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
 from ..scripts.test_demo import load_script
 
 
-OPTIONS = {"projector_hidden_size": 32, "embedding_size": 8, "num_slices": 32}
+SIZES = {"projector_hidden_size": 32, "embedding_size": 8}
+OPTIONS = {
+    "lejepa": {**SIZES, "num_slices": 32},
+    "dino": {**SIZES, "objective": "dino", "num_prototypes": 16},
+}
 STEPS = ["--max_steps", "20", "--eval_strategy", "steps", "--eval_steps", "10", "--save_strategy", "steps"]
 STEPS += ["--save_steps", "10", "--num_local_views", "1"]
 
 
-def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
-    config = {**CONFIG, "pooling": "mean", "hidden_dropout_prob": 0.1, "joint_embedding_config": OPTIONS}
+def arguments_of(objective: str, data: Path, output_dir: Path, *options: str) -> list[str]:
+    config = {**CONFIG, "pooling": "mean", "hidden_dropout_prob": 0.1, "joint_embedding_config": OPTIONS[objective]}
     arguments = [*SMALL, *BATCH, "--preset", "tiny", "--config_overrides", json.dumps(config)]
     return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
 
 
-def pretrain(data: Path, output_dir: Path, *options: str) -> None:
-    load_script("pretrain_joint_embedding").main(arguments_of(data, output_dir, *STEPS, *options))
+def pretrain(objective: str, data: Path, output_dir: Path, *options: str) -> None:
+    load_script("pretrain_joint_embedding").main(arguments_of(objective, data, output_dir, *STEPS, *options))
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def objective(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(objective: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Colored images, and a model that has been trained on them by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
-    pretrain(folder / "colors", folder / "encoder")
+    pretrain(objective, folder / "colors", folder / "encoder")
     return folder
 
 
-def test_a_training_writes_what_it_has_learned(workplace: Path) -> None:
+def test_a_training_writes_what_it_has_learned(objective: str, workplace: Path) -> None:
     folder = workplace / "encoder"
     scores, card = json.loads((folder / "test_scores.json").read_text()), (folder / "README.md").read_text()
-    ours, same_for_all = map(float, re.search(r"\| loss \| \*\*(.*)\*\* \| (.*) \|", card).groups())
+    ours, same_for_all = map(float, re.search(r"\| loss \| \**([\d.]+)\** \| \**([\d.]+)\** \|", card).groups())
     assert ours == pytest.approx(scores["loss"], abs=1e-4)
     assert ours < same_for_all
     assert scores["knn_accuracy"] > 0.5  # of three colors
-    assert "| objective | LeJEPA" in card
+    assert f"| objective | {'LeJEPA' if objective == 'lejepa' else 'DINO'}" in card
     assert (folder / "pictures" / "step-000020.png").exists()
 
 
-def test_a_training_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
+def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / "encoder" / "checkpoint-10")
-    pretrain(workplace / "colors", tmp_path / "resumed", "--resume_from_checkpoint", checkpoint)
-    expected = load_file(workplace / "encoder" / "model.safetensors")
-    resumed = load_file(tmp_path / "resumed" / "model.safetensors")
-    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
+    pretrain(objective, workplace / "colors", tmp_path / "resumed", "--resume_from_checkpoint", checkpoint)
+    for place in (".", *["ema"] * (objective == "dino")):
+        expected = load_file(workplace / "encoder" / place / "model.safetensors")
+        resumed = load_file(tmp_path / "resumed" / place / "model.safetensors")
+        assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
 def test_a_classifier_starts_from_it(workplace: Path) -> None:
@@ -70,8 +80,10 @@ def test_a_classifier_starts_from_it(workplace: Path) -> None:
     assert all(torch.equal(weight, saved[f"model.{name}"]) for name, weight in model.model.state_dict().items())
 
 
-def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(workplace: Path, tmp_path: Path) -> None:
-    arguments = arguments_of(workplace / "colors", tmp_path, "--train_val_split", "0.4")
+def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(
+    objective: str, workplace: Path, tmp_path: Path
+) -> None:
+    arguments = arguments_of(objective, workplace / "colors", tmp_path, "--train_val_split", "0.4")
     task = JointEmbedding(*parse_arguments(JointEmbedding.argument_types(), arguments))
     task.load_data()
     trainer = task.make_trainer()
@@ -79,6 +91,16 @@ def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(work
     torch.manual_seed(7)
     trainer.args.per_device_eval_batch_size = 7
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-4)
+
+
+def test_a_teacher_is_not_averaged_twice(tmp_path: Path) -> None:
+    write_colors(tmp_path / "colors")
+    options = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
+    arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)
+    task = JointEmbedding(*parse_arguments(JointEmbedding.argument_types(), arguments))
+    task.load_data()
+    with pytest.raises(ValueError, match="are an average already"):
+        task.make_trainer()
 
 
 def images_of_processes(count: int, images: Tensor) -> Tensor:
@@ -120,4 +142,4 @@ def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
 
 def test_it_opens_as_it_was_saved(workplace: Path) -> None:
     model = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
-    assert model.options.projector_hidden_size == OPTIONS["projector_hidden_size"]
+    assert model.options.projector_hidden_size == SIZES["projector_hidden_size"]

@@ -21,6 +21,7 @@ from ...evaluation import NeighborAccuracy
 from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...visualize import draw_views
@@ -28,11 +29,14 @@ from ..arguments import LIBRARY
 from ..models import input_size, load_model
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
+from ..trainer import HfViTTrainer
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
 from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
 
 
 SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
+TEACHER_DECAY = 0.996  # of averaged weights that teach, where no other is given
+MASKED_VIEWS, MASKED_SHARES = 0.5, (0.1, 0.5)
 
 
 @dataclass
@@ -40,8 +44,15 @@ class JointEmbeddingModelArguments(TaskModelArguments):
     """Which model to train, and by which loss."""
 
     task_config = "joint_embedding_config"
-    task_options = ("gaussian_weight", "embedding_size")
+    task_options = ("objective", "gaussian_weight", "embedding_size")
 
+    objective: str | None = field(
+        default=None,
+        metadata={
+            "help": "lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
+            "prototypes, masked patches too); lejepa by default."
+        },
+    )
     gaussian_weight: float | None = field(
         default=None,
         metadata={
@@ -52,6 +63,13 @@ class JointEmbeddingModelArguments(TaskModelArguments):
     embedding_size: int | None = field(
         default=None, metadata={"help": "Number of values that views are compared by; 64 by default."}
     )
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the same, with the mask token that "dino" needs."""
+        fields = super().overrides()
+        if (fields.get(self.task_config) or {}).get("objective") == "dino":
+            return {"use_mask_token": True, **fields}
+        return fields
 
 
 @dataclass
@@ -169,6 +187,43 @@ class DrawViews:
 
 
 @dataclass(frozen=True)
+class Teach:
+    """A `BatchTransform` that masks patches of global views, and has the averaged weights assign views and patches.
+
+    Half of the views are masked, each by another share, as in DINOv2 (https://arxiv.org/abs/2304.07193); all processes
+    draw the numbers of all. A model without a mask token has views alone.
+
+    Args:
+        trainer: Runs the training, and averages its weights.
+    """
+
+    trainer: HfViTTrainer
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch with `bool_masked_pos`, `teacher_probs` and `teacher_patch_probs`."""
+        model, average, views = self.trainer.model, self.trainer.average, batch["pixel_values"]
+        assert average is not None
+        masks = self.draw_masks(views, model.config) if model.config.use_mask_token else None
+        model.eval()
+        with torch.no_grad(), average.applied():
+            taught = model(views, bool_masked_pos=masks, as_teacher=True)
+        model.train()
+        if masks is None:
+            return {**batch, "teacher_probs": taught.teacher_probs}
+        probs = {"teacher_probs": taught.teacher_probs, "teacher_patch_probs": taught.teacher_patch_probs}
+        return {**batch, "bool_masked_pos": masks, **probs}
+
+    def draw_masks(self, views: Tensor, config: HfViTConfig) -> Tensor:
+        """Returns which patches of global views (B, G, C, H, W) are masked, (B, G, N) bool."""
+        args, patch = self.trainer.args, to_pair(config.patch_size)
+        num_patches = (views.shape[-2] // patch[0]) * (views.shape[-1] // patch[1])
+        drawn = torch.rand(args.world_size, *views.shape[:2], 2 + num_patches)[args.process_index].to(views.device)
+        least, most = MASKED_SHARES
+        shares = (least + (most - least) * drawn[..., :1]) * (drawn[..., 1:2] < MASKED_VIEWS)
+        return drawn[..., 2:] < shares
+
+
+@dataclass(frozen=True)
 class EmbeddedImage:
     """What a model made of an image and its views."""
 
@@ -209,6 +264,13 @@ class EmbeddingMetric(NeighborAccuracy):
     def compute(self) -> dict[str, float]:
         """Returns the scores, with `loss`."""
         embeds = torch.stack(self._embeds)  # (N, V, E) of all processes, on each of them
+        if self.options.objective == "dino":
+            first = embeds[:, : self.num_global]
+            assigned = assign(first.flatten(0, 1), self.options.teacher_temperature, add=as_it_is)
+            loss = between_views(
+                embeds, assigned.unflatten(0, first.shape[:2]), self.options.student_temperature, add=as_it_is
+            )
+            return {"loss": float(loss), **super().compute()}
         generator = Generator().manual_seed(0)
         slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
         parts = [
@@ -238,6 +300,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     ) -> None:
         super().__init__(processor, has_classes)
         self.metric = EmbeddingMetric(has_classes, options, views.num_global)
+        self.options = options
         self.views = views
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
@@ -296,9 +359,10 @@ class BaselineEvaluator(JointEmbeddingEvaluator):
         return raw_pixels(pixel_values)
 
     def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
-        """Returns embeddings (B, V, 1) that are all the same."""
-        count = self.views.num_global + self.views.num_local
-        return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, 1)
+        """Returns embeddings (B, V, E) that are all the same."""
+        count, options = self.views.num_global + self.views.num_local, self.options
+        size = options.num_prototypes if options.objective == "dino" else 1  # all that matters where all are zero
+        return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
 
 
 @dataclass
@@ -332,9 +396,8 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
     def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
         """Returns what has one embedding for all images, and raw pixels as features."""
         assert isinstance(evaluator, JointEmbeddingEvaluator)
-        assert isinstance(evaluator.metric, EmbeddingMetric)
         has_classes = bool(evaluator.metric.score_names)
-        baseline = BaselineEvaluator(evaluator.processor, has_classes, evaluator.metric.options, evaluator.views)
+        baseline = BaselineEvaluator(evaluator.processor, has_classes, evaluator.options, evaluator.views)
         return "one embedding for all, raw pixels", baseline
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
@@ -354,9 +417,28 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         transform = DrawViews(views, self.args.process_index, self.args.world_size)
         return {**super().training_arguments(model, processor), "batch_transforms": [transform]}
 
+    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> HfViTTrainer:
+        """Returns the same, with a teacher for "dino"."""
+        is_taught = model.options.objective == "dino"
+        if is_taught and self.args.ema_decay is None:
+            self.args.ema_decay = TEACHER_DECAY
+            self.args.check_averaging(str(self.args.optim))
+        trainer = super().make_trainer_of(model, processor)
+        if is_taught:
+            trainer.batch_transforms.transforms = [*trainer.batch_transforms.transforms, Teach(trainer)]
+        return trainer
+
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on projector and loss."""
         options = asdict(model.options)
+        if options["objective"] == "dino":
+            return {
+                "objective": "DINO and iBOT: views and masked patches are assigned to the prototypes that averaged "
+                f"weights assign others to; patches count {options['patch_weight']} times, the distance of images "
+                f"(KoLeo) {options['koleo_weight']} times",
+                "projector": f"three layers of width {options['projector_hidden_size']}, "
+                f"{options['num_prototypes']} prototypes",
+            }
         return {
             "objective": "LeJEPA: distance of views from the mean of the global ones, "
             f"and with weight {options['gaussian_weight']} that of embeddings from a standard normal distribution, "

@@ -1,0 +1,177 @@
+"""Self-distillation: assignments to all prototypes, cross-entropies of views and patches, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit import HfViTConfig, HfViTForJointEmbedding
+from hf_vit.model.self_distillation import assign, between_views, koleo_loss, of_patches
+from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
+from hf_vit.training.callbacks.ema import WeightAverage
+from hf_vit.training.tasks.joint_embedding import MASKED_SHARES, Teach
+
+from ..helpers.models import DINO, TRAINING_CASES, small_config
+
+
+CASE = TRAINING_CASES["dino"]
+
+
+def make_model(**overrides: Any) -> HfViTForJointEmbedding:
+    return HfViTForJointEmbedding(small_config(**{**CASE.overrides, **overrides}))
+
+
+def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
+    logits = (torch.randn(40, 4) * 0.02 + torch.tensor([0.3, 0.1, 0.0, -0.3])).double()
+    found = assign(logits, temperature=0.05)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(40).double())
+    assert float((found.sum(dim=0) / 10 - 1).abs().max()) < 0.05
+    assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1  # without it, one took all
+    assert torch.equal(found.argmax(dim=0), (logits - logits.mean(dim=0)).argmax(dim=0))
+
+
+def test_assignments_are_those_of_the_rows_of_all_processes() -> None:
+    logits = torch.rand(12, 5) * 2 - 1
+    whole, sums = assign(logits, 0.1), list[torch.Tensor]()
+
+    def note(values: torch.Tensor) -> torch.Tensor:
+        sums.append(values)
+        return values
+
+    assign(logits, 0.1, add=note)
+    remaining = iter(sums)
+    half = assign(logits[:7], 0.1, add=lambda values: next(remaining))  # one of two, given what both add up to
+    torch.testing.assert_close(half, whole[:7])
+
+
+def test_each_view_learns_from_all_global_ones_but_itself() -> None:
+    logits, assigned = torch.randn(3, 4, 6), torch.randn(3, 2, 6).softmax(dim=-1)
+    terms = [
+        -(assigned[:, one] * (logits[:, other] / 0.1).log_softmax(dim=-1)).sum(dim=-1)
+        for one in range(2)
+        for other in range(4)
+        if one != other
+    ]
+    torch.testing.assert_close(between_views(logits, assigned, 0.1), torch.stack(terms).mean())
+
+
+def test_masked_patches_learn_what_is_assigned_to_them() -> None:
+    logits, assigned = torch.randn(5, 6), torch.randn(5, 6).softmax(dim=-1)
+    expected = torch.nn.functional.cross_entropy(logits / 0.1, assigned)
+    torch.testing.assert_close(of_patches(logits, assigned, 0.1), expected)
+    assert float(of_patches(logits[:0], assigned[:0], 0.1)) == 0
+
+
+def test_images_are_drawn_away_from_the_nearest_other_one() -> None:
+    features = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    rows = torch.nn.functional.normalize(features.detach(), dim=-1)
+    distances = torch.cdist(rows.transpose(0, 1), rows.transpose(0, 1)) + 9 * torch.eye(5)
+    loss = koleo_loss(features)
+    torch.testing.assert_close(loss, -distances.amin(dim=2).log().mean(dim=1).sum())
+    loss.backward()
+    with torch.no_grad():
+        assert float(koleo_loss(features - 1e-3 * features.grad)) < float(loss.detach())
+    assert float(koleo_loss(features[:1]).detach()) == 0
+
+
+def test_patches_without_a_weight_need_no_mask_token() -> None:
+    model = make_model(use_mask_token=False, joint_embedding_config={**DINO, "patch_weight": 0.0})
+    trainer: Any = type("Trainer", (), {"model": model, "average": WeightAverage(model, decay=0.5)})()
+    batch = Teach(trainer)({"pixel_values": CASE.make_batch(model.config, 2)["pixel_values"]}, 0.0)
+    assert set(batch) == {"pixel_values", "teacher_probs"}
+    model(**batch).loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_a_teacher_sees_what_the_student_does_not() -> None:
+    model = make_model().eval()
+    batch = CASE.make_batch(model.config, 4)
+    views, masks = batch["pixel_values"], batch["bool_masked_pos"]
+    with torch.no_grad():
+        taught = model(views, bool_masked_pos=masks, as_teacher=True)
+        seen = model(views, return_loss=False)
+        hidden = model(views, bool_masked_pos=masks, return_loss=False)
+    torch.testing.assert_close(taught.embeds, seen.embeds)
+    assert not torch.allclose(hidden.embeds[:, 0], seen.embeds[:, 0], atol=1e-4)
+    torch.testing.assert_close(hidden.embeds[:, 1], seen.embeds[:, 1])  # of which none is masked
+    assert taught.teacher_patch_probs.shape == (int(masks.sum()), model.options.num_prototypes)
+    outputs = model(**{**batch, "teacher_probs": taught.teacher_probs}, teacher_patch_probs=taught.teacher_patch_probs)
+    options = model.options
+    weighted = options.patch_weight * outputs.patch_loss + options.koleo_weight * outputs.koleo_loss
+    torch.testing.assert_close(outputs.loss, outputs.view_loss + weighted)
+    outputs.loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_the_teacher_has_the_averaged_weights_and_the_student_keeps_its_own() -> None:
+    model = make_model().train()
+    average = WeightAverage(model, decay=0.5)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    changed = {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    class Trainer:
+        args = type("Args", (), {"world_size": 1, "process_index": 0})
+
+    trainer: Any = Trainer()
+    trainer.model, trainer.average = model, average
+    views = CASE.make_batch(model.config, 6)["pixel_values"]
+    batch = Teach(trainer)({"pixel_values": views}, 0.0)
+    assert all(torch.equal(weight, changed[name]) for name, weight in model.state_dict().items())
+    assert model.training
+    teacher = make_model().eval()
+    teacher.load_state_dict(before)
+    with torch.no_grad():
+        expected = teacher(views, bool_masked_pos=batch["bool_masked_pos"], as_teacher=True)
+    torch.testing.assert_close(batch["teacher_probs"], expected.teacher_probs)
+    torch.testing.assert_close(batch["teacher_patch_probs"], expected.teacher_patch_probs)
+    shares = batch["bool_masked_pos"].float().mean(dim=-1)
+    assert (shares == 0).any()
+    assert (shares > 0).any()
+    assert float(shares.max()) <= MASKED_SHARES[1] + 0.35  # of 16 patches, each masked by chance
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"use_mask_token": False}, "use_mask_token=False. Set use_mask_token=True"),
+        ({"pooling": "cls_mean"}, "pooling='cls_mean' makes features of 64 values, and patches have 32"),
+    ],
+)
+def test_an_encoder_that_cannot_mask_is_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model(**overrides)
+
+
+def test_masks_that_nothing_is_done_with_are_refused() -> None:
+    batch = CASE.make_batch(make_model().config, 2)
+    with pytest.raises(ValueError, match=r"whose objective is .dino.; it is .*, of .lejepa."):
+        make_model(joint_embedding_config={})(**{**batch, "teacher_probs": None})
+    with pytest.raises(ValueError, match=r"bool_masked_pos must be .* = \(2, 2\) and patches"):
+        make_model()(**{**batch, "bool_masked_pos": batch["bool_masked_pos"][:, :1]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objective": "dino", "num_slices": 3}, "num_slices"),
+        ({"num_prototypes": 3}, "num_prototypes"),
+        ({"objective": "dino", "teacher_temperature": 0.0}, "teacher_temperature=0.0 must be positive"),
+        ({"objective": "dino", "teacher_temperature": 0.01}, "teacher_temperature=0.01 is too low"),
+        ({"objective": "dino", "patch_weight": -1.0}, "patch_weight=-1.0"),
+        ({"objective": "dino", "koleo_weight": -1.0}, "koleo_weight=-1.0"),
+    ],
+)
+def test_options_that_do_nothing_or_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HfViTConfig(joint_embedding_config=options)
+
+
+def test_another_objective_leaves_the_options_of_the_first_behind() -> None:
+    saved = HfViTJointEmbeddingConfig(gaussian_weight=0.2, embedding_size=16).to_dict()
+    merged = HfViTJointEmbeddingConfig.merge(saved, {"objective": "dino"})
+    assert merged["objective"] == "dino"
+    assert merged["embedding_size"] == 16
+    assert "gaussian_weight" not in merged
