@@ -78,6 +78,7 @@ from .model.task_universal_segmentation import HfViTForUniversalSegmentation, Hf
 if TYPE_CHECKING:
     from .calls import TrainingResult, evaluate, export_model, predict, train
     from .model.fast_inference import OptimizationReport, optimize_for_inference
+    from .pretraining import PretrainingResult, pretrain
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
@@ -128,6 +129,7 @@ __version__ = "0.1.0"
 CALLS = {
     **dict.fromkeys(("TrainingResult", "evaluate", "export_model", "predict", "train"), ".calls"),
     **dict.fromkeys(("OptimizationReport", "optimize_for_inference"), ".model.fast_inference"),
+    **dict.fromkeys(("PretrainingResult", "pretrain"), ".pretraining"),
 }
 
 
@@ -178,11 +180,13 @@ __all__ = [
     "HfViTUniversalSegmentationConfig",
     "HfViTZeroShotImageClassificationPipeline",
     "OptimizationReport",
+    "PretrainingResult",
     "TrainingResult",
     "evaluate",
     "export_model",
     "optimize_for_inference",
     "predict",
+    "pretrain",
     "soften_labels",
     "train",
 ]

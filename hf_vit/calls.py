@@ -13,6 +13,7 @@ from transformers import Pipeline, PreTrainedModel, pipeline
 from .export import export_model
 from .flags.parser import nearest
 from .prediction import predict_files
+from .training.publishing.report import evaluation_split
 from .training.run import complete_evaluation, prepare_evaluation
 from .training.run import train as run_training
 from .training.tasks import TASKS
@@ -31,12 +32,18 @@ class TrainingResult:
         output_dir: Folder of the saved model, its card, scores and pictures.
         model: As it was saved.
         task: Name of the stock pipeline.
+        metric: Which of the scores chooses the best model.
+        greater_is_better: Whether more of it is better.
+        num_scored: How many examples the scores are of.
     """
 
     scores: dict[str, float]
     output_dir: Path
     model: PreTrainedModel
     task: str
+    metric: str
+    greater_is_better: bool
+    num_scored: int
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -80,8 +87,16 @@ def train(
     given = as_options(options, model_name_or_path=model, dataset_name=data)
     program = ("train", name.replace("_", "-"))
     ended = run_training(TASKS[name], [{**unguarded(), **given}], report, program)
-    folder = Path(ended.task.args.output_dir)
-    return TrainingResult(ended.scores, folder, ended.trainer.model, TASKS[name].pipeline)
+    args, splits = ended.task.args, ended.task.loaded.splits
+    return TrainingResult(
+        ended.scores,
+        Path(args.output_dir),
+        ended.trainer.model,
+        TASKS[name].pipeline,
+        metric=str(args.metric_for_best_model).removeprefix("eval_").removeprefix("ema_"),
+        greater_is_better=bool(args.greater_is_better),
+        num_scored=len(ended.task.loaded.examples(evaluation_split(splits))),
+    )
 
 
 def evaluate(

@@ -16,6 +16,7 @@ from importlib import import_module
 # What each command is for; its function is `main` in the file of its name in `hf_vit.commands`.
 COMMANDS = {
     "train": "train a model of any task, pretraining too",
+    "pretrain": "pretrain on your images, and measure what that is worth",
     "evaluate": "score a saved model",
     "predict": "predict labels, segments, depth, objects or keypoints of images",
     "features": "write the features of images to files, or score them",

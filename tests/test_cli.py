@@ -127,7 +127,7 @@ def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> No
         ),
         ("predict model photos --treshold 1", "no option --treshold. Did you mean --threshold"),
         ("features list", "There is no hf-vit features list. Choose extract or evaluate"),
-        ("trian photos", "There is no command 'trian'. Did you mean train?"),
+        ("trian photos", "There is no command 'trian'. Did you mean train or pretrain?"),
         ("info nothing/at/all", "There is no folder or file 'nothing/at/all'"),
     ],
 )

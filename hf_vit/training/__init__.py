@@ -3,9 +3,9 @@
 from ..evaluation.classification import image_classification_metrics, majority_baseline
 from ..evaluation.evaluator import BaseEvaluator, Evaluator, ImageResult
 from ..evaluation.universal import UniversalMetric
+from ..flops import forward_flops
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from .batch_transforms import Mixing, MultiScaleSizes, ProgressiveSizes
-from .callbacks.throughput import forward_flops
 from .distillation.arguments import DistillationArguments, make_distillation
 from .distillation.base import Distillation
 from .distillation.methods import FeatureDistillation, TokenDistillation

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
 from ...data import AugmentedDataset, AugmentedStream, TargetDataset, masked_image_target
 from ...evaluation import NeighborAccuracy, classify_by_neighbors
@@ -25,6 +26,8 @@ from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
 
 
+logger = logging.get_logger(__name__)
+FEW_IMAGES = 2000  # 900 photos were no better a start than random weights, 45,000 thumbnails were (model_cards/)
 RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
 
 
@@ -96,8 +99,14 @@ class UnlabeledTask(Task):
     loaded: UnlabeledImages = field(init=False)
 
     def load_training_data(self) -> UnlabeledImages:
-        """Opens and checks the images of a training."""
-        return load_images(self.data, self.args)
+        """Opens and checks the images of a training, and warns of few."""
+        loaded = load_images(self.data, self.args)
+        if loaded.stream is None and loaded.num_train < FEW_IMAGES:
+            logger.warning(
+                f"{loaded.num_train:,} images are few to learn from without labels: the encoder may be no better a "
+                "start than random weights. Give more of the kind, with labels or without."
+            )
+        return loaded
 
     def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, UnlabeledImages]:
         """Refuses: outside of a training, the features are what is evaluated."""

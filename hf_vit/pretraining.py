@@ -1,0 +1,167 @@
+"""Pretrains an encoder on one's own images, and measures what that is worth with the labels they have."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .calls import Paths, TrainingResult, as_list, train
+from .training.saving.output_folder import free_folder, is_free
+from .training.tasks import TASKS
+from .training.tasks.base import file_name
+from .training.tasks.unlabeled import UnlabeledTask
+
+
+__all__ = ["PretrainingResult", "pretrain"]
+METHODS = tuple(name.replace("_", "-") for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
+PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
+CHANCE = 2.0  # standard errors that two equally good models may lie apart
+DEFAULT_TASK = "image-classification"
+
+
+@dataclass(frozen=True)
+class PretrainingResult:
+    """An encoder, and what it is worth.
+
+    Args:
+        encoder: The pretraining; its `output_dir` is what any task starts from.
+        tuned: A training with labels that started from the encoder; None without labels.
+        scratch: One of the same time that started from scratch; None without labels.
+    """
+
+    encoder: TrainingResult
+    tuned: TrainingResult | None = None
+    scratch: TrainingResult | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """By how much pretraining made the main score better, in points of it times 100; None without labels."""
+        if self.tuned is None or self.scratch is None:
+            return None
+        one, other = (result.scores[self.tuned.metric] for result in (self.tuned, self.scratch))
+        return 100 * (one - other if self.tuned.greater_is_better else other - one)
+
+    @property
+    def best(self) -> TrainingResult | None:
+        """The better one of the two models that were trained with labels; None without them."""
+        return None if self.gain is None else self.tuned if self.gain >= 0 else self.scratch
+
+
+def pretrain(
+    data: Paths,
+    labels: str | os.PathLike[str] | None = None,
+    *,
+    task: str | None = None,
+    method: str = "joint-embedding",
+    minutes: float = 60.0,
+    output_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    report: Callable[[str], None] = print,
+    **options: Any,
+) -> PretrainingResult:
+    """Pretrains on images, then trains with labels from there and from scratch, as `hf-vit pretrain` does.
+
+    Args:
+        data: Folder, file, or name on the Hub; several for more images.
+        labels: The same of the images with labels; by default `data`, if labels are found there.
+        task: What to train with them; classes of images by default.
+        method: "joint-embedding" (LeJEPA) or "masked-image-modeling" (MAE).
+        minutes: Time for all of it: 3/5 of it for pretraining, 1/5 for each of the other two.
+        output_dir: Folder for the three models, `encoder`, `tuned` and `scratch`; by default a new one below
+            `outputs`.
+        resume: Go on with what has begun in `output_dir`.
+        report: Called with lines of text on how it goes.
+        **options: Of all three trainings, by the names of their flags: `seed`, `bf16`, `use_cpu`.
+
+    Returns:
+        The three trainings.
+
+    Raises:
+        ValueError: if an option, the data or the labels are bad, before anything is trained.
+        OSError: if a file is missing or cannot be written, or an image cannot be read.
+    """
+    check(task, method, minutes)
+    first = file_name(as_list(data)[0])
+    folder = place(output_dir, first, resume)
+    has_labels = find_labels(task, labels, data, report)
+    known = data if labels is None else labels
+    shared = (1 - PRETRAINING_SHARE) / 2 * minutes
+
+    def run(name: str, task: str, data: Paths, model: Path | None, minutes: float) -> TrainingResult:
+        begun = any((folder / name).glob("checkpoint-*"))
+        given = {**options, "output_dir": folder / name, "minutes": minutes}
+        given |= {"resume_from_checkpoint": "last"} if begun else {}
+        return train(task, data, model, report=report, **given)
+
+    report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
+    encoder = run("encoder", method, data, None, PRETRAINING_SHARE * minutes)
+    if not has_labels:
+        report(f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}")
+        return PretrainingResult(encoder)
+    task = task or DEFAULT_TASK
+    report(f"With labels: {task} from the encoder, {shared:g} min.")
+    tuned = run("tuned", task, known, encoder.output_dir, shared)
+    report(f"For comparison: {task} from scratch, {shared:g} min.")
+    result = PretrainingResult(encoder, tuned, run("scratch", task, known, None, shared))
+    report(describe_gain(result))
+    return result
+
+
+def check(task: str | None, method: str, minutes: float) -> None:
+    """Raises `ValueError` if something is asked for that there is not."""
+    if method not in METHODS:
+        raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
+    if task is not None and task.replace("_", "-") in METHODS:
+        raise ValueError(f"{task} has no labels that could tell what pretraining is worth: give another task.")
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes={minutes} must be a positive number of minutes, such as 60.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"Three trainings in a row run in one process. On several: torchrun … -m hf_vit train {method} DATA, and "
+            "the trainings with labels after it."
+        )
+
+
+def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) -> Path:
+    """Returns the folder to write to; `ValueError` if it is not new, or if it is and the training is to go on."""
+    folder = Path(output_dir) if output_dir is not None else free_folder(Path("outputs") / f"{name}-pretraining")
+    if resume == is_free(folder):
+        fault = "has nothing to resume: leave resume out" if resume else "is not empty: give another, or set resume"
+        raise ValueError(f"output_dir={folder} {fault}.")
+    return folder
+
+
+def find_labels(task: str | None, labels: Any, data: Paths, report: Callable[[str], None]) -> bool:
+    """Returns whether there are labels to compare by; raises as `train` if they were named and are bad."""
+    known = data if labels is None else labels
+    try:
+        train(task or DEFAULT_TASK, known, max_steps=1, dry_run=True, report=lambda _: None)
+    except ValueError as error:
+        if task is not None or labels is not None:
+            raise
+        report(f"No labels to compare by, so that the encoder alone is trained. {error}")
+        return False
+    return True
+
+
+def describe_gain(result: PretrainingResult) -> str:
+    """Returns what pretraining was worth, what of it may be chance, and which model to use."""
+    tuned, scratch, gain = result.tuned, result.scratch, result.gain
+    assert tuned is not None
+    assert scratch is not None
+    assert gain is not None
+    assert result.best is not None
+    name, count = tuned.metric, tuned.num_scored
+    one, other = tuned.scores[name], scratch.scores[name]
+    chance = ""
+    if name == "accuracy":  # a mean over images, whose error is known
+        deviation = math.sqrt((one * (1 - one) + other * (1 - other)) / count)
+        chance = f", on {count:,} images, where less than {100 * CHANCE * deviation:.1f} points may be chance"
+    verdict = "helped by" if gain >= 0 else "cost"
+    return (
+        f"Pretraining on your images {verdict} {abs(gain):.1f} points: {name} {one:.4f} with it, {other:.4f} without"
+        f"{chance}.\nThe model to use: {result.best.output_dir}\n"
+        f"The encoder, for the --model_name_or_path of any task: {result.encoder.output_dir}"
+    )

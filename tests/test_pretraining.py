@@ -1,0 +1,158 @@
+"""`hf-vit pretrain`: three trainings in a row, and what is said of the two that have labels."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import AutoModelForImageClassification
+
+import hf_vit
+from hf_vit import PretrainingResult, cli, pretrain, pretraining
+
+from .helpers.datasets import write_class_folders
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
+OPTIONS = {
+    "image_size": 16,
+    "config_overrides": SMALL,
+    "per_device_train_batch_size": 4,
+    "use_cpu": True,
+    "report_to": "none",
+    "dataloader_num_workers": 0,
+}
+
+
+@dataclass
+class Trainings:
+    """Stands in for `train`: notes the calls, and has the scores of each folder."""
+
+    scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "scratch": 0.25, "encoder": 0.0})
+    metric: str = "accuracy"
+    greater_is_better: bool = True
+    missing: bool = False  # no labels
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, *words: Any, report: Any, **options: Any) -> Any:
+        if options.get("dry_run"):
+            if self.missing:
+                raise ValueError("No classes are there.")
+            return None
+        self.calls.append((words, options))
+        folder = options["output_dir"]
+        return SimpleNamespace(
+            scores={self.metric: self.scores[folder.name]},
+            output_dir=folder,
+            metric=self.metric,
+            greater_is_better=self.greater_is_better,
+            num_scored=100,
+        )
+
+
+def call(monkeypatch: pytest.MonkeyPatch, trainings: Trainings, *words: Any, **options: Any) -> tuple[Any, list[str]]:
+    monkeypatch.setattr(pretraining, "train", trainings)
+    said: list[str] = []
+    return pretrain(*words, report=said.append, **options), said
+
+
+def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainings = Trainings()
+    result, said = call(monkeypatch, trainings, "photos", "labeled", minutes=50, output_dir=tmp_path / "out", seed=3)
+    words = [called[0] for called in trainings.calls]
+    encoder = tmp_path / "out" / "encoder"
+    assert words == [
+        ("joint-embedding", "photos", None),
+        ("image-classification", "labeled", encoder),
+        ("image-classification", "labeled", None),
+    ]
+    assert [called[1]["minutes"] for called in trainings.calls] == pytest.approx([30, 10, 10])
+    assert {called[1]["seed"] for called in trainings.calls} == {3}
+    assert result.gain == pytest.approx(25)
+    assert result.best is result.tuned
+    # Two standard errors of a difference of shares of 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
+    assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images" in said[-1]
+    assert "less than 13.2 points may be chance" in said[-1]
+
+
+def test_pretraining_that_does_not_pay_is_said_to_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = Trainings(metric="abs_rel", greater_is_better=False)
+    result, said = call(monkeypatch, errors, "rooms", task="depth-estimation", output_dir=tmp_path / "out")
+    assert result.gain == pytest.approx(-25)
+    assert "cost 25.0 points: abs_rel 0.5000 with it, 0.2500 without." in said[-1]
+    assert f"The model to use: {tmp_path / 'out' / 'scratch'}" in said[-1]
+
+
+def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "out")
+    assert (result.gain, result.best) == (None, None)
+    assert any("No labels" in line and "No classes are there." in line for line in said)
+    with pytest.raises(ValueError, match="No classes are there"):  # which were named
+        call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
+
+
+def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "out" / "encoder" / "checkpoint-7").mkdir(parents=True)
+    with pytest.raises(ValueError, match="not empty: give another, or set resume"):
+        call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "out")
+    trainings = Trainings()
+    call(monkeypatch, trainings, "photos", output_dir=tmp_path / "out", resume=True)
+    assert [called[1].get("resume_from_checkpoint") for called in trainings.calls] == ["last", None, None]
+    with pytest.raises(ValueError, match="nothing to resume"):
+        call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "new", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "dinosaur"}, "no method 'dinosaur'.*joint-embedding"),
+        ({"task": "joint-embedding"}, "joint-embedding has no labels"),
+        ({"minutes": 0}, "minutes=0 must be a positive number"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pretrain("photos", **options)
+
+
+def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="run in one process"):
+        pretrain("photos")
+
+
+def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def take(*words: Any, **options: Any) -> None:
+        given.update(options, words=words)
+
+    monkeypatch.setattr("hf_vit.commands.pretrain.pretrain", take)
+    cli.main(["pretrain", "a", "b", "--labels", "c", "--minutes", "5", "--task", "depth-estimation"])
+    assert given.pop("words") == (["a", "b"], "c")
+    assert given.pop("report")
+    assert given == {
+        **{"task": "depth-estimation", "method": "joint-embedding", "minutes": 5.0},
+        **{"output_dir": None, "resume": False, "seed": 42},
+    }
+
+
+@pytest.mark.slow
+def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_class_folders(tmp_path / "photos", ["cat", "dog"])
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.05, report=said.append, **OPTIONS)
+    assert result.encoder.output_dir == Path("outputs/photos-pretraining/encoder")
+    assert result.tuned is not None
+    assert result.scratch is not None
+    assert result.tuned.model.config.hidden_size == result.scratch.model.config.hidden_size == 16
+    assert result.best in (result.tuned, result.scratch)
+    assert said[-1].startswith("Pretraining on your images")
+    opened = AutoModelForImageClassification.from_pretrained(result.best.output_dir)
+    assert opened.config.id2label == {0: "cat", 1: "dog"}
+    assert result.best.pipeline(Image.open(next(Path("photos").rglob("*.png"))))[0]["label"] in ("cat", "dog")
