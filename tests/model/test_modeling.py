@@ -379,7 +379,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
     for index, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
         batch[index, :, : image.shape[2], : image.shape[3]] = image[0]
         mask[index, :rows, :columns] = True
-    # Kernels are compiled once, for windows and all tokens; with other options flex attention runs without, masks alike.
+    # Compiled once, for windows and all tokens; with other options flex attention runs without kernels, masks alike.
     compiles = COMPILES_KERNELS and model_class is HfViTModel and variant == "windows"
     with torch.no_grad(), torch.compiler.set_stance("default" if compiles else "force_eager"):
         padded = model(batch, patch_attention_mask=mask)
