@@ -16,6 +16,7 @@ from hf_vit.training.tasks.semantic_segmentation import (
     SemanticEvaluationArguments,
     SemanticEvaluator,
     SemanticModelArguments,
+    balanced_weights,
 )
 
 from ..helpers.dense_trainings import (
@@ -56,6 +57,29 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     enlarged = [labels.repeat_interleave(3, dim=0).repeat_interleave(5, dim=1) for labels in maps]
     _, of_enlarged = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(enlarged)
     assert torch.equal(of_enlarged(maps[0]), expected)
+
+
+def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
+    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]  # 9 of class 0, 1 of class 1
+    weights = balanced_weights(masks, 3, power=0.5)
+    assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
+    assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
+    assert weights[2] == 1  # not seen
+    assert balanced_weights(masks, 2, power=1) == pytest.approx([0.5556, 5])
+    with pytest.raises(ValueError, match=r"class_balance=1\.5 must lie in \[0, 1\]"):
+        SemanticModelArguments(class_balance=1.5)
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        SemanticModelArguments(
+            class_balance=0.5, config_overrides='{"segmentation_config": {"class_weights": [1, 2]}}'
+        )
+
+
+def test_a_balanced_loss_is_saved_with_the_model(scenes: Path, tmp_path: Path) -> None:
+    train(TASK, scenes, tmp_path / "out", "--class_balance", "0.5", *A_FEW_STEPS)
+    model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
+    masks = [torch.from_numpy(np.array(Image.open(file))) for file in sorted((scenes / "train" / "masks").iterdir())]
+    assert model.options.class_weights == balanced_weights(masks, len(NAMES), 0.5)
+    assert len(set(model.options.class_weights)) > 1
 
 
 def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from os import PathLike
 from typing import Any
 
+import torch
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -50,6 +53,7 @@ class SemanticEvaluationArguments:
 
 
 WHOLE_IMAGE = SemanticEvaluationArguments()
+MOST_COUNTED = 500  # masks by which classes are weighed
 
 
 class SemanticEvaluator(Evaluator):
@@ -143,6 +147,20 @@ def _own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:
     return pixels[..., :height, :width], labels[..., :height, :width]
 
 
+def balanced_weights(masks: Iterable[Tensor], num_classes: int, power: float) -> list[float]:
+    """Returns the share of pixels of each class to minus `power`, in proportions that leave the mean pixel at 1.
+
+    A class without a pixel counts 1; labels from `num_classes` on are of none.
+    """
+    counts = torch.zeros(num_classes, dtype=torch.float64)
+    for mask in masks:
+        counts += mask.flatten().long().bincount(minlength=num_classes)[:num_classes]
+    shares = counts / counts.sum()
+    weights = shares.where(shares > 0, 1) ** -power
+    weights = weights / (weights * shares).sum()
+    return [round(weight, 4) for weight in weights.where(shares > 0, 1).tolist()]
+
+
 @dataclass
 class SemanticModelArguments(TaskModelArguments):
     """Which model to train for semantic segmentation."""
@@ -152,6 +170,20 @@ class SemanticModelArguments(TaskModelArguments):
     head: str | None = field(
         default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, by default."}
     )
+    class_balance: float = field(
+        default=0.0,
+        metadata={
+            "help": "Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
+            "things are found, and fewer pixels are right."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.class_balance <= 1:
+            raise ValueError(f"class_balance={self.class_balance} must lie in [0, 1]; at 0 all pixels count the same.")
+        if self.class_balance and "class_weights" in self.given_options():
+            raise ValueError("class_balance chooses class_weights: leave one of the two out.")
 
 
 @dataclass
@@ -193,6 +225,16 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """Returns a norm that is independent of other images, so that a batch may be split at will."""
         has_norm = self.model.given_options().get("head") == "linear"
         return {"segmentation_config": {"norm": "layer"}} if has_norm else {}
+
+    @cached_property
+    def class_weights(self) -> list[float]:
+        """How much the pixels of each class count where classes are balanced, by the first training masks."""
+        masks = islice(self.loaded.examples("train").read_targets(), MOST_COUNTED)
+        return balanced_weights(masks, len(self.loaded.names), self.model.class_balance)
+
+    def options_of_head(self) -> dict[str, dict[str, Any]]:
+        """Returns how much each class counts, if that is asked for."""
+        return {"segmentation_config": {"class_weights": self.class_weights}} if self.model.class_balance else {}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
