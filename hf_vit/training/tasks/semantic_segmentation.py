@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from os import PathLike
 from typing import Any
 
@@ -228,9 +227,10 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
 
     @cached_property
     def class_weights(self) -> list[float]:
-        """How much the pixels of each class count where classes are balanced, by the first training masks."""
-        masks = islice(self.loaded.examples("train").read_targets(), MOST_COUNTED)
-        return balanced_weights(masks, len(self.loaded.names), self.model.class_balance)
+        """How much the pixels of each class count where classes are balanced, by training masks from all over."""
+        examples = self.loaded.examples("train")
+        counted = examples.select(range(0, len(examples), -(-len(examples) // MOST_COUNTED)))
+        return balanced_weights(counted.read_targets(), len(self.loaded.names), self.model.class_balance)
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns how much each class counts, if that is asked for."""
