@@ -233,7 +233,7 @@ DEPTH = TaskDefaults(
     steps=1000,
     batch=8,
     scratch={**MUON, "learning_rate": 1e-3},
-    config={**REGULARIZED, "drop_path_rate": 0.4},
+    config={**REGULARIZED, "drop_path_rate": 0.2},
     head=depth_head,
     # Not enlarged: by how much cannot be seen by what few images teach, and all depths come out too small by that.
     augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
