@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
-from hf_vit.data import TargetData, load_semantic_segmentation
+from hf_vit.data import TargetData, dense_augmentation, load_semantic_segmentation
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, parse_arguments, run
 from hf_vit.training.arguments import ImageDataArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
 from hf_vit.training.planning import budget, keep_budget, plan
 from hf_vit.training.planning.budget import Budget, Pace, measure_pace
-from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, PHOTOS, Size, TaskDefaults, choose
+from hf_vit.training.planning.defaults import CLASSIFICATION, DEPTH, DETECTION, PHOTOS, Size, TaskDefaults, choose
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import parse_evaluation
@@ -66,6 +67,14 @@ def test_images_change_the_more_the_more_often_they_are_seen() -> None:
 def test_thumbnails_are_shifted_where_they_are_seen_again() -> None:
     thumbnails = replace(PHOTOGRAPHS, native_size=32, num_images=45_000)
     assert [chosen(thumbnails, steps=steps)["crop_padding"] for steps in (1400, 14_000)] == [0, 4]
+
+
+def test_depths_are_learned_as_they_are() -> None:
+    options = chosen(PHOTOGRAPHS, table=DEPTH, steps=800)
+    scales = options["min_scale"], options["max_scale"]
+    transform = dense_augmentation((16, 16), scale_range=scales, keep_aspect_ratio=options["keep_aspect_ratio"])
+    example = {"image": Image.new("RGB", (40, 20)), "depth_map": torch.full((20, 40), 2.0)}
+    assert all(torch.equal(transform(example)["depth_map"], torch.full((16, 16), 2.0)) for _ in range(3))
 
 
 @pytest.mark.parametrize(
