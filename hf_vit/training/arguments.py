@@ -399,7 +399,7 @@ class HfViTTrainingArguments(
         self.check_sizes()
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
-            self.dataloader_num_workers = share_of_cores(os.cpu_count() or 1) if has_gpu else 0
+            self.dataloader_num_workers = share_of_cores(usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
         try:
@@ -411,6 +411,12 @@ class HfViTTrainingArguments(
         check_optimization(self)
         self.check_averaging(str(self.optim))
         self.check_lora()
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may run on: a job of a cluster often has fewer than the machine."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def share_of_cores(num_cores: int) -> int:

@@ -1,5 +1,6 @@
 """The command line and the files that stand for it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hf_vit.training import (
     ModelArguments,
     parse_arguments,
 )
-from hf_vit.training.arguments import share_of_cores
+from hf_vit.training.arguments import share_of_cores, usable_cores
 
 
 TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
@@ -61,6 +62,14 @@ def test_beside_a_gpu_worker_processes_share_the_cores(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert share_of_cores(num_cores) == expected
+
+
+def test_cores_that_the_process_may_not_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == 64
 
 
 def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> None:

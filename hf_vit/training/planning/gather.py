@@ -1,6 +1,5 @@
 """Gathers the facts that defaults are chosen by from a task whose data are loaded."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from ...model.configuration_hf_vit import to_pair
-from ..arguments import StreamArguments
+from ..arguments import StreamArguments, usable_cores
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
@@ -27,7 +26,7 @@ def gather_facts(task: Task) -> Facts:
     config = known_config(task)
     is_stream = isinstance(task.data, StreamArguments) and task.data.streaming
     has_gpu = args.device.type != "cpu"
-    cores = (os.cpu_count() or 1) // args.world_size
+    cores = usable_cores() // args.world_size
     return Facts(
         start=start_of(task),
         num_images=None if is_stream else task.count_training_images(),
