@@ -17,6 +17,7 @@ from .training.tasks.unlabeled import UnlabeledTask
 __all__ = ["PretrainingResult", "pretrain"]
 METHODS = tuple(name.replace("_", "-") for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
 PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
+GEOMETRY = ("image_size", "patch_size")  # which an encoder takes over from the model that it is compared with
 CHANCE = 2.0  # standard errors that two equally good models may lie apart
 DEFAULT_TASK = "image-classification"
 
@@ -61,7 +62,7 @@ def pretrain(
     report: Callable[[str], None] = print,
     **options: Any,
 ) -> PretrainingResult:
-    """Pretrains on images, then trains with labels from there and from scratch, as `hf-vit pretrain` does.
+    """Trains with labels from scratch, pretrains on images, trains with labels from there, as `hf-vit pretrain` does.
 
     Args:
         data: Folder, file, or name on the Hub; several for more images.
@@ -89,22 +90,28 @@ def pretrain(
     known = data if labels is None else labels
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
 
-    def run(name: str, task: str, data: Paths, model: Path | None, minutes: float) -> TrainingResult:
+    def run(name: str, task: str, data: Paths, minutes: float, **given: Any) -> TrainingResult:
         begun = any((folder / name).glob("checkpoint-*"))
-        given = {**options, "output_dir": folder / name, "minutes": minutes}
-        given |= {"resume_from_checkpoint": "last"} if begun else {}
-        return train(task, data, model, report=report, **given)
+        resumed = {"resume_from_checkpoint": "last"} if begun else {}
+        chosen = {**options, **given, "output_dir": folder / name, "minutes": minutes, **resumed}
+        return train(task, data, report=report, **chosen)
 
-    report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
-    encoder = run("encoder", method, data, None, PRETRAINING_SHARE * minutes)
+    def run_pretraining() -> TrainingResult:
+        report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
+        return run("encoder", method, data, PRETRAINING_SHARE * minutes)
+
     if not has_labels:
+        encoder = run_pretraining()
         report(f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}")
         return PretrainingResult(encoder)
     task = task or DEFAULT_TASK
+    report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
+    scratch = run("scratch", task, known, shared)
+    encoder = run_pretraining()
     report(f"With labels: {task} from the encoder, {shared:g} min.")
-    tuned = run("tuned", task, known, encoder.output_dir, shared)
-    report(f"For comparison: {task} from scratch, {shared:g} min.")
-    result = PretrainingResult(encoder, tuned, run("scratch", task, known, None, shared))
+    seen = {name: vars(scratch.model.config)[name] for name in GEOMETRY}
+    given = {"config_overrides": seen} if "config_overrides" not in options else {}
+    result = PretrainingResult(encoder, run("tuned", task, known, shared, model=encoder.output_dir, **given), scratch)
     report(describe_gain(result))
     return result
 

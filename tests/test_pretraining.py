@@ -36,12 +36,12 @@ class Trainings:
     missing: bool = False  # no labels
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
-    def __call__(self, *words: Any, report: Any, **options: Any) -> Any:
+    def __call__(self, *words: Any, report: Any, model: Any = None, **options: Any) -> Any:
         if options.get("dry_run"):
             if self.missing:
                 raise ValueError("No classes are there.")
             return None
-        self.calls.append((words, options))
+        self.calls.append(((*words, model), options))
         folder = options["output_dir"]
         return SimpleNamespace(
             scores={self.metric: self.scores[folder.name]},
@@ -49,6 +49,7 @@ class Trainings:
             metric=self.metric,
             greater_is_better=self.greater_is_better,
             num_scored=100,
+            model=SimpleNamespace(config=SimpleNamespace(image_size=[128, 128], patch_size=16, hidden_size=64)),
         )
 
 
@@ -66,11 +67,14 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
     words = [called[0] for called in trainings.calls]
     encoder = tmp_path / "out" / "encoder"
     assert words == [
+        ("image-classification", "labeled", None),
         ("joint-embedding", "photos", None),
         ("image-classification", "labeled", encoder),
-        ("image-classification", "labeled", None),
     ]
-    assert [called[1]["minutes"] for called in trainings.calls] == pytest.approx([30, 10, 10])
+    assert [called[1]["minutes"] for called in trainings.calls] == pytest.approx([10, 30, 10])
+    # Both models with labels see images of one size in patches of one size.
+    seen = {"image_size": [128, 128], "patch_size": 16}
+    assert [called[1].get("config_overrides") for called in trainings.calls] == [None, None, seen]
     assert {called[1]["seed"] for called in trainings.calls} == {3}
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
@@ -101,7 +105,7 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "out")
     trainings = Trainings()
     call(monkeypatch, trainings, "photos", output_dir=tmp_path / "out", resume=True)
-    assert [called[1].get("resume_from_checkpoint") for called in trainings.calls] == ["last", None, None]
+    assert [called[1].get("resume_from_checkpoint") for called in trainings.calls] == [None, "last", None]
     with pytest.raises(ValueError, match="nothing to resume"):
         call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "new", resume=True)
 

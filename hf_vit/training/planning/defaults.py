@@ -39,7 +39,7 @@ class Size(NamedTuple):
         }
 
 
-def no_options(facts: Facts, size: Size | None) -> Options:
+def no_options(facts: Facts, width: int | None) -> Options:
     """Returns that a head is as it is by default."""
     return {}
 
@@ -54,7 +54,8 @@ class TaskDefaults:
         batch: Images of a step on all processes.
         scratch: Options of trainings from scratch.
         config: Fields of `HfViTConfig` from scratch.
-        head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the size if it is chosen.
+        head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
+            head is to fit it; None where heads stay as they are by default.
         tuned: Options of trainings that start from a saved or published model, where they differ from those of all.
         few: Those beside, where a large backbone meets few images, which would undo what it has learned.
         augmentation: Options of the augmentation, given how often each image is seen.
@@ -66,7 +67,7 @@ class TaskDefaults:
     batch: int
     scratch: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
-    head: Callable[[Facts, Size | None], Options] = no_options
+    head: Callable[[Facts, int | None], Options] = no_options
     tuned: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
@@ -120,7 +121,7 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
     return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 
-def detection_head(facts: Facts, size: Size | None) -> Options:
+def detection_head(facts: Facts, width: int | None) -> Options:
     """Returns fewer queries and groups without a GPU, where they take most of a step; more where there are objects."""
     queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # half as many again, in tens
     if facts.has_gpu:
@@ -129,7 +130,7 @@ def detection_head(facts: Facts, size: Size | None) -> Options:
     return {"detection_config": {"num_queries": queries, **small}}
 
 
-def universal_head(facts: Facts, size: Size | None) -> Options:
+def universal_head(facts: Facts, width: int | None) -> Options:
     """Returns fewer queries and points without a GPU."""
     if facts.has_gpu:
         return {}
@@ -137,45 +138,45 @@ def universal_head(facts: Facts, size: Size | None) -> Options:
     return {"universal_segmentation_config": {"num_queries": queries, "num_blocks": 3, "train_num_points": 1024}}
 
 
-def segmentation_head(facts: Facts, size: Size | None) -> Options:
+def segmentation_head(facts: Facts, width: int | None) -> Options:
     """Returns a head no wider than the model."""
-    return {"segmentation_config": {"hidden_size": 64}} if size is not None and not facts.has_gpu else {}
+    return {"segmentation_config": {"hidden_size": 64}} if width is not None and not facts.has_gpu else {}
 
 
-def depth_head(facts: Facts, size: Size | None) -> Options:
+def depth_head(facts: Facts, width: int | None) -> Options:
     """Returns levels no wider than the model."""
-    if size is None or facts.has_gpu:
+    if width is None or facts.has_gpu:
         return {}
-    widths = [size.hidden_size // part for part in (8, 4, 2, 1)]
+    widths = [width // part for part in (8, 4, 2, 1)]
     return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": 32}}
 
 
-def masked_head(facts: Facts, size: Size | None) -> Options:
+def masked_head(facts: Facts, width: int | None) -> Options:
     """Returns a decoder half as wide as a small model."""
-    if size is None or facts.has_gpu:
+    if width is None or facts.has_gpu:
         return {}
-    width = size.hidden_size // 2
-    decoder = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
+    half = width // 2
+    decoder = {"hidden_size": half, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * half}
     return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
 
 
-def small_projector(facts: Facts, size: Size | None) -> Options:
+def small_projector(facts: Facts, width: int | None) -> Options:
     """Returns a projector no more than four times as wide as a small model."""
-    if size is None or facts.has_gpu:
+    if width is None or facts.has_gpu:
         return {}
-    return {"joint_embedding_config": {"projector_hidden_size": 4 * size.hidden_size}}
+    return {"joint_embedding_config": {"projector_hidden_size": 4 * width}}
 
 
-def larger_canvas(facts: Facts, epochs: float) -> Options:
-    """Returns that views are cut out of larger images where there is more to see in them."""
-    return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0}
+def draw_views(facts: Facts, epochs: float) -> Options:
+    """Returns that views are cut out of larger images where there is more to see, and are few without a GPU."""
+    fewer = {} if facts.has_gpu else {"num_local_views": 2}
+    return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 
 
-def text_tower(facts: Facts, size: Size | None) -> Options:
+def text_tower(facts: Facts, width: int | None) -> Options:
     """Returns a text tower as wide as a small model."""
-    if size is None or facts.has_gpu:
+    if width is None or facts.has_gpu:
         return {}
-    width = size.hidden_size
     tower = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
     return {"text_config": tower, "contrastive_config": {"projection_dim": width}}
 
@@ -284,12 +285,12 @@ JOINT_EMBEDDINGS = TaskDefaults(
     ladder=PHOTOS,
     steps=1000,
     batch=128,
-    scratch={"learning_rate": 1e-3, "warmup_steps": 0.1},
+    scratch=WHITENED,
     tuned={"learning_rate": 5e-4, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
     few={},
     config=SCRATCH_CONFIG,
     head=small_projector,
-    augmentation=larger_canvas,
+    augmentation=draw_views,
 )
 IMAGE_TEXT = TaskDefaults(
     ladder=PHOTOS,
@@ -405,10 +406,18 @@ def choose_steps(table: TaskDefaults, facts: Facts) -> int:
     return min(max(steps, LEAST_EPOCHS * an_epoch), max(MOST_EPOCHS * an_epoch, TOO_FEW_STEPS))
 
 
+def is_small_encoder(facts: Facts) -> bool:
+    """Returns whether a model starts from a small encoder that has learned without labels: little could be lost."""
+    is_small = (facts.hidden_size or TUNED_WIDTH) < LARGE_WIDTH
+    return facts.start == "backbone" and facts.is_unlabeled and is_small
+
+
 def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Returns optimizer, rates and what stays frozen."""
     if facts.start == "scratch":
         return dict(table.scratch)
+    if is_small_encoder(facts):  # trained as from scratch, but for the patches it knows
+        return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
     options: Options = {"learning_rate": rate, "layer_decay": TUNED_LAYER_DECAY, "warmup_steps": 0.1}
@@ -440,9 +449,12 @@ def choose_config(
 ) -> Options:
     """Returns the fields of `HfViTConfig`: those that are given, and of a fresh model and head the chosen ones."""
     config: Options = {}
+    is_small = is_small_encoder(facts)
+    if (facts.start == "scratch" or is_small) and trains_eagerly(facts, given, size):
+        config["attn_implementation"] = "eager"
+    if is_small:
+        config |= {name: value for name, value in table.config.items() if name == "drop_path_rate"}
     if facts.start == "scratch":
-        if trains_eagerly(facts, given, size):
-            config["attn_implementation"] = "eager"
         width = facts.hidden_size if size is None else size.hidden_size
         config |= {**(size.config() if size is not None else {}), **table.config}
         if width is not None and width > WIDEST_START:
@@ -450,7 +462,8 @@ def choose_config(
         if facts.is_gray:
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
-        config |= table.head(facts, size)
+        width = size.hidden_size if size is not None else facts.hidden_size
+        config |= table.head(facts, width if size is not None or is_small else None)
     config = {name: value for name, value in config.items() if name not in given}
     nested = {
         name: {**value, **(overrides.get(name) or {})} for name, value in config.items() if isinstance(value, dict)

@@ -16,6 +16,7 @@ from ..tasks.base import Task
 from .facts import Facts, Start
 
 
+UNLABELED = ("ForJointEmbedding", "ForMaskedImageModeling")  # ends of the names of classes that learn without labels
 SAMPLE = 32  # images that are opened
 
 
@@ -29,6 +30,7 @@ def gather_facts(task: Task) -> Facts:
     cores = usable_cores() // args.world_size
     return Facts(
         start=start_of(task),
+        is_unlabeled=first_architecture(task).endswith(UNLABELED),
         num_images=None if is_stream else task.count_training_images(),
         num_classes=len(list(task.loaded.names)),
         native_size=int(median(sizes)),
@@ -64,12 +66,17 @@ def look_at_images(task: Task) -> tuple[list[int], bool, int]:
 
 def start_of(task: Task) -> Start:
     """Returns what the weights of a task's model come from."""
-    name = task.model.model_name_or_path
-    if name is None:
+    if task.model.model_name_or_path is None:
         return "scratch"
     own = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    architectures = read_config_of(name).get("architectures") or [""]
-    return "head" if any(part in str(architectures[0]) for part in own) else "backbone"
+    return "head" if any(part in first_architecture(task) for part in own) else "backbone"
+
+
+def first_architecture(task: Task) -> str:
+    """Returns the class of the model that a task starts from, "" if it is not known."""
+    name = task.model.model_name_or_path
+    architectures = [] if name is None else read_config_of(name).get("architectures")
+    return str(architectures[0]) if architectures else ""
 
 
 def known_config(task: Task) -> Mapping[str, Any]:
