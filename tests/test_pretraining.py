@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 from transformers import AutoModelForImageClassification
 
@@ -156,6 +157,8 @@ def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkey
     assert result.scratch is not None
     assert result.tuned.model.config.hidden_size == result.scratch.model.config.hidden_size == 16
     assert result.best in (result.tuned, result.scratch)
+    recipes = [yaml.safe_load((folder / "recipe.yaml").read_text()) for folder in Path().glob("outputs/*/*")]
+    assert [(recipe["use_muon"], recipe["learning_rate"]) for recipe in recipes] == [(True, 4e-3)] * 3
     assert said[-1].startswith("Pretraining on your images")
     opened = AutoModelForImageClassification.from_pretrained(result.best.output_dir)
     assert opened.config.id2label == {0: "cat", 1: "dog"}

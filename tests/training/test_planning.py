@@ -32,6 +32,7 @@ from ..helpers.dense_trainings import write_scenes
 
 NAMES = ["cat", "dog", "fox"]
 PHOTOGRAPHS = Facts(num_images=900)
+OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_size=128)
 
 
 def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **known: Any) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
         (replace(PHOTOGRAPHS, start="head", hidden_size=768), {"learning_rate": 1e-4, "head_lr_multiplier": None}),
         (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"head_lr_multiplier": 5.0, "whiten_patches": None}),
         (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 6e-4, "trainable_blocks": None}),
+        (replace(OWN_ENCODER, hidden_size=768), {"layer_decay": 0.75, "use_muon": None}),
         (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": 0, "learning_rate": 1e-3}),
         (replace(PHOTOGRAPHS, has_validation=False), {"eval_strategy": "no", "save_strategy": "steps"}),
     ],
@@ -55,6 +57,18 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
 def test_facts_choose(facts: Facts, expected: dict[str, Any]) -> None:
     options = chosen(facts)
     assert {name: options.get(name) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("table", [CLASSIFICATION, DEPTH])
+def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDefaults) -> None:
+    facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
+    fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), steps=800)
+    tuned = chosen(replace(OWN_ENCODER, **facts), table=table, steps=800)
+    shape = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
+    known = shape | {"position_embedding_type", "pooling", "initializer_range"}  # which an encoder has
+    config = fresh.pop("config_overrides")
+    assert tuned.pop("config_overrides") == {name: value for name, value in config.items() if name not in known}
+    assert tuned == {name: value for name, value in fresh.items() if name not in ("whiten_patches", "image_size")}
 
 
 def test_images_change_the_more_the_more_often_they_are_seen() -> None:
