@@ -253,6 +253,16 @@ def test_a_path_may_have_commas(tmp_path: Path) -> None:
     assert describe_data(photos, "unknown", {"test": 5}, "test").name == "here, there"
 
 
+def test_folders_that_all_data_have_are_named_with_what_they_are_a_part_of(tmp_path: Path) -> None:
+    folders = [tmp_path / "rooms" / "train" / "images", tmp_path / "streets" / "images", tmp_path / "photos"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    data = ",".join(map(str, [*folders, "user/train"]))
+    assert describe_data(data, "unknown", {"test": 5}, "test").name == (
+        "rooms/train/images, streets/images, photos, user/train"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

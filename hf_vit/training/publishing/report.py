@@ -26,6 +26,7 @@ from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo
 
 
+PARTS_OF_DATA = {"train", "training", "val", "validation", "test", "images", "data"}  # folders of any data set
 MAX_BASELINE_IMAGES = 5000  # of the training split, which a naive baseline is made of
 
 
@@ -64,9 +65,17 @@ def describe_data(
 
 
 def public_name(source: str) -> str:
-    """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies."""
-    place = Path(source)
-    return place.resolve().name if place.exists() else source
+    """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies.
+
+    What all data sets have, such as `train/images`, is named with the folder that it is a part of.
+    """
+    if not Path(source).exists():
+        return source
+    *above, name = Path(source).resolve().parts
+    names = [name]
+    while names[0].lower() in PARTS_OF_DATA and len(above) > 1:
+        names.insert(0, above.pop())
+    return "/".join(names)
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
