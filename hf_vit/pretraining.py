@@ -109,7 +109,7 @@ def pretrain(
     scratch = run("scratch", task, known, shared)
     encoder = run_pretraining()
     report(f"With labels: {task} from the encoder, {shared:g} min.")
-    seen = {name: vars(scratch.model.config)[name] for name in GEOMETRY}
+    seen = {name: vars(scratch.model.config)[name] for name in GEOMETRY if name not in options}
     given = {"config_overrides": seen} if "config_overrides" not in options else {}
     result = PretrainingResult(encoder, run("tuned", task, known, shared, model=encoder.output_dir, **given), scratch)
     report(describe_gain(result))

@@ -84,6 +84,18 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
     assert "less than 13.2 points may be chance" in said[-1]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"image_size": 96}, {"patch_size": 16}), ({"config_overrides": {"patch_size": 8}}, {"patch_size": 8})],
+)
+def test_a_geometry_that_is_given_stays(
+    options: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainings = Trainings()
+    call(monkeypatch, trainings, "photos", output_dir=tmp_path / "out", **options)
+    assert trainings.calls[-1][1]["config_overrides"] == expected
+
+
 def test_pretraining_that_does_not_pay_is_said_to_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = Trainings(metric="abs_rel", greater_is_better=False)
     result, said = call(monkeypatch, errors, "rooms", task="depth-estimation", output_dir=tmp_path / "out")
