@@ -70,8 +70,7 @@ def pretrain(
         task: What to train with them; classes of images by default.
         method: "joint-embedding" (LeJEPA) or "masked-image-modeling" (MAE).
         minutes: Time for all of it: 3/5 of it for pretraining, 1/5 for each of the other two.
-        output_dir: Folder for the three models, `encoder`, `tuned` and `scratch`; by default a new one below
-            `outputs`.
+        output_dir: Folder for `encoder`, `tuned` and `scratch`; by default a new one below `outputs`.
         resume: Go on with what has begun in `output_dir`.
         report: Called with lines of text on how it goes.
         **options: Of all three trainings, by the names of their flags: `seed`, `bf16`, `use_cpu`.
@@ -86,28 +85,25 @@ def pretrain(
     check(task, method, minutes)
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
-    has_labels = find_labels(task, labels, data, report)
     known = data if labels is None else labels
+    has_labels = find_labels(task, known, labels is not None, report)
+    task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
 
     def run(name: str, task: str, data: Paths, minutes: float, **given: Any) -> TrainingResult:
-        begun = any((folder / name).glob("checkpoint-*"))
-        resumed = {"resume_from_checkpoint": "last"} if begun else {}
+        resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
         chosen = {**options, **given, "output_dir": folder / name, "minutes": minutes, **resumed}
         return train(task, data, report=report, **chosen)
 
-    def run_pretraining() -> TrainingResult:
-        report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
-        return run("encoder", method, data, PRETRAINING_SHARE * minutes)
-
-    if not has_labels:
-        encoder = run_pretraining()
+    scratch = None
+    if has_labels:
+        report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
+        scratch = run("scratch", task, known, shared)
+    report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
+    encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes)
+    if scratch is None:
         report(f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}")
         return PretrainingResult(encoder)
-    task = task or DEFAULT_TASK
-    report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
-    scratch = run("scratch", task, known, shared)
-    encoder = run_pretraining()
     report(f"With labels: {task} from the encoder, {shared:g} min.")
     seen = {name: vars(scratch.model.config)[name] for name in GEOMETRY if name not in options}
     given = {"config_overrides": seen} if "config_overrides" not in options else {}
@@ -140,13 +136,12 @@ def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) ->
     return folder
 
 
-def find_labels(task: str | None, labels: Any, data: Paths, report: Callable[[str], None]) -> bool:
+def find_labels(task: str | None, known: Paths, is_named: bool, report: Callable[[str], None]) -> bool:
     """Returns whether there are labels to compare by; raises as `train` if they were named and are bad."""
-    known = data if labels is None else labels
     try:
         train(task or DEFAULT_TASK, known, max_steps=1, dry_run=True, report=lambda _: None)
     except ValueError as error:
-        if task is not None or labels is not None:
+        if task is not None or is_named:
             raise
         report(f"No labels to compare by, so that the encoder alone is trained. {error}")
         return False
