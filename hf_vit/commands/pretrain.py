@@ -1,7 +1,7 @@
 """Pretrains on your images without their labels, and measures with the labels what that is worth.
 
-Three fifths of the time go to pretraining. The rest goes to two trainings with labels, one from scratch before it and one
-from the pretrained encoder after it, whose scores are compared. Without labels it ends with the encoder.
+Three fifths of the time go to pretraining. The rest goes to two trainings with labels, one from scratch before it and
+one from the pretrained encoder after it, whose scores are compared. Without labels it ends with the encoder.
 
 Examples:
     hf-vit pretrain photos --minutes 60

@@ -162,7 +162,7 @@ def tune(
         facts, left_out = join_options(fresh, facts), HEADS
     if left_out or facts:
         saved = model.config.to_dict()
-        config = HfViTConfig.from_dict({**saved, **join_options(saved, facts, overrides), **name_labels(names)})
+        config = change_config(model.config, join_options(saved, facts, overrides) | name_labels(names))
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }
@@ -172,13 +172,18 @@ def tune(
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
 
 
+def change_config(config: HfViTConfig, fields: Mapping[str, Any]) -> HfViTConfig:
+    """Returns a configuration with other fields, of the same implementation of attention, which no dict of it has."""
+    return HfViTConfig.from_dict({**config.to_dict(), **fields}, attn_implementation=config._attn_implementation)
+
+
 def with_distillation_token(model: Model) -> Model:
     """Returns a model that has a distillation token, a fresh one with a fresh head where it had none."""
     old = model.config
     if old.use_distillation_token:
         return model
     logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
-    config = HfViTConfig.from_dict({**old.to_dict(), "use_distillation_token": True})
+    config = change_config(old, {"use_distillation_token": True})
     weights, name = model.state_dict(), "model.embeddings.position_embeddings"
     if name in weights and config.num_prefix_positions > old.num_prefix_positions:
         cls, rest = weights[name].tensor_split((1,), dim=1)

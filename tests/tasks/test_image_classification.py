@@ -27,6 +27,7 @@ from hf_vit.training import (
     load_classifier,
     make_trainer,
 )
+from hf_vit.training.models import load_model
 from hf_vit.training.tasks.image_classification import input_size
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
@@ -92,6 +93,17 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
+
+
+@pytest.mark.parametrize("names", [NAMES, ["bird", "cow"]])
+@pytest.mark.parametrize("use_distillation_token", [False, True])
+def test_a_saved_model_attends_as_it_is_told(
+    use_distillation_token: bool, names: list[str], saved: tuple[Path, HfViTForImageClassification]
+) -> None:
+    arguments = ModelArguments(str(saved[0]), config_overrides='{"attn_implementation": "eager"}')
+    model, _ = load_model(HfViTForImageClassification, arguments, names, use_distillation_token=use_distillation_token)
+    assert model.config.num_labels == len(names)
+    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(
