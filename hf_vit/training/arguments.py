@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -399,7 +400,7 @@ class HfViTTrainingArguments(
         self.check_sizes()
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
-            self.dataloader_num_workers = share_of_cores(usable_cores()) if has_gpu else 0
+            self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
         try:
@@ -414,11 +415,12 @@ class HfViTTrainingArguments(
 
 
 def usable_cores() -> int:
-    """Returns how many cores this process may run on: a job of a cluster often has fewer than the machine."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    """Returns how many cores this process may use: of those of a job, its part among the processes that train there.
 
-
-def share_of_cores(num_cores: int) -> int:
-    """Returns how many worker processes each of the processes on this machine has room for."""
-    return min(MAX_WORKERS, max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    A launcher may have bound it to cores that are its part already: then it has fewer than the launcher.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if sys.platform != "linux":  # which alone tells
+        return max(1, (os.cpu_count() or 1) // processes)
+    own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
+    return own if own < launchers else max(1, own // processes)

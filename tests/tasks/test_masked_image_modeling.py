@@ -258,9 +258,20 @@ def test_folders_that_all_data_have_are_named_with_what_they_are_a_part_of(tmp_p
     for folder in folders:
         folder.mkdir(parents=True)
     data = ",".join(map(str, [*folders, "user/train"]))
-    assert describe_data(data, "unknown", {"test": 5}, "test").name == (
-        "rooms/train/images, streets/images, photos, user/train"
-    )
+    found = describe_data(data, "unknown", {"test": 5}, "test")
+    assert found.name == "rooms/train/images, streets/images, photos, user/train"
+    assert found.identifier == "images, images, photos, user/train"
+
+
+def test_where_data_lie_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "alice"
+    folders = [home / "data", home / "client" / "train" / "images"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    monkeypatch.chdir(home / "client")
+    assert describe_data(",".join(map(str, folders)), "unknown", {"test": 5}, "test").name == "data, train/images"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The command line and the files that stand for it."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hf_vit.training import (
     ModelArguments,
     parse_arguments,
 )
-from hf_vit.training.arguments import share_of_cores, usable_cores
+from hf_vit.training.arguments import usable_cores
 
 
 TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
@@ -56,20 +57,27 @@ def test_the_cpu_trains_unasked_where_there_is_nothing_else(
     assert args.use_cpu is not has_accelerator
 
 
-@pytest.mark.parametrize(("num_cores", "processes", "expected"), [(16, 1, 8), (16, 4, 4), (2, 1, 2), (4, 8, 1)])
-def test_beside_a_gpu_worker_processes_share_the_cores(
-    num_cores: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cores", "launchers", "processes", "expected"),
+    [
+        (16, 16, 1, 16),
+        (16, 16, 4, 4),  # of which each may use all
+        (4, 16, 4, 4),  # to which each is bound
+        (3, 3, 8, 1),
+    ],
+)
+def test_processes_share_the_cores_of_their_job(
+    cores: int, launchers: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-    assert share_of_cores(num_cores) == expected
-
-
-def test_cores_that_the_process_may_not_use_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
-    assert usable_cores() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert usable_cores() == 64
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: set(range(launchers if process else cores)), raising=False
+    )
+    assert usable_cores() == expected
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert usable_cores() == 64 // processes
 
 
 def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ def gather_facts(task: Task) -> Facts:
     config = known_config(task)
     is_stream = isinstance(task.data, StreamArguments) and task.data.streaming
     has_gpu = args.device.type != "cpu"
-    cores = usable_cores() // args.world_size
     return Facts(
         start=start_of(task),
         is_unlabeled=first_architecture(task).endswith(UNLABELED),
@@ -45,7 +44,7 @@ def gather_facts(task: Task) -> Facts:
         has_slow_sdpa=args.device.type == "cpu" and not torch.cpu._is_amx_tile_supported(),
         num_patches=count_patches(config),
         num_processes=args.world_size,
-        spare_cores=0 if has_gpu else cores - 1,
+        spare_cores=0 if has_gpu else usable_cores() - 1,
     )
 
 

@@ -52,11 +52,13 @@ def describe_data(
     sentences on what the data lack.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
-    name = ", ".join(public_name(source) for source in split_sources(dataset_name))
+    sources = split_sources(dataset_name)
+    name = ", ".join(public_name(source) for source in sources)
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DatasetInfo(
         name=name,
-        identifier=name,
+        # A folder of a folder is no repository on the Hub.
+        identifier=", ".join(Path(source).resolve().name if Path(source).exists() else source for source in sources),
         license=license,
         description=" ".join([f"{name}: {counts}{classes}.", *notes]),
         test=f"the {sizes[split]:,} {split} {examples}",
@@ -67,15 +69,17 @@ def describe_data(
 def public_name(source: str) -> str:
     """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies.
 
-    What all data sets have, such as `train/images`, is named with the folder that it is a part of.
+    What all data sets have, such as `train/images`, is named with the folder that it is a part of, unless that is the
+    home or the working directory, whose names are nobody's business.
     """
     if not Path(source).exists():
         return source
-    *above, name = Path(source).resolve().parts
-    names = [name]
-    while names[0].lower() in PARTS_OF_DATA and len(above) > 1:
-        names.insert(0, above.pop())
-    return "/".join(names)
+    place = Path(source).resolve()
+    private = {above for folder in (Path.home(), Path.cwd()) for above in (folder, *folder.parents)}
+    above = place
+    while above.name.lower() in PARTS_OF_DATA and above.parent not in private:
+        above = above.parent
+    return place.relative_to(above.parent).as_posix()
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
