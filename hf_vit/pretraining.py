@@ -1,11 +1,14 @@
 """Pretrains an encoder on one's own images, and measures what that is worth with the labels they have."""
 
+import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedConfig
 
 from .calls import Paths, TrainingResult, as_list, train
 from .training.saving.output_folder import free_folder, is_free
@@ -18,6 +21,7 @@ __all__ = ["PretrainingResult", "pretrain"]
 METHODS = tuple(name.replace("_", "-") for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
 PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
 GEOMETRY = ("image_size", "patch_size")  # which an encoder takes over from the model that it is compared with
+REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # by what starts from scratch, or from an encoder
 CHANCE = 2.0  # standard errors that two equally good models may lie apart
 DEFAULT_TASK = "image-classification"
 
@@ -82,11 +86,11 @@ def pretrain(
         ValueError: if an option, the data or the labels are bad, before anything is trained.
         OSError: if a file is missing or cannot be written, or an image cannot be read.
     """
-    check(task, method, minutes)
+    check(task, method, minutes, options)
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
     known = data if labels is None else labels
-    has_labels = find_labels(task, known, labels is not None, report)
+    has_labels = find_labels(task, method, data, labels, report)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
 
@@ -105,21 +109,26 @@ def pretrain(
         report(f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}")
         return PretrainingResult(encoder)
     report(f"With labels: {task} from the encoder, {shared:g} min.")
-    seen = {name: vars(scratch.model.config)[name] for name in GEOMETRY if name not in options}
-    given = {"config_overrides": seen} if "config_overrides" not in options else {}
-    result = PretrainingResult(encoder, run("tuned", task, known, shared, model=encoder.output_dir, **given), scratch)
+    fields = keep_geometry(options, scratch.model.config)
+    tuned = run("tuned", task, known, shared, model=encoder.output_dir, config_overrides=fields)
+    result = PretrainingResult(encoder, tuned, scratch)
     report(describe_gain(result))
     return result
 
 
-def check(task: str | None, method: str, minutes: float) -> None:
-    """Raises `ValueError` if something is asked for that there is not."""
+def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if something is asked for that there is not, or that not all three trainings can do."""
     if method not in METHODS:
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:
         raise ValueError(f"{task} has no labels that could tell what pretraining is worth: give another task.")
     if not 0 < minutes < math.inf:
         raise ValueError(f"minutes={minutes} must be a positive number of minutes, such as 60.")
+    if refused := [name for name in REFUSED if options.get(name)]:
+        raise ValueError(
+            f"{refused[0]} is not for three trainings of which two start from scratch and one from the encoder. "
+            f"Leave it out, give sizes as config_overrides, or call hf_vit.train({method!r}, …) and that of a task."
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             f"Three trainings in a row run in one process. On several: torchrun … -m hf_vit train {method} DATA, and "
@@ -136,16 +145,36 @@ def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) ->
     return folder
 
 
-def find_labels(task: str | None, known: Paths, is_named: bool, report: Callable[[str], None]) -> bool:
-    """Returns whether there are labels to compare by; raises as `train` if they were named and are bad."""
+def find_labels(
+    task: str | None,
+    method: str,
+    data: Paths,
+    labels: str | os.PathLike[str] | None,
+    report: Callable[[str], None],
+) -> bool:
+    """Returns whether there are labels to compare by; raises as `train` if what is named is bad."""
+
+    def look(task: str, data: Paths) -> None:
+        train(task, data, max_steps=1, dry_run=True, report=lambda _: None)
+
+    if labels is not None:  # which are trained on before these images would be opened
+        look(method, data)
     try:
-        train(task or DEFAULT_TASK, known, max_steps=1, dry_run=True, report=lambda _: None)
+        look(task or DEFAULT_TASK, data if labels is None else labels)
     except ValueError as error:
-        if task is not None or is_named:
+        if task is not None or labels is not None:
             raise
         report(f"No labels to compare by, so that the encoder alone is trained. {error}")
         return False
     return True
+
+
+def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """Returns the `config_overrides` that are given, and with them the geometry of a model unless that is given."""
+    given = options.get("config_overrides") or {}
+    fields = json.loads(given) if isinstance(given, str) else given  # which a training has read already
+    settled = {*fields, *(name for name, value in options.items() if value is not None)}
+    return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 
 
 def describe_gain(result: PretrainingResult) -> str:

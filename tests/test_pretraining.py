@@ -86,7 +86,12 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({"image_size": 96}, {"patch_size": 16}), ({"config_overrides": {"patch_size": 8}}, {"patch_size": 8})],
+    [
+        ({"image_size": 96}, {"patch_size": 16}),
+        ({"image_size": None, "config_overrides": None}, {"image_size": [128, 128], "patch_size": 16}),
+        ({"config_overrides": {"patch_size": 8}}, {"image_size": [128, 128], "patch_size": 8}),
+        ({"config_overrides": '{"patch_size": 8}'}, {"image_size": [128, 128], "patch_size": 8}),
+    ],
 )
 def test_a_geometry_that_is_given_stays(
     options: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -112,6 +117,13 @@ def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_
         call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
 
 
+def test_images_without_labels_are_opened_before_anything_is_trained(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "labeled", ["cat", "dog"])
+    with pytest.raises((OSError, ValueError), match="missing"):
+        pretrain(tmp_path / "missing", tmp_path / "labeled", output_dir=tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "out" / "encoder" / "checkpoint-7").mkdir(parents=True)
     with pytest.raises(ValueError, match="not empty: give another, or set resume"):
@@ -129,6 +141,9 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ({"method": "dinosaur"}, "no method 'dinosaur'.*joint-embedding"),
         ({"task": "joint-embedding"}, "joint-embedding has no labels"),
         ({"minutes": 0}, "minutes=0 must be a positive number"),
+        ({"preset": "tiny"}, "preset is not for three trainings.*config_overrides"),
+        ({"whiten_patches": True}, "whiten_patches is not for three trainings"),
+        ({"model_name_or_path": "saved"}, "model_name_or_path is not for three trainings"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -21,7 +21,17 @@ from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
 from hf_vit.training.planning import budget, keep_budget, plan
 from hf_vit.training.planning.budget import Budget, Pace, measure_pace
-from hf_vit.training.planning.defaults import CLASSIFICATION, DEPTH, DETECTION, PHOTOS, Size, TaskDefaults, choose
+from hf_vit.training.planning.defaults import (
+    CLASSIFICATION,
+    DEPTH,
+    DETECTION,
+    IMAGE_TEXT,
+    MASKED_IMAGES,
+    PHOTOS,
+    Size,
+    TaskDefaults,
+    choose,
+)
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import parse_evaluation
@@ -60,15 +70,30 @@ def test_facts_choose(facts: Facts, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("table", [CLASSIFICATION, DEPTH])
-def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDefaults) -> None:
+@pytest.mark.parametrize("known", [{"steps": 800}, {}])
+def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDefaults, known: dict[str, int]) -> None:
     facts = {"has_bf16": True, "has_slow_sdpa": True, "num_patches": 64}
-    fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), steps=800)
-    tuned = chosen(replace(OWN_ENCODER, **facts), table=table, steps=800)
+    fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
+    tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
     shape = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
-    known = shape | {"position_embedding_type", "pooling", "initializer_range"}  # which an encoder has
+    encoders = shape | {"position_embedding_type", "pooling", "initializer_range"}  # which an encoder has
     config = fresh.pop("config_overrides")
-    assert tuned.pop("config_overrides") == {name: value for name, value in config.items() if name not in known}
+    assert tuned.pop("config_overrides") == {name: value for name, value in config.items() if name not in encoders}
     assert tuned == {name: value for name, value in fresh.items() if name not in ("whiten_patches", "image_size")}
+
+
+def test_a_small_encoder_of_another_method_keeps_what_that_method_learns_by() -> None:
+    options = chosen(OWN_ENCODER, table=MASKED_IMAGES)
+    assert (options["learning_rate"], options.get("use_muon")) == (0.0, None)
+
+
+@pytest.mark.parametrize("table", [MASKED_IMAGES, IMAGE_TEXT])
+def test_heads_fit_widths_that_their_attention_can_divide(table: TaskDefaults) -> None:
+    heads = [
+        chosen(replace(OWN_ENCODER, hidden_size=width), table=table).get("config_overrides") for width in (64, 60)
+    ]
+    assert heads[0] == table.head(PHOTOGRAPHS, 64) != {}
+    assert heads[1] is None
 
 
 def test_images_change_the_more_the_more_often_they_are_seen() -> None:

@@ -392,7 +392,7 @@ def choose_batch(table: TaskDefaults, facts: Facts) -> int:
 
 def needed_steps(table: TaskDefaults, facts: Facts) -> int:
     """Returns the steps that a model needs to learn: many more of a large one, which a GPU is for."""
-    if facts.start != "scratch":
+    if facts.start != "scratch" and not is_small_encoder(facts):
         return TUNED_STEPS
     return table.steps * (GPU_STEPS if facts.has_gpu else 1)
 
@@ -416,7 +416,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     """Returns optimizer, rates and what stays frozen."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts):  # trained as from scratch, but for the patches it knows
+    if is_small_encoder(facts) and table.scratch:  # trained as from scratch, but for the patches it knows
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
@@ -444,6 +444,15 @@ def trains_eagerly(facts: Facts, given: Collection[str], size: Size | None) -> b
     return is_slow and patches is not None and patches <= MOST_EAGER_PATCHES
 
 
+def fitted_width(facts: Facts, size: Size | None) -> int | None:
+    """Returns the width of a model whose head is to fit it, None where the head stays as it is by default."""
+    if size is not None:
+        return size.hidden_size
+    width = facts.hidden_size
+    is_divisible = width is not None and width % 8 == 0  # by the heads of attention at half of it
+    return width if is_divisible and is_small_encoder(facts) else None
+
+
 def choose_config(
     table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
 ) -> Options:
@@ -462,8 +471,7 @@ def choose_config(
         if facts.is_gray:
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
-        width = size.hidden_size if size is not None else facts.hidden_size
-        config |= table.head(facts, width if size is not None or is_small else None)
+        config |= table.head(facts, fitted_width(facts, size))
     config = {name: value for name, value in config.items() if name not in given}
     nested = {
         name: {**value, **(overrides.get(name) or {})} for name, value in config.items() if isinstance(value, dict)

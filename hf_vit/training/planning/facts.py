@@ -13,7 +13,7 @@ class Facts:
 
     Args:
         start: What the weights come from.
-        is_unlabeled: Whether a model to start from has learned without labels.
+        is_unlabeled: Whether it is a model of this package that has learned without labels.
         num_images: Number of training images, or of objects that are trained on one by one; None of a stream.
         num_classes: Number of classes or keypoints, 0 where there are none.
         native_size: Shorter side of most images in pixels, or of the boxes that are cut out.

@@ -16,7 +16,7 @@ from ..tasks.base import Task
 from .facts import Facts, Start
 
 
-UNLABELED = ("ForJointEmbedding", "ForMaskedImageModeling")  # ends of the names of classes that learn without labels
+UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # what learns without labels
 SAMPLE = 32  # images that are opened
 
 
@@ -29,7 +29,7 @@ def gather_facts(task: Task) -> Facts:
     has_gpu = args.device.type != "cpu"
     return Facts(
         start=start_of(task),
-        is_unlabeled=first_architecture(task).endswith(UNLABELED),
+        is_unlabeled=first_architecture(task) in UNLABELED,
         num_images=None if is_stream else task.count_training_images(),
         num_classes=len(list(task.loaded.names)),
         native_size=int(median(sizes)),
