@@ -195,7 +195,7 @@ REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
 
 CLASSIFICATION = TaskDefaults(
     ladder=PHOTOS,
-    steps=3000,  # with half of them a width of 192 was 7 points behind 128 in the same time (model_cards/)
+    steps=3000,  # with 2,500 of them a width of 192 is 5 points behind 128 in the same time (../README.md)
     batch=32,
     scratch=WHITENED,
     config=SCRATCH_CONFIG,
