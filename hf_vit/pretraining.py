@@ -1,5 +1,6 @@
 """Pretrains an encoder on one's own images, and measures what that is worth with the labels they have."""
 
+import gc
 import json
 import math
 import os
@@ -95,14 +96,14 @@ def pretrain(
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
 
     def run(name: str, task: str, data: Paths, minutes: float, **given: Any) -> TrainingResult:
+        gc.collect()  # waits for what has read images for the training before, outside of the time of this one
         resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
-        chosen = {**options, **given, "output_dir": folder / name, "minutes": minutes, **resumed}
-        return train(task, data, report=report, **chosen)
+        chosen = {**options, **given, **resumed}
+        return train(task, data, report=report, output_dir=folder / name, minutes=minutes, **chosen)
 
-    scratch = None
     if has_labels:
         report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
-        scratch = run("scratch", task, known, shared)
+    scratch = run("scratch", task, known, shared) if has_labels else None
     report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
     encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes)
     if scratch is None:
