@@ -19,7 +19,7 @@ ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "nump
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
-    *("model", "flops", "data", "evaluation", "visualize", "flags", "training", "features", "inspection"),
+    *("model", "flops", "extras", "data", "evaluation", "visualize", "flags", "training", "features", "inspection"),
     *("prediction", "export", "calls", "pretraining", "commands", "cli", "__main__"),
 )
 # What is otherwise. These lists may only shrink.

@@ -10,10 +10,11 @@ Examples:
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..extras import check_packages
 from ..features import extract, open_train_and_test
 from ..features import report as report_scores
 from ..flags.parser import OneLineParser, exit_in_one_line, name_words
-from ..training.checks import check_output, check_packages
+from ..training.checks import check_output
 from ..training.saving.output_folder import free_folder
 
 
@@ -60,7 +61,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
     )
     with exit_in_one_line(ValueError, OSError, ImportError):
         args = parser.parse_args(arguments)
-        check_packages("sklearn")
+        check_packages("The evaluation of features", "sklearn")
         folders, output_dir = [args.train], args.output_dir or args.train
         if args.test is not None:
             folders.append(args.test)

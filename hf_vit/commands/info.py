@@ -21,6 +21,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from .. import __version__
+from ..extras import install_command
 from ..flags.named_recipes import named_recipes
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -69,7 +70,7 @@ def describe_installation() -> Iterator[str]:
     yield f"Hardware: {os.cpu_count()} CPU cores, {memory} of memory, {', '.join(accelerators()) or 'no GPU'}"
     for extra, (use, modules) in EXTRAS.items():
         missing = [name for name in modules if find_spec(name) is None]
-        state = f'without {", ".join(missing)}: pip install "hf-vit[{extra}]"' if missing else "installed"
+        state = f"without {', '.join(missing)}: {install_command(extra)}" if missing else "installed"
         yield f"Extra {extra} ({use}): {state}"
     yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
 

@@ -4,12 +4,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ..extras import check_packages
 from .base import StreamedMetric, as_array
 from .thresholds import Threshold, best_threshold
 
@@ -31,8 +31,7 @@ class CocoMetric(StreamedMetric):
     places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
-        if find_spec("faster_coco_eval") is None:
-            raise ImportError('Average precision needs faster-coco-eval. Install it: pip install "hf-vit[train]".')
+        check_packages("Average precision", "faster_coco_eval")
         self.categories = dict(sorted(categories.items()))
         self.options = options
         self.reset()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 
+from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
 from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, output_names, traced_grid
 
@@ -132,10 +132,7 @@ def check_format(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"There is no format {name!r}. Choose one of {', '.join(FORMATS)}.")
     chosen = FORMATS[name]
-    if missing := [package for package in chosen.packages if find_spec(package) is None]:
-        raise ImportError(
-            f'The format {name} needs {" and ".join(missing)}. Install: pip install "hf-vit[{chosen.extra}]".'
-        )
+    check_packages(f"The format {name}", *chosen.packages, extra=chosen.extra)
     if chosen.write is None and not has_exporters():
         raise ImportError(
             f"The format {name} needs transformers {EXPORTERS_SINCE} and torch {EXPORTERS_TORCH} or newer, not "

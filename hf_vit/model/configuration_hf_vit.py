@@ -21,6 +21,8 @@ from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
 # What the constructor takes beside fields, and gives back as properties
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
+# No package index offers hf-vit yet, so errors suggest an installation from a checkout.
+INSTALL_COMMAND = "pip install . (in a checkout of hf-vit)"
 
 
 def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:

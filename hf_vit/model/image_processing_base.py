@@ -19,7 +19,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils import CONFIG_NAME, cached_file
 
-from .configuration_hf_vit import to_pair
+from .configuration_hf_vit import INSTALL_COMMAND, to_pair
 from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
 from .image_geometry import center_crop, output_size, pad_batch, pad_to, resize_nearest
 from .image_inputs import named_images, open_image, read_image
@@ -175,7 +175,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             raise ValueError(
                 f"{str(name)!r} has the options of another image processor, "
                 f"{options.get('image_processor_type', 'without a name')}, which mean something else here. To have "
-                "them translated, `pip install hf-vit` and take the class from there: "
+                f"them translated, run {INSTALL_COMMAND} and take the class from there: "
                 f"`from hf_vit import {cls.__name__}`."
             )
         is_named = options.get("image_processor_type") or options.get("feature_extractor_type")

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import ChannelMode, Size, apply_geometry
-from .configuration_hf_vit import HfViTConfig, to_pair
+from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
 
@@ -282,7 +282,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if cls._convert_pretrained is None:
             raise ValueError(
                 f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
-                f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+                f"by {INSTALL_COMMAND}, hf_vit.{cls.__name__}.from_pretrained opens it."
             )
         if kwargs.pop("variant", None) is not None:
             raise ValueError(

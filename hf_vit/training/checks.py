@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 
 from torch import nn
@@ -17,12 +16,6 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from .arguments import HfViTTrainingArguments
-
-
-def check_packages(*packages: str) -> None:
-    """Raises `ImportError` if a package is missing that is needed later on."""
-    if missing := [name for name in packages if find_spec(name) is None]:
-        raise ImportError(f'This needs {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
 
 
 def check_output(folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
+from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
 
 
@@ -74,8 +75,7 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
         ValueError: if the model starts from scratch, or has no such layers.
     """
     assert args.lora_rank is not None
-    if not is_peft_available():
-        raise ImportError('lora_rank needs peft. Install: pip install "hf-vit[peft]".')
+    check_packages("lora_rank", "peft", extra="peft")
     base = model.config._name_or_path
     if not base:
         raise ValueError(

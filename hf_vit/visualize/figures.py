@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from ..extras import check_packages
 from .colors import IGNORED
 
 
@@ -39,10 +40,9 @@ LEAST_SIZE = 7  # pixels of letters that can be read
 
 def new_figure(width: float, height: float) -> "Figure":
     """Returns an empty figure of a size in inches; raises `ImportError` if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure  # here, as training needs this package but not always a picture
-    except ImportError as error:
-        raise ImportError('Diagrams need matplotlib. Install it: pip install "hf-vit[train]".') from error
+    check_packages("A diagram", "matplotlib")
+    from matplotlib.figure import Figure  # here, as training needs this package but not always a picture
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -151,7 +151,7 @@ def test_mistakes_are_answered_before_anything_is_traced(
     with pytest.raises(ValueError, match="is ViTForImageClassification of model_type 'vit', which cannot be exported"):
         export_model(theirs, tmp_path / "new")
     monkeypatch.setattr(formats, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'needs onnx and .* Install: pip install "hf-vit\[export\]"'):
+    with pytest.raises(ImportError, match=r'needs onnx and .* Install: pip install "\.\[export\]"'):
         export_model(saved, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -161,7 +161,7 @@ def test_without_the_package_foreign_options_are_refused(tmp_path):
     assert name == "HfViTImageProcessor"
     for folder, message in zip(folders[1:], (vit, timm), strict=True):
         assert repr(folder) in message
-        assert "pip install hf-vit" in message
+        assert "pip install ." in message
     assert "ViTImageProcessor" in vit
 
 

@@ -110,7 +110,9 @@ def test_a_missing_package_is_named_before_the_data_are_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UniversalSegmentation, "packages", (*UniversalSegmentation.packages, "no_such_package"))
-    with pytest.raises(ImportError, match=r"needs no_such_package\. Install: pip install"):
+    with pytest.raises(
+        ImportError, match=r"needs no_such_package\. Install: pip install \"\.\[train\]\" \(in a checkout"
+    ):
         make_trainer(TASK, tmp_path / "nowhere", tmp_path)
 
 

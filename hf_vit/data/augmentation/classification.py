@@ -7,7 +7,8 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from .operations import GRAY, check_colors, check_probabilities, check_torchvision, read_uint8
+from ...extras import check_packages
+from .operations import GRAY, check_colors, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
@@ -82,7 +83,7 @@ def image_classification_augmentation(
         raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
     check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
     _check_options(size, num_channels, auto_augment, crop_padding, color_jitter)
-    check_torchvision()
+    check_packages("Augmentation", "torchvision")
     from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]

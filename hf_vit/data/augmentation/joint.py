@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...extras import check_packages
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_keypoints import mirrored_order
@@ -21,7 +22,6 @@ from .operations import (
     check_colors,
     check_probabilities,
     check_rotation,
-    check_torchvision,
     crop_keypoints,
     crop_matrix,
     distort,
@@ -55,7 +55,7 @@ class _Augmentation:
         if not 0 < self.scale_range[0] <= self.scale_range[1]:
             raise ValueError(f"scale_range={self.scale_range} must be two positive numbers, the smaller one first.")
         check_colors(self.num_channels, photometric=self.photometric)
-        check_torchvision()
+        check_packages("Augmentation", "torchvision")
 
     def is_flipped(self) -> bool:
         return bool(torch.rand(()) < self.horizontal_flip)

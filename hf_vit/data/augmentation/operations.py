@@ -5,7 +5,6 @@ Shapes: C channels, H W pixels of an image, h w pixels of the result, K keypoint
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import exp, log
 from typing import Any
 
@@ -43,12 +42,6 @@ def check_colors(num_channels: int, **changes: float) -> None:
     for name, value in changes.items():
         if value and num_channels not in (1, 3):
             raise ValueError(f"{name}={value} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
-
-
-def check_torchvision() -> None:
-    """Raises `ImportError` if torchvision is not installed."""
-    if find_spec("torchvision") is None:
-        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".')
 
 
 def distort(image: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Iterable
 from PIL import Image as PILImage
 from transformers.utils import logging
 
+from ...extras import check_packages
 from ..datasets import SPLIT_SEED, DatasetInfo, hold_out
 from ..formats.classes import (
     LABEL_TYPES,
@@ -374,10 +375,9 @@ def load_digits_dataset(image_size: int = 28) -> DatasetDict:
     """
     if image_size < 8:
         raise ValueError(f"image_size={image_size} is smaller than the digits, which are 8x8 pixels. Use 8 or more.")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError('The digits come with scikit-learn. Install it: pip install "hf-vit[train]".') from error
+    check_packages("The digits data set", "sklearn")
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
     size = (image_size, image_size)

@@ -19,12 +19,13 @@ from transformers.utils import logging
 from ...convert import load_image_processor
 from ...data import AugmentedDataset, check_apart
 from ...evaluation.evaluator import BaseEvaluator
+from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
-from ..checks import check_optimizer, check_packages, check_training
+from ..checks import check_optimizer, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step
@@ -235,7 +236,7 @@ class Task(ABC):
 
     def check_options(self) -> None:
         """Checks what can be wrong whatever the data are, before any of them is read; raises as `load_data`."""
-        check_packages(*self.packages)
+        check_packages("This task", *self.packages)
         check_optimizer(self.args)
         plan_config(self.model)
         inputs = signature(self.model_class.forward).parameters
@@ -328,7 +329,7 @@ class Task(ABC):
             OSError: if there is no such model, or no data.
             ValueError: if the model is for another task, or the data do not fit it.
         """
-        check_packages(*self.packages)
+        check_packages("This task", *self.packages)
         model = open_trained(self.model_class, saved.model_name_or_path)
         recipe = recipe_of(Path(saved.model_name_or_path))
         if self.data.train_val_split is None and recipe:

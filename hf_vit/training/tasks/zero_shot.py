@@ -15,10 +15,10 @@ from transformers import EvalPrediction
 
 from ...data import ImageClassificationCollator, unreadable_images
 from ...evaluation.classification import image_classification_metrics
+from ...extras import check_packages
 from ...model.processing_hf_vit import HfViTProcessor
 from ...model.task_contrastive import HfViTForZeroShotImageClassification
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
-from ..checks import check_packages
 from ..load_data import evaluation_images, open_splits
 from ..publishing.report import evaluation_split, public_name, write_scores
 from ..trainer import HfViTTrainer
@@ -95,7 +95,7 @@ def load_zero_shot(
     data = args.data_arguments(captions)
     if data is None:
         return None
-    check_packages("sklearn")
+    check_packages("The zero-shot evaluation", "sklearn")
     splits: DatasetDict = open_splits(data, training_args)
     split = args.zero_shot_split or evaluation_split(splits)
     if split not in splits:

@@ -1,0 +1,22 @@
+"""Optional packages: the error for a missing one, and the command that installs it."""
+
+from importlib.util import find_spec
+
+from .model.configuration_hf_vit import INSTALL_COMMAND
+
+
+def check_packages(purpose: str, *packages: str, extra: str = "train") -> None:
+    """Raise `ImportError` with the install command if a package is missing.
+
+    Args:
+        purpose: What needs the packages; the start of the message.
+        packages: Names to import.
+        extra: Extra of hf-vit that installs the packages.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ImportError(f"{purpose} needs {' and '.join(missing)}. Install: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of this package."""
+    return INSTALL_COMMAND.replace(" .", f' ".[{extra}]"')
