@@ -155,8 +155,8 @@ def check_library(args: TrainingArguments) -> None:
     if args.use_liger_kernel:
         raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
     for name in MAPPINGS:
-        check_mapping(name, vars(args)[name], may_be_file=name in FILES)
-    options = vars(args)["activation_checkpointing_kwargs"] or vars(args)["gradient_checkpointing_kwargs"] or {}
+        check_mapping(name, vars(args).get(name), may_be_file=name in FILES)
+    options = vars(args).get("activation_checkpointing_kwargs") or vars(args)["gradient_checkpointing_kwargs"] or {}
     takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
     if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
         raise ValueError(

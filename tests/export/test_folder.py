@@ -22,6 +22,7 @@ from hf_vit import (
     HfViTImageProcessorPil,
     cli,
     export_model,
+    extras,
 )
 from hf_vit.convert.export import export_checkpoint
 from hf_vit.export import folder as export_folder
@@ -150,7 +151,7 @@ def test_mistakes_are_answered_before_anything_is_traced(
     export_checkpoint(model, theirs, "vit", processor)
     with pytest.raises(ValueError, match="is ViTForImageClassification of model_type 'vit', which cannot be exported"):
         export_model(theirs, tmp_path / "new")
-    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'needs onnx and .* Install: pip install "\.\[export\]"'):
         export_model(saved, tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -26,6 +26,7 @@ from hf_vit.export.programs import TRACED_BATCH, checked_sizes, output_names, tr
 from hf_vit.model.embeddings import resample_by_products, resample_position_embeddings
 
 from ..helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
+from ..helpers.versions import needs_exporters
 
 
 TINY = {
@@ -117,7 +118,10 @@ def test_programs_equal_models_with_further_options(name: str, tmp_path: Path) -
     assert all(row.is_equal for row in rows), rows
 
 
-@pytest.mark.parametrize(("name", "format"), [("semantic", "openvino"), ("universal", "onnx"), ("features", "torch")])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [pytest.param("semantic", "openvino", marks=needs_exporters), ("universal", "onnx"), ("features", "torch")],
+)
 def test_programs_of_the_librarys_exporters_equal_the_model(
     name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ LIBRARY = [
     ("--label_names truth", "label_names=['truth'] | HfViTForImageClassification"),
     ("--use_liger_kernel true", "use_liger_kernel=True"),
     ('--accelerator_config {"speed":9}', "speed"),
-    ('--activation_checkpointing true --activation_checkpointing_kwargs {"often":1}', "often | use_reentrant"),
+    ('--gradient_checkpointing true --gradient_checkpointing_kwargs {"often":1}', "often | use_reentrant"),
     ("--speed 9", "--speed"),
     ("--output_dir FOLDER/file.txt", "Nothing can be written to | file.txt | --output_dir"),
     ("--output_dir FOLDER/file.txt/output", "Nothing can be written to | file.txt/output"),

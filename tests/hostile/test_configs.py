@@ -45,7 +45,6 @@ BACKBONE = [
     ("labels-with-a-gap", {"id2label": {0: "a", 2: "b"}, "num_labels": None}, "id2label | 0 to 1"),
     ("labels-of-another-number", {"id2label": {0: "a"}, "num_labels": 3}, "num_labels=3 | 1 labels"),
     ("negative-labels", {"num_labels": -1}, "num_labels=-1"),
-    ("unknown-problem", {"problem_type": "guess"}, "problem_type='guess'"),
     ("rotary-of-odd-heads", {"position_embedding_type": "rotary", "num_attention_heads": 16}, "multiple of 4 | 2"),
     ("misspelled-option-of-a-head", {"segmentation_config": {"heads": "conv"}}, "no option heads | head"),
     ("negative-weight-of-a-loss", {"segmentation_config": {"dice_weight": -1}}, "dice_weight=-1"),
@@ -62,6 +61,7 @@ BACKBONE = [
     ("temperature-of-nan", {"contrastive_config": {"logit_scale_init_value": NAN}}, "logit_scale_init_value=nan"),
 ]
 TYPES = [
+    ("unknown-problem", {"problem_type": "guess"}, "problem_type | guess"),
     ("pooling-that-is-unknown", {"pooling": "max"}, "pooling"),
     ("norm-that-is-unknown", {"norm_type": "batchnorm"}, "norm_type"),
     ("width-as-text", {"hidden_size": "32"}, "hidden_size | '32'"),

@@ -158,7 +158,9 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
         assert config.id2label == {0: "a", 1: "b", 2: "c"}
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
-    with pytest.raises(ValueError, match=r"id2label=\{'cat': 0\} must number the labels, as \{0: "):
+    # Before 5.23 transformers checks the type itself, in words of its own.
+    ours, theirs = r"id2label=\{'cat': 0\} must number the labels, as \{0: ", r"'id2label' with value \{'cat': 0\}"
+    with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=f"{ours}|{theirs}"):
         assigned.id2label = {"cat": 0}
 
 

@@ -20,6 +20,7 @@ from ..helpers import distributed
 from ..helpers.contrastive import LOSSES, SHARES, draw, naive_loss, train_step
 from ..helpers.models import BERT, padded, pixels, small_config, with_texts
 from ..helpers.references import assert_close, draw_weights
+from ..helpers.versions import needs_chosen_states
 
 
 TOWERS: dict[str, dict[str, Any]] = {
@@ -223,6 +224,15 @@ def test_filled_texts_are_those_filled_by_hand() -> None:
     assert torch.equal(model.get_text_features(texts).pooler_output, model.get_text_features(filled).pooler_output)
 
 
+@needs_chosen_states
+@all_towers
+def test_both_towers_return_chosen_hidden_states(tower: str) -> None:
+    chosen = build(tower)(**batch_of(build(tower)), output_hidden_states=[0, -1])
+    layers = 1 if tower == "bert" else 2
+    for states, count in ((chosen.text_model_output, layers), (chosen.vision_model_output, 3)):
+        assert [state is not None for state in states.hidden_states] == [True, *[False] * (count - 1), True]
+
+
 @all_towers
 def test_every_attention_gives_the_same(tower: str) -> None:
     model, inputs = build(tower), batch_of(build(tower))
@@ -235,9 +245,6 @@ def test_every_attention_gives_the_same(tower: str) -> None:
     layers = 1 if tower == "bert" else 2
     assert len(outputs.text_model_output.hidden_states) == layers + 1
     assert len(outputs.vision_model_output.hidden_states) == 4
-    chosen = model(**inputs, output_hidden_states=[0, -1])
-    for states, count in ((chosen.text_model_output, layers), (chosen.vision_model_output, 3)):
-        assert [state is not None for state in states.hidden_states] == [True, *[False] * (count - 1), True]
     opened = build(tower, attn_implementation="eager")
     assert opened.text_model.config._attn_implementation == "eager"
 

@@ -26,6 +26,8 @@ from hf_vit.model.fast_inference import FastForward, Trial
 from hf_vit.model.int8_linear import Int8Linear
 from hf_vit.model.token_merging import MergingEncoder, Tokens, merge_tokens
 
+from ..helpers.versions import needs_int8_export
+
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
@@ -80,6 +82,7 @@ def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], f
     return model
 
 
+@needs_int8_export
 @pytest.mark.usefixtures("always_faster")
 def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     model, images = make(), images_of()

@@ -42,6 +42,7 @@ from hf_vit.model.encoder import HfViTDropPath
 from ..helpers.golden import GOLDEN, golden_values
 from ..helpers.models import MODEL_CLASSES, VARIANTS, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
+from ..helpers.versions import needs_chosen_states
 
 
 TASK_CLASSES = MODEL_CLASSES[2:]
@@ -257,6 +258,7 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     assert plain.attentions is None
 
 
+@needs_chosen_states
 @pytest.mark.parametrize("chosen", [[1, -1], [0], 2, (-4, 9)], ids=str)
 @pytest.mark.parametrize("apply_layernorm", [True, False])
 @all_classes

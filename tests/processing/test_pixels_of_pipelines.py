@@ -30,6 +30,7 @@ from hf_vit.prediction import open_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
 
 from ..helpers.images import noise
+from ..helpers.versions import needs_torchcodec
 
 
 SIZE = (12, 10)  # width and height
@@ -131,6 +132,7 @@ JPEGS: dict[str, dict[str, Any]] = {
 }
 
 
+@needs_torchcodec
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("name", JPEGS)
 def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
