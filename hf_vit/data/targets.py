@@ -19,7 +19,7 @@ from torch import Tensor
 from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList
-from .formats.files import listed
+from .formats.files import NPY_START, listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
@@ -37,7 +37,6 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     return Path(path).read_bytes()
 
 
-NPY_START = b"\x93NUMPY"
 MILLIMETERS = 1000.0  # in a meter
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 Source = str | PathLike[str] | bytes

@@ -160,12 +160,12 @@ def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
     return upright(_open_encoded(stream, name), name)
 
 
-def header_size(stream: BinaryIO, name: str) -> tuple[int, int]:
-    """Returns width and height of an encoded image once it is upright, without decoding it; errors as `open_image`."""
+def header(stream: BinaryIO, name: str) -> tuple[int, int, int]:
+    """Returns width, height and EXIF orientation of an encoded image, without decoding it; errors as `open_image`."""
     image = _open_encoded(stream, name)
     has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
-    is_turned = has_exif and image.getexif().get(EXIF_ORIENTATION, 1) > 4
-    return (image.height, image.width) if is_turned else (image.width, image.height)
+    orientation = image.getexif().get(EXIF_ORIENTATION, 1) if has_exif else 1
+    return image.width, image.height, orientation if orientation in range(2, 9) else 1
 
 
 def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":

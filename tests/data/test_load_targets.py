@@ -51,10 +51,10 @@ def test_images_of_another_size_than_their_annotations_say_are_named_before_trai
     data = write(tmp_path / "data")
     turned = Image.Exif()
     turned[0x0112] = 6  # a quarter to the right
-    Image.new("RGB", (44, 40)).save(data / "train" / "images" / "0.png", exif=turned)
+    Image.new("RGB", (44, 41)).save(data / "train" / "images" / "0.png", exif=turned)
     Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
     named = (
-        r"(?s)cannot be trained on:.*0\.png is 40 wide and 44 high, but its annotations say 44 and 40.*"
+        r"(?s)cannot be trained on:.*0\.png is 41 wide and 44 high, but its annotations say 44 and 40.*"
         r"7\.png is 50 wide and 43 high"
     )
     with pytest.raises(ValueError, match=named):

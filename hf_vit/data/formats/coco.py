@@ -20,7 +20,6 @@ from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
 from .files import (
     MAX_NAMED,
-    image_sizes,
     images_at,
     in_lines,
     listed,
@@ -31,7 +30,8 @@ from .files import (
     with_files,
 )
 from .keypoints import KeypointNames, KeypointTable
-from .objects import ObjectTable, corners, table_of, whole_image_boxes
+from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of
+from .orientation import AnnotationOrientation, with_turns
 
 
 logger = logging.get_logger(__name__)
@@ -198,8 +198,8 @@ def _paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) ->
     return paths
 
 
-def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
-    """Reads annotations with masks, without opening images."""
+def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
+    """Reads annotations with masks, without decoding images."""
     # Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
     # (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
     # `label`, `iscrowd` and `segmentation`) with `height` and `width`.
@@ -209,9 +209,10 @@ def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
     categories = _categories_of(contents, files)
     is_panoptic = next(iter(kinds.values())) == "panoptic"
     numbers = {category["id"]: number for number, category in enumerate(categories)}
-    rows = _panoptic_rows if is_panoptic else _instance_rows
+    read = _panoptic_rows if is_panoptic else _instance_rows
+    rows = DatasetDict({split: read(contents[split], file, numbers, split) for split, file in files.items()})
     return TargetData(
-        with_files(DatasetDict({split: rows(contents[split], file, numbers, split) for split, file in files.items()})),
+        with_turns(with_files(rows), "panoptic" if is_panoptic else None, orientation),
         panoptic_target if is_panoptic else instances_target,
         tuple(category["name"] for category in categories),
         tuple(numbers[category["id"]] for category in categories if category["isthing"] or not is_panoptic),
@@ -344,21 +345,17 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
     annotations = content["annotations"]
     images = images_at(_image_paths(content, file), split)
     sizes = np.array([[int(image.get(side) or 0) for side in ("width", "height")] for image in content["images"]])
-    unknown = np.flatnonzero((sizes <= 0).any(axis=1))
-    sizes[unknown] = image_sizes(images.select(unknown))
     places = {image["id"]: place for place, image in enumerate(content["images"])}
     image_numbers = np.array([places[annotation["image_id"]] for annotation in annotations], np.int64)
-    sizes_of_objects = sizes[image_numbers]
-    if any("bbox" in annotation for annotation in annotations):
-        boxes = corners(_numbers(annotations, "bbox", 4, file), "coco", sizes_of_objects)
-    else:  # keypoints alone
-        boxes = whole_image_boxes(sizes_of_objects)
+    has_boxes = any("bbox" in annotation for annotation in annotations)  # not if there are keypoints alone
+    boxes = _numbers(annotations, "bbox", 4, file) if has_boxes else np.tile(WHOLE_IMAGE, (len(annotations), 1))
     return table_of(
         images,
         sizes,
         image_numbers,
-        boxes,
+        corners(boxes, "coco", sizes[image_numbers]),
         partial(_describe, annotations, file),
+        is_share=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
         is_crowd=np.array([bool(annotation.get("iscrowd")) for annotation in annotations]),
         areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),

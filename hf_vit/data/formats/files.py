@@ -14,7 +14,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
 from transformers.utils import logging
 
-from ...model.image_inputs import header_size
+from ...model.image_inputs import header
 
 
 logger = logging.get_logger(__name__)
@@ -35,6 +35,7 @@ SPLIT_NAMES = {
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
+NPY_START = b"\x93NUMPY"
 READ_AHEAD = 64  # images of which the bytes are in memory at a time
 
 
@@ -149,23 +150,28 @@ def with_files(splits: DatasetDict) -> DatasetDict:
     return DatasetDict(named)
 
 
-def image_sizes(images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height of upright images, from the headers in the column `image`."""
-    encoded = images.select_columns("image").cast_column("image", Image(decode=False))
-    sizes: list[tuple[int, int] | str] = []
+def image_headers(rows: Dataset, column: str = "image", is_needed: np.ndarray | bool = False) -> np.ndarray:
+    """Returns (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
+
+    Raises `OSError` if images that are needed, (I,) bool, cannot be opened; others then get zeros.
+    """
+    encoded = rows.select_columns(column).cast_column(column, Image(decode=False))
+    found: list[tuple[int, int, int] | str] = []
     with ThreadPoolExecutor() as threads:
         for chunk in encoded.iter(READ_AHEAD):
-            sizes += threads.map(_size_or_fault, chunk["image"])
-    if faults := [found for found in sizes if isinstance(found, str)]:
-        raise OSError(f"{len(faults)} of {len(sizes)} images cannot be opened:{in_lines(faults, MAX_NAMED)}")
-    return np.array(sizes, np.int64).reshape(-1, 2)
+            found += threads.map(_header_or_fault, chunk[column])
+    needed = np.broadcast_to(is_needed, len(found))
+    if faults := [own for own, counts in zip(found, needed, strict=True) if counts and isinstance(own, str)]:
+        raise OSError(f"{len(faults)} of {len(found)} images cannot be opened:{in_lines(faults, MAX_NAMED)}")
+    return np.array([(0, 0, 0) if isinstance(own, str) else own for own in found], np.int64).reshape(-1, 3)
 
 
-def _size_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int] | str:
+def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
     try:
-        if encoded["bytes"] is not None:
-            return header_size(BytesIO(encoded["bytes"]), str(encoded["path"] or "an image"))
-        with Path(encoded["path"]).open("rb") as stream:
-            return header_size(stream, encoded["path"])
-    except (OSError, ValueError) as error:
+        content, name = encoded["bytes"], str(encoded["path"] or "an image")
+        with Path(name).open("rb") if content is None else BytesIO(content) as stream:
+            is_array = stream.read(len(NPY_START)) == NPY_START
+            stream.seek(0)
+            return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
+    except (OSError, TypeError, ValueError) as error:  # also that a cell is empty
         return str(error)

@@ -17,9 +17,10 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from .columns import SourceOptions
-from .files import MAX_NAMED, SPLITS, image_sizes, images_at, in_lines, listed
+from .files import MAX_NAMED, SPLITS, images_at, in_lines, listed
 from .objects import (
     ROUNDING,
+    WHOLE_IMAGE,
     BoxErrors,
     ObjectTable,
     beside,
@@ -29,8 +30,9 @@ from .objects import (
     list_of_four,
     object_sizes,
     table_of,
-    whole_image_boxes,
+    upright,
 )
+from .orientation import AnnotationOrientation, turn_points
 from .tables import TableRow, check_exist, columns_of, find_tables, list_tables, read_rows
 
 
@@ -102,6 +104,13 @@ class KeypointTable:
                 f"{in_lines(faults, MAX_NAMED)}"
             )
         return cls(objects, np.where(is_labeled[..., None], keypoints, 0))
+
+    def upright(self, choice: AnnotationOrientation, split: str) -> "KeypointTable":
+        """Returns a table in pixels of upright images, see `upright`."""
+        objects, turns, sizes = upright(self.objects, choice, split)
+        keypoints = self.keypoints.copy()
+        keypoints[..., :2] = turn_points(keypoints[..., :2], turns, sizes, last=1)
+        return KeypointTable(objects, np.where(keypoints[..., 2:] > 0, keypoints, 0))
 
 
 def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> list[str]:
@@ -325,11 +334,10 @@ def _as_table(rows: Sequence[tuple[TableRow, KeypointColumns]], split: str) -> K
         raise ValueError(f"{len(faults)} of {len(rows)} rows are malformed:{in_lines(faults, MAX_NAMED)}")
     paths = list(dict.fromkeys(row.image for row, _ in rows))
     images, numbers = images_at(paths, split), {path: number for number, path in enumerate(paths)}
-    sizes, image_numbers = image_sizes(images), np.array([numbers[row.image] for row, _ in rows])
-    whole = whole_image_boxes(sizes[image_numbers])
-    given = np.array([whole[place] if box is None else box for place, box in enumerate(boxes)])
-    names = [row.where for row, _ in rows]
-    objects = table_of(images, sizes, image_numbers, given, names.__getitem__)
+    sizes, image_numbers = np.zeros((len(images), 2)), np.array([numbers[row.image] for row, _ in rows])
+    given = np.array([WHOLE_IMAGE if box is None else box for box in boxes])
+    is_whole, names = np.array([box is None for box in boxes]), [row.where for row, _ in rows]
+    objects = table_of(images, sizes, image_numbers, given, names.__getitem__, is_share=is_whole)
     return KeypointTable.of(objects, np.array(keypoints, float))
 
 

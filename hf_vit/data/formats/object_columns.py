@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
 from .columns import USUAL_NAMES, SourceOptions, can_hold_images, take_columns
-from .files import MAX_NAMED, image_sizes, in_lines, listed
+from .files import MAX_NAMED, image_headers, in_lines, listed
 from .keypoints import KeypointNames, KeypointTable
 from .objects import (
+    WHOLE_IMAGE,
     BoxFormat,
     ObjectTable,
     check_numbers,
@@ -24,10 +25,10 @@ from .objects import (
     corners,
     numbered_words,
     table_of,
-    whole_image_boxes,
     without_class_names,
     wrong_boxes,
 )
+from .orientation import upright_sizes
 
 
 # How the fields of an object are called.
@@ -72,13 +73,21 @@ def images_of(dataset: Dataset, split: str, options: SourceOptions) -> Dataset:
     return take_columns(dataset, {column: "image"})
 
 
-def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images."""
+def given_sizes(dataset: Dataset) -> np.ndarray:
+    """Returns (I, 2) int64, width and height, from columns of these names; 0 without them."""
     if {"width", "height"} <= set(dataset.column_names):
         sizes = np.array([dataset["width"][:], dataset["height"][:]], float).T
         if (sizes > 0).all():
             return sizes.astype(np.int64)
-    return image_sizes(images)
+    return np.zeros((len(dataset), 2), np.int64)
+
+
+def sizes_of(sizes: np.ndarray, images: Dataset) -> np.ndarray:
+    """Returns (I, 2) sizes that are given, or else those of upright images from their headers."""
+    if sizes.all():
+        return sizes
+    headers = image_headers(images, is_needed=True)
+    return upright_sizes(headers[:, :2], headers[:, 2])
 
 
 def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
@@ -186,29 +195,31 @@ def load_detection_columns(
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`."""
+    """Reads the boxes of datasets."""
     # Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
     # their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if
     # only this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
     needed = ("box", "label")
     objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
     images = {split: images_of(dataset, split, options) for split, dataset in splits.items()}
-    sizes = {split: sizes_of(dataset, images[split]) for split, dataset in splits.items()}
+    sizes = {split: given_sizes(dataset) for split, dataset in splits.items()}
     raw = {split: boxes_of(found) for split, found in objects.items()}
-    of_objects = {split: sizes[split][found.image_numbers] for split, found in objects.items()}
     if bbox_format not in (None, *get_args(BoxFormat)):
         raise ValueError(
             f"bbox_format={bbox_format!r} is unknown. Choose {', '.join(map(repr, get_args(BoxFormat)))}."
         )
-    box_format = bbox_format or _choose_format(*(np.concatenate(list(of.values())) for of in (raw, of_objects)))
+    if bbox_format is None:
+        of_objects = [sizes_of(sizes[split], images[split])[found.image_numbers] for split, found in objects.items()]
+        bbox_format = _choose_format(np.concatenate(list(raw.values())), np.concatenate(of_objects))
     labels, names = _labels(objects, folder, class_names)
     tables = {
         split: table_of(
             images[split],
             sizes[split],
             found.image_numbers,
-            corners(raw[split], box_format, of_objects[split]),
+            corners(raw[split], bbox_format, np.ones((1, 2))),
             found.describe,
+            is_share=bbox_format == "yolo",
             labels=labels[split],
             is_crowd=numbers_of(found, "crowd"),
             areas=numbers_of(found, "area"),
@@ -260,17 +271,17 @@ def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
 def load_keypoint_columns(
     splits: DatasetDict, options: SourceOptions
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`."""
+    """Reads the keypoints of datasets."""
     # Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for
     # each. Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
     tables = {}
     for split, dataset in splits.items():
         found = read_objects(dataset, split, ("keypoints",), options)
         images = images_of(dataset, split, options)
-        sizes = sizes_of(dataset, images)
-        around = whole_image_boxes(sizes[found.image_numbers])
-        boxes = corners(boxes_of(found), "coco", around[:, 2:]) if "box" in found.values else around
-        objects = table_of(images, sizes, found.image_numbers, boxes, found.describe, areas=numbers_of(found, "area"))
+        sizes, has_boxes, numbers = given_sizes(dataset), "box" in found.values, found.image_numbers
+        boxes = boxes_of(found) if has_boxes else np.tile(WHOLE_IMAGE, (len(numbers), 1))
+        boxes, areas = corners(boxes, "coco", np.ones((1, 2))), numbers_of(found, "area")
+        objects = table_of(images, sizes, numbers, boxes, found.describe, is_share=not has_boxes, areas=areas)
         tables[split] = KeypointTable.of(objects, _keypoints(found))
     counts = {table.keypoints.shape[1] for table in tables.values()}
     if len(counts) > 1:

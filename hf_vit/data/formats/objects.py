@@ -14,7 +14,8 @@ from datasets import Dataset, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, in_lines, listed
+from .files import MAX_NAMED, image_headers, in_lines, listed
+from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
 
 
 logger = logging.get_logger(__name__)
@@ -23,6 +24,7 @@ BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
 # Pixels by which tools go beyond an image when they round, or count pixels from 1.
 ROUNDING = 1.0
+WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in shares of its image
 MIN_BOXES = 10  # fewer say little about how boxes are written
 
 
@@ -31,9 +33,10 @@ class ObjectTable:
     """The images of a split, also those without any object, and their objects one after the other."""
 
     images: Dataset  # the column `image` (`datasets.Image`), I rows
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `upright`, 0 if not given
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels, until `upright` as annotated
+    is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image rather than pixels, until `upright`
     labels: np.ndarray  # (N,) int64, numbers of classes
     is_crowd: np.ndarray  # (N,) bool, whether a box is around several objects, or one that need not be found
     areas: np.ndarray  # (N,) float64, square pixels; NaN where only the box says it
@@ -45,7 +48,7 @@ class ObjectTable:
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
         """Returns a table of some of the objects, by (N,) bool, and of all images."""
-        columns = ("image_numbers", "boxes", "labels", "is_crowd", "areas", "ids")
+        columns = ("image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "ids")
         return replace(self, **{name: vars(self)[name][kept] for name in columns})
 
     def name_of(self, place: int) -> str:
@@ -60,13 +63,14 @@ def table_of(
     boxes: np.ndarray,
     describe: Callable[[int], str],
     *,
+    is_share: np.ndarray | bool = False,
     labels: np.ndarray | None = None,
     is_crowd: np.ndarray | None = None,
     areas: np.ndarray | None = None,
 ) -> ObjectTable:
     """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order."""
-    # By default all labels are 0, there are no crowds and no areas are known, nor are those that are not positive.
-    # `describe` takes the place from 0 that an object had before they were sorted.
+    # By default boxes are in pixels, all labels are 0, there are no crowds and no areas are known, nor are those that
+    # are not positive. `describe` takes the place from 0 that an object had before they were sorted.
     order = np.argsort(image_numbers, kind="stable")
     areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
     return ObjectTable(
@@ -74,12 +78,28 @@ def table_of(
         np.asarray(sizes, np.int64).reshape(-1, 2),
         np.asarray(image_numbers, np.int64)[order],
         np.asarray(boxes, float).reshape(-1, 4)[order],
+        np.broadcast_to(is_share, len(order))[order],
         np.zeros(len(order), np.int64) if labels is None else np.asarray(labels, np.int64)[order],
         np.zeros(len(order), bool) if is_crowd is None else np.asarray(is_crowd, bool)[order],
         np.where(areas > 0, areas, np.nan)[order],
         order,
         describe,
     )
+
+
+def upright(
+    table: ObjectTable, choice: AnnotationOrientation, split: str
+) -> tuple[ObjectTable, np.ndarray, np.ndarray]:
+    """Returns a table in pixels of upright images, and for each object by which turn (N,) of which size (N, 2)."""
+    headers = image_headers(table.images, is_needed=(table.sizes <= 0).any(axis=1))
+    turns, sizes = find_turns(headers, table.sizes, choice, split)
+    own, of_objects = turns[table.image_numbers], sizes[table.image_numbers]
+    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(of_objects, 2), table.boxes)
+    places = turn_points(boxes.reshape(-1, 2, 2), own, of_objects)
+    # The first corner stays the first one.
+    boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
+    is_share = np.zeros_like(table.is_share)
+    return replace(table, sizes=upright_sizes(sizes, turns), boxes=boxes, is_share=is_share), own, of_objects
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:

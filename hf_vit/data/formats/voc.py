@@ -13,7 +13,6 @@ from transformers.utils import logging
 from .files import (
     MAX_NAMED,
     files_below,
-    image_sizes,
     images_at,
     in_lines,
     is_image,
@@ -163,12 +162,9 @@ def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Pa
 def _table(
     paths: list[str], split: str, sizes: np.ndarray, objects: list[list[_Object]], labels: np.ndarray
 ) -> ObjectTable:
-    images = images_at(paths, split)
-    unknown = np.flatnonzero((sizes <= 0).any(axis=1))
-    sizes[unknown] = image_sizes(images.select(unknown))
     every = [entry for entries in objects for entry in entries]
     return table_of(
-        images,
+        images_at(paths, split),
         sizes,
         np.repeat(np.arange(len(objects)), [len(entries) for entries in objects]),
         np.array([entry.box for entry in every]),

@@ -13,7 +13,6 @@ from .files import (
     MAX_NAMED,
     SPLITS,
     files_below,
-    image_sizes,
     images_at,
     in_lines,
     is_image,
@@ -172,9 +171,9 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     labels = table[:, 2].astype(np.int64)
     check_numbers(labels, num_classes, describe, source)
     images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
-    sizes, image_numbers = image_sizes(images), table[:, 0].astype(np.int64)
-    boxes = corners(table[:, 3:], "yolo", sizes[image_numbers])
-    return table_of(images, sizes, image_numbers, boxes, describe, labels=labels)
+    boxes = corners(table[:, 3:], "yolo", np.ones((1, 2)))
+    sizes, image_numbers = np.zeros((len(images), 2)), table[:, 0].astype(np.int64)
+    return table_of(images, sizes, image_numbers, boxes, describe, is_share=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:

@@ -12,6 +12,7 @@ from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceOptions, image_and_target
 from ..formats.files import listed, with_files
 from ..formats.folders import load_pairs
+from ..formats.orientation import AnnotationOrientation, with_turns
 from ..formats.stored import id2label_on_hub, load_columns
 from ..targets import depth_target, region_target, semantic_target
 
@@ -23,6 +24,7 @@ def load_semantic_segmentation(
     classes_file: str | None = None,
     reduce_labels: bool = False,
     binary_masks: bool = False,
+    annotation_orientation: AnnotationOrientation = "auto",
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -49,19 +51,22 @@ def load_semantic_segmentation(
         classes_file: One of these files, if it lies elsewhere.
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
         binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
+        annotation_orientation: "stored" if the masks of images that have an EXIF orientation are of the stored image,
+            "displayed" if they are of the upright one; by default their sizes tell.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
         mask_column_name: Column of masks, where none has a usual name ("mask", "label", "annotation", ...).
 
     Returns:
-        Splits with the columns `image`, `mask` and `file`, and the names. No image is opened.
+        Splits with the columns `image`, `mask` and `file`, and the names. No image is decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without opening the images.
+        ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    columns = image_column_name, mask_column_name
+    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
     splits = _load_pairs(options, "mask")
     classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
@@ -76,6 +81,7 @@ def load_universal_segmentation(
     classes_file: str | None = None,
     reduce_labels: bool = False,
     binary_masks: bool = False,
+    annotation_orientation: AnnotationOrientation = "auto",
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -98,6 +104,7 @@ def load_universal_segmentation(
         classes_file: One of the files of names or colors.
         reduce_labels: Whether masks of numbers count classes from 1.
         binary_masks: Whether masks of numbers are 0 and 255.
+        annotation_orientation: Of masks, or of the annotations of COCO.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images.
@@ -105,13 +112,14 @@ def load_universal_segmentation(
 
     Returns:
         Splits with the columns `image`, `file` and those of the masks, the names and which of them are things. No
-        image is opened.
+        image is decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without opening the images.
+        ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    columns = image_column_name, mask_column_name
+    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
     if coco := _load_coco(options, annotations):
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
@@ -129,6 +137,7 @@ def load_depth_estimation(
     source: str,
     *,
     depth_scale: float | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -143,34 +152,36 @@ def load_depth_estimation(
         source: Path, or name on the Hub.
         depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
             millimeters and floats (TIFF, `.npy`) meters; given, it counts for both.
+        annotation_orientation: Of depth maps, as in `load_semantic_segmentation`.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
         depth_column_name: Column of depth maps, where none has a usual name.
 
     Returns:
-        Splits with the columns `image`, `depth` and `file`. No image is opened.
+        Splits with the columns `image`, `depth` and `file`. No image is decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without opening the images.
+        ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     if depth_scale is not None and not 0 < depth_scale < math.inf:
         raise ValueError(
             f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
             "millimeters."
         )
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, depth_column_name)
+    columns = image_column_name, depth_column_name
+    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
     return TargetData(_load_pairs(options, "depth"), partial(depth_target, depth_scale=depth_scale))
 
 
 def _load_pairs(options: SourceOptions, target: str) -> DatasetDict:
     if found := load_columns(options):
-        return with_files(image_and_target(found, target, options))
+        return with_turns(with_files(image_and_target(found, target, options)), target, options.orientation)
     path = options.path
     if path.is_file():
         raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
-    return with_files(load_pairs(path, target))
+    return with_turns(with_files(load_pairs(path, target)), target, options.orientation)
 
 
 def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | None:
@@ -178,7 +189,7 @@ def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | 
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     path = options.path
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    return load_coco_masks(files) if files else None
+    return load_coco_masks(files, options.orientation) if files else None
 
 
 def _choose_classes(

@@ -22,6 +22,7 @@ from ..formats.keypoints import (
 )
 from ..formats.object_columns import load_keypoint_columns
 from ..formats.objects import BoxErrors, known_areas, object_sizes, whole_image_boxes, without_empty
+from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
 from ..targets import keypoint_target
 
@@ -32,6 +33,7 @@ def load_keypoint_detection(
     whole_image: bool = False,
     box_errors: BoxErrors = "raise",
     flip_pairs: Sequence[str] | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -57,6 +59,7 @@ def load_keypoint_detection(
             count as not labeled.
         flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
             default what names with left and right, or the 68 points of iBUG, say.
+        annotation_orientation: As in `load_object_detection`.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images or of their paths, where that is not clear.
@@ -74,6 +77,7 @@ def load_keypoint_detection(
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
     columns = load_columns(options)
     tables, known = load_keypoint_columns(columns, options) if columns else _load_files(options)
+    tables = {split: table.upright(annotation_orientation, split) for split, table in tables.items()}
     if whole_image:
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
     tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)

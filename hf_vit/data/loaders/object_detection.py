@@ -16,9 +16,11 @@ from ..formats.objects import (
     ObjectTable,
     checked_boxes,
     detection_rows,
+    upright,
     without_class_names,
     without_empty,
 )
+from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import id2label_on_hub, load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
@@ -31,6 +33,7 @@ def load_object_detection(
     box_errors: BoxErrors = "raise",
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -59,6 +62,8 @@ def load_object_detection(
             y2 in pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if nothing
             speaks against it.
         class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
+        annotation_orientation: "stored" if the boxes of images that have an EXIF orientation are of the stored image,
+            "displayed" if they are of the upright one; by default the sizes that the data give tell.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
@@ -82,6 +87,7 @@ def load_object_detection(
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
         tables, classes = _load_files(options.path, class_names)
+    tables = {split: upright(table, annotation_orientation, split)[0] for split, table in tables.items()}
     tables = without_empty(checked_boxes(tables, box_errors), "box", source)
     splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
     return TargetData(with_files(splits), detection_target, classes)

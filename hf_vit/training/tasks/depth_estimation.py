@@ -19,10 +19,10 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth import HfViTForDepthEstimation, depth_loss
 from ...visualize import draw_depth
-from ..arguments import LIBRARY, ImageDataArguments
+from ..arguments import LIBRARY
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
-from .shared import DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
+from .shared import AnnotatedDataArguments, DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
 
 
 Alignment = Literal["median", "scale_shift"]
@@ -117,7 +117,7 @@ class DepthModelArguments(TaskModelArguments):
 
 
 @dataclass
-class DepthDataArguments(ImageDataArguments):
+class DepthDataArguments(AnnotatedDataArguments):
     """Images and depth maps."""
 
     dataset_name: str = field(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import DensePredictionCollator, TargetData, dense_augmentation
+from ...data.formats.orientation import AnnotationOrientation
 from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
@@ -67,7 +68,24 @@ class TaskTrainingArguments(HfViTTrainingArguments):
 
 
 @dataclass
-class MaskDataArguments(ImageDataArguments):
+class AnnotatedDataArguments(ImageDataArguments):
+    """Images with annotations of places in them."""
+
+    annotation_orientation: AnnotationOrientation = field(
+        default="auto",
+        metadata={
+            "help": "Which image the annotations are of where files have an EXIF orientation: the stored or the "
+            "displayed one; by their size (auto), which does not always tell."
+        },
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with which images the annotations are of."""
+        return {**super().source_options(), "annotation_orientation": self.annotation_orientation}
+
+
+@dataclass
+class MaskDataArguments(AnnotatedDataArguments):
     """Images and masks of classes."""
 
     dataset_name: str = field(
@@ -105,7 +123,7 @@ class MaskDataArguments(ImageDataArguments):
 
 
 @dataclass
-class ObjectDataArguments(ImageDataArguments):
+class ObjectDataArguments(AnnotatedDataArguments):
     """Images with boxes, whatever else is known of the objects."""
 
     objects_column_name: str | None = field(

@@ -1,0 +1,374 @@
+"""Images are turned as their EXIF orientation says, and with them annotations of the stored image, and no others."""
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset, Image
+from faster_coco_eval import mask as coco_mask
+from PIL import Image as PILImage
+
+from hf_vit.data import (
+    KeypointData,
+    TargetData,
+    load_depth_estimation,
+    load_keypoint_detection,
+    load_object_detection,
+    load_semantic_segmentation,
+    load_universal_segmentation,
+)
+from hf_vit.data.formats import orientation as module
+from hf_vit.data.formats.voc import CORNERS
+
+from ..helpers.datasets import write_image
+
+
+Turn = PILImage.Transpose
+# What makes the stored image of the displayed one
+STORE = {
+    2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_90,
+    7: Turn.TRANSVERSE, 8: Turn.ROTATE_270
+}  # fmt: skip
+WIDE, SQUARE = (12, 8), (10, 10)
+BOX = (1, 2, 5, 7)  # x1, y1, x2, y2 in the displayed image
+POINTS = [(2, 3, 2), (4, 5, 1), (0, 0, 0)]
+COLOR = (250, 10, 20)
+FRAMES = ("stored", "displayed")
+
+
+def stored(image: PILImage.Image, orientation: int) -> PILImage.Image:
+    return image if orientation == 1 else image.transpose(STORE[orientation])
+
+
+def tagged(orientation: int) -> PILImage.Exif:
+    exif = PILImage.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+class Scene:
+    """An image that shows a box in a color, and what is known of it in the stored or the displayed image."""
+
+    def __init__(self, orientation: int, size: tuple[int, int], frame: str) -> None:
+        self.size = size
+        self.frame_turn = orientation if frame == "stored" else 1
+        shown = PILImage.new("RGB", size)
+        shown.paste(COLOR, BOX)
+        buffer = BytesIO()
+        stored(shown, orientation).save(buffer, "PNG", exif=tagged(orientation))
+        self.content = buffer.getvalue()
+        self.labels = np.zeros((size[1], size[0]), np.uint8)
+        self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
+        self.labels[0, 0] = 2  # tells a turn from a mirror image
+        self.frame_size = self.in_frame(self.labels).shape[::-1]
+
+    def in_frame(self, values: np.ndarray) -> np.ndarray:
+        return np.array(stored(PILImage.fromarray(values), self.frame_turn))
+
+    @property
+    def box(self) -> list[int]:
+        rows, columns = np.nonzero(self.in_frame(self.labels) == 1)
+        return [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+
+    @property
+    def points(self) -> list[tuple[int, int, int]]:
+        found = []
+        for x, y, visibility in POINTS:
+            marked = np.zeros_like(self.labels)
+            marked[y, x] = 1
+            (row,), (column,) = np.nonzero(self.in_frame(marked))
+            found.append((int(column), int(row), visibility) if visibility else (0, 0, 0))
+        return found
+
+    @property
+    def xywh(self) -> list[int]:
+        x1, y1, x2, y2 = self.box
+        return [x1, y1, x2 - x1, y2 - y1]
+
+    @property
+    def shares(self) -> list[float]:
+        (x, y, width, height), (columns, rows) = self.xywh, self.frame_size
+        return [(x + width / 2) / columns, (y + height / 2) / rows, width / columns, height / rows]
+
+    def write_image(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(self.content)
+
+
+def write_coco(
+    folder: Path, scene: Scene, annotation: dict[str, Any], has_size: bool = True, **category: object
+) -> None:
+    scene.write_image(folder / "train" / "images" / "a.png")
+    image: dict[str, Any] = {"id": 1, "file_name": "a.png"}
+    if has_size:
+        image["width"], image["height"] = scene.frame_size
+    content = {
+        "images": [image],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, **annotation}],
+        "categories": [{"id": 1, "name": "thing", **category}],
+    }
+    (folder / "train" / "annotations.json").write_text(json.dumps(content))
+
+
+def check_masks(scene: Scene, example: dict[str, Any]) -> None:
+    (mask,) = (own for own, label in zip(example["masks"], example["class_labels"], strict=True) if label == 0)
+    assert np.array_equal(mask.numpy(), scene.labels == 1)
+
+
+def check_boxes(scene: Scene, example: dict[str, Any]) -> None:
+    assert example["boxes"].tolist() == [pytest.approx(BOX, abs=1e-4)]
+    assert example["size"].tolist() == [scene.size[1], scene.size[0]]
+
+
+def check_keypoints(scene: Scene, example: dict[str, Any]) -> None:
+    assert example["keypoints"].tolist() == [list(point) for point in POINTS]
+    crop = example["image"].crop([round(value) for value in example["box"].tolist()])
+    assert np.array_equal(np.array(crop), np.full((crop.height, crop.width, 3), COLOR))
+    assert example["area"] == 20
+
+
+def semantic(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    scene.write_image(folder / "train" / "images" / "a.png")
+    write_image(folder / "train" / "masks" / "a.png", scene.in_frame(scene.labels))
+    return lambda source, **options: load_semantic_segmentation(source, class_names=["floor", "box", "dot"], **options)
+
+
+def check_semantic(scene: Scene, example: dict[str, Any]) -> None:
+    assert np.array_equal(example["segmentation_map"].numpy(), scene.labels)
+
+
+def regions(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    semantic(folder, scene)
+    names = {"class_names": ["floor", "thing", "dot"], "thing_names": ["thing"]}
+    return lambda source, **options: load_universal_segmentation(source, **names, **options)
+
+
+def check_regions(scene: Scene, example: dict[str, Any]) -> None:
+    assert np.array_equal(example["masks"][1].numpy(), scene.labels == 1)
+
+
+def panoptic(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    bands = np.zeros((*scene.in_frame(scene.labels).shape, 3), np.uint8)
+    bands[..., 0] = np.where(scene.in_frame(scene.labels) == 1, 7, 0)
+    write_image(folder / "train" / "masks" / "a.png", bands)
+    write_coco(folder, scene, {"file_name": "a.png", "segments_info": [{"id": 7, "category_id": 1}]}, isthing=1)
+    return load_universal_segmentation
+
+
+def polygons(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    x1, y1, x2, y2 = scene.box
+    write_coco(folder, scene, {"segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]], "iscrowd": 0})
+    return load_universal_segmentation
+
+
+def run_lengths(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    runs = coco_mask.encode(np.asfortranarray(scene.in_frame(scene.labels) == 1).astype(np.uint8))
+    write_coco(folder, scene, {"segmentation": {"size": runs["size"], "counts": runs["counts"].decode()}})
+    return load_universal_segmentation
+
+
+def depth(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    scene.write_image(folder / "train" / "images" / "a.png")
+    write_image(folder / "train" / "depths" / "a.png", scene.in_frame(scene.labels).astype(np.uint16) * 1000)
+    return load_depth_estimation
+
+
+def depth_array(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    scene.write_image(folder / "train" / "images" / "a.png")
+    (folder / "train" / "depths").mkdir()
+    np.save(folder / "train" / "depths" / "a.npy", scene.in_frame(scene.labels).astype(np.float32))
+    return load_depth_estimation
+
+
+def check_depth(scene: Scene, example: dict[str, Any]) -> None:
+    assert np.array_equal(example["depth_map"].numpy(), scene.labels)
+
+
+def coco(folder: Path, scene: Scene, has_size: bool = True) -> Callable[..., TargetData]:
+    write_coco(folder, scene, {"bbox": scene.xywh}, has_size)
+    return load_object_detection
+
+
+def coco_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    return coco(folder, scene, has_size=False)
+
+
+def voc(folder: Path, scene: Scene, has_size: bool = True) -> Callable[..., TargetData]:
+    scene.write_image(folder / "train" / "a.png")
+    edges = "".join(f"<{name}>{value}</{name}>" for name, value in zip(CORNERS, scene.box, strict=True))
+    size = "<size><width>{}</width><height>{}</height></size>".format(*scene.frame_size) if has_size else ""
+    box = f"<object><name>thing</name><bndbox>{edges}</bndbox></object>"
+    (folder / "train" / "a.xml").write_text(f"<annotation>{size}{box}</annotation>")
+    return load_object_detection
+
+
+def voc_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    return voc(folder, scene, has_size=False)
+
+
+def yolo(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    scene.write_image(folder / "images" / "train" / "a.png")
+    (folder / "labels" / "train").mkdir(parents=True)
+    (folder / "labels" / "train" / "a.txt").write_text(" ".join(map(str, [0, *scene.shares])))
+    return lambda source, **options: load_object_detection(source, class_names=["thing"], **options)
+
+
+def write_table(folder: Path, scene: Scene, objects: dict[str, Any], has_size: bool) -> None:
+    folder.mkdir(exist_ok=True)
+    columns: dict[str, list[Any]] = {"image": [{"bytes": scene.content, "path": None}], "objects": [objects]}
+    if has_size:
+        columns["width"], columns["height"] = ([side] for side in scene.frame_size)
+    rows = Dataset.from_dict(columns)
+    rows.cast_column("image", Image()).to_parquet(folder / "train.parquet")
+
+
+def table(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    write_table(folder, scene, {"bbox": [scene.xywh], "category": ["thing"]}, has_size=True)
+    return lambda source, **options: load_object_detection(source, bbox_format="coco", **options)
+
+
+def table_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    write_table(folder, scene, {"bbox": [scene.xywh], "category": ["thing"]}, has_size=False)
+    return lambda source, **options: load_object_detection(source, bbox_format="coco", **options)
+
+
+def table_of_shares(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+    write_table(folder, scene, {"bbox": [scene.shares], "category": ["thing"]}, has_size=True)
+    return lambda source, **options: load_object_detection(source, bbox_format="yolo", **options)
+
+
+def keypoints_of(scene: Scene) -> list[int]:
+    return [value for point in scene.points for value in point]
+
+
+def coco_keypoints(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
+    annotation = {"bbox": scene.xywh, "keypoints": keypoints_of(scene), "area": 20}
+    write_coco(folder, scene, annotation, keypoints=["a", "b", "c"])
+    return load_keypoint_detection
+
+
+def keypoint_table(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
+    write_table(folder, scene, {"bbox": [scene.xywh], "keypoints": [keypoints_of(scene)]}, has_size=True)
+    return load_keypoint_detection
+
+
+def landmarks(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
+    scene.write_image(folder / "a.png")
+    names = [f"{axis}{number}" for number in range(3) for axis in "xyv"]
+    values = [*keypoints_of(scene), *scene.box]
+    header = ",".join(["file_name", *names, "x_min", "y_min", "x_max", "y_max"])
+    (folder / "train.csv").write_text(f"{header}\na.png,{','.join(map(str, values))}\n")
+    return load_keypoint_detection
+
+
+SIZED = {
+    semantic: check_semantic, regions: check_regions, panoptic: check_masks, polygons: check_masks,
+    run_lengths: check_masks, depth: check_depth, depth_array: check_depth, coco: check_boxes, voc: check_boxes,
+    table: check_boxes, table_of_shares: check_boxes, coco_keypoints: check_keypoints, keypoint_table: check_keypoints
+}  # fmt: skip
+UNSIZED = {
+    coco_without_size: check_boxes, voc_without_size: check_boxes, yolo: check_boxes, table_without_size: check_boxes,
+    landmarks: check_keypoints
+}  # fmt: skip
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *values: messages.append(text % values))
+    return messages
+
+
+def only_example(data: TargetData) -> dict[str, Any]:
+    """Returns the example, whose image shows the scene."""
+    (example,) = data.examples("train")
+    shown = np.zeros((example["image"].height, example["image"].width, 3), np.uint8)
+    shown[BOX[1] : BOX[3], BOX[0] : BOX[2]] = COLOR
+    assert np.array_equal(np.array(example["image"]), shown)
+    return example
+
+
+@pytest.mark.parametrize("write", [*SIZED, *UNSIZED], ids=lambda write: write.__name__)
+def test_annotations_show_what_the_upright_image_shows(
+    write: Callable[[Path, Scene], Callable[..., TargetData]], tmp_path: Path, warnings: list[str]
+) -> None:
+    check = {**SIZED, **UNSIZED}[write]
+    for orientation in range(1, 9):
+        for size in (WIDE, SQUARE):
+            for frame in FRAMES:
+                warnings.clear()
+                scene = Scene(orientation, size, frame)
+                folder = tmp_path / f"{orientation}-{size[0]}-{frame}"
+                load = write(folder, scene)
+                is_decided = orientation == 1 or (write in SIZED and size == WIDE and orientation > 4)
+                if is_decided or frame == "displayed":
+                    check(scene, only_example(load(str(folder))))
+                    assert len(warnings) == (not is_decided)
+                    assert all(text.startswith("1 of 1 train images are turned") for text in warnings)
+                warnings.clear()
+                check(scene, only_example(load(str(folder), annotation_orientation=frame)))
+                assert not warnings
+
+
+@pytest.mark.parametrize("choice", ["auto", *FRAMES])
+@pytest.mark.parametrize("size", [WIDE, SQUARE])
+def test_a_mask_with_an_orientation_is_turned_by_that_one_alone(
+    size: tuple[int, int], choice: str, tmp_path: Path, warnings: list[str]
+) -> None:
+    for orientation in range(2, 9):
+        scene, folder = Scene(orientation, size, "stored"), tmp_path / str(orientation)
+        load = semantic(folder, scene)
+        mask = PILImage.fromarray(scene.in_frame(scene.labels))
+        mask.save(folder / "train" / "masks" / "a.png", exif=tagged(orientation))
+        check_semantic(scene, only_example(load(str(folder), annotation_orientation=choice)))
+    assert not warnings
+
+
+def test_the_warning_counts_images_and_targets_alone_are_turned_too(tmp_path: Path, warnings: list[str]) -> None:
+    scenes = [Scene(orientation, WIDE, "stored") for orientation in (1, 6, 3, 2)]
+    for number, scene in enumerate(scenes):
+        load = semantic(tmp_path / "one", scene)
+        for kind in ("images", "masks"):
+            file = tmp_path / "train" / kind / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "one" / "train" / kind / "a.png").rename(file)
+    (tmp_path / "one" / "train" / "images").rmdir()
+    data = load(str(tmp_path))
+    assert len(warnings) == 1
+    assert warnings[0].startswith("2 of 4 train images are turned")
+    assert "annotation_orientation" in warnings[0]
+    assert data.splits["train"]["turn"][:] == [1, 6, 1, 1]
+    data = load(str(tmp_path), annotation_orientation="stored")
+    assert all(np.array_equal(labels.numpy(), scenes[0].labels) for labels in data.examples("train").read_targets())
+
+
+def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) -> None:
+    scene = Scene(6, WIDE, "stored")
+    load = semantic(tmp_path / "masks", scene)
+    write_image(tmp_path / "masks" / "train" / "masks" / "a.png", np.zeros((5, 5), np.uint8))
+    scene.frame_size = (30, 20)
+    coco(tmp_path / "boxes", scene)
+    for choice in ("auto", *FRAMES):
+        with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map 5 x 5"):
+            load(str(tmp_path / "masks"), annotation_orientation=choice).examples("train")[0]
+        with pytest.raises(ValueError, match=r"is 12 wide and 8 high, but its annotations say 30 and 20"):
+            load_object_detection(str(tmp_path / "boxes"), annotation_orientation=choice).examples("train")[0]
+
+
+def test_wrong_boxes_of_turned_images_stay_wrong(tmp_path: Path) -> None:
+    scene = Scene(6, WIDE, "stored")
+    for number, box in enumerate(([5, 4, -3, 2], [2, 2, 30, 2])):
+        write_coco(tmp_path / str(number), scene, {"bbox": box})
+        with pytest.raises(ValueError, match="1 of 1 boxes have no area, or reach out of their image"):
+            load_object_detection(str(tmp_path / str(number)))
+
+
+def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
+    load = semantic(tmp_path, Scene(1, WIDE, "stored"))
+    for choice in ("upright", None):
+        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored', 'disp"):
+            load(str(tmp_path), annotation_orientation=choice)
