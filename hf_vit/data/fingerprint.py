@@ -4,15 +4,21 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, Image
 
+from .formats.orientation import TURN
 
+
+CHUNK_SIZE = 64  # rows whose images are in memory at a time
 MOST_BYTES = 10**9  # of images whose contents are read: more of them are read in part, evenly spread
 THREADS = 8
 
@@ -100,18 +106,40 @@ def _as_text(value: Any) -> str:
     return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
-def _contents(rows: Dataset, indices: Iterable[int]) -> Iterator[str]:
+def image_checksums(rows: Dataset, seconds: float) -> dict[int, str]:
+    """Returns the checksum of each image by its first row; empty if it cannot be read, or there is no time left."""
+    encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
+    numbers = rows["image_id"][:] if "image_id" in rows.column_names else np.arange(len(rows))
+    order = np.random.default_rng(0).permutation(np.unique(numbers, return_index=True)[1]).tolist()
+    found, end = dict.fromkeys(order, ""), time.monotonic() + seconds
+    for index, content in zip(order, _contents(encoded, order), strict=True):
+        found[index] = content
+        if time.monotonic() > end:
+            break
+    return found
+
+
+def target_texts(rows: Dataset, indices: Sequence[int]) -> list[str]:
+    """Returns the targets of some rows as text, of masks a checksum."""
+    columns = [name for name in rows.column_names if name not in ("image", "file", TURN)]
+    batch = rows.select_columns(columns).with_format(None)[indices]
+    for name, values in batch.items():
+        if isinstance(rows.features[name], Image):
+            batch[name] = map(checksum, values)
+    targets = zip(repeat("", len(indices)), *batch.values(), strict=True)  # also if there are no columns
+    return [json.dumps(values, default=_as_text) for values in targets]
+
+
+def _contents(rows: Dataset, indices: Sequence[int]) -> Iterator[str]:
     """Yields the checksums of the images of some rows."""
-
-    def read(index: int) -> list[str]:
-        return [_checksum(image) for image in rows[index].values()]
-
     with ThreadPoolExecutor(THREADS) as threads:
-        for checksums in threads.map(read, indices):
-            yield from checksums
+        for start in range(0, len(indices), CHUNK_SIZE):
+            batch = rows[indices[start : start + CHUNK_SIZE]]
+            yield from threads.map(checksum, chain.from_iterable(zip(*batch.values(), strict=True)))
 
 
-def _checksum(image: dict[str, Any] | None) -> str:
+def checksum(image: dict[str, Any] | None) -> str:
+    """Returns a digest of the content of a cell of the type `datasets.Image(decode=False)`, empty if it has none."""
     if image is None:
         return ""
     if image["bytes"] is not None:

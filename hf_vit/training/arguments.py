@@ -139,13 +139,20 @@ class SourceArguments:
 class ImageDataArguments(SourceArguments):
     """Images to train or to evaluate on, whatever their targets are."""
 
-    training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license")  # refused in evaluations
+    training_only: ClassVar[tuple[str, ...]] = (
+        "max_train_samples",
+        "dataset_license",
+        "allow_duplicates",
+    )  # refused in evaluations
 
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
     )
     check_images: bool = field(
         default=True, metadata={"help": "Read all images once in advance; false if that has been done before."}
+    )
+    allow_duplicates: bool = field(
+        default=False, metadata={"help": "Train even if most of the evaluated images are training images, too."}
     )
     train_val_split: float | None = field(
         default=None,

@@ -4,9 +4,11 @@ Shapes: C classes or keypoints, H W pixels.
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..data import TargetDataset, shows_transparency
+from ..data.fingerprint import image_checksums, target_texts
 from ..data.formats.files import in_lines, listed
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments
@@ -24,6 +27,7 @@ from .arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 MAX_SECONDS = 30.0  # for each question about each split
+DUPLICATES_SECONDS = 30.0  # for all splits together
 MAX_NAMED = 10
 CHUNK_SIZE = 64  # images that are looked at together
 
@@ -198,3 +202,46 @@ def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) ->
     )
     logger.warning("%s. Put them on a background if that is not meant:%s", note, in_lines(files, MAX_NAMED))
     return [f"{note}."]
+
+
+def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:
+    """Warns of images with equal contents in two splits or with different targets; returns sentences of the card.
+
+    Raises `ValueError` if more than half of the evaluated images occur in "train" and `allow_duplicates` is not set.
+    """
+    found = {split: image_checksums(rows, DUPLICATES_SECONDS / len(splits)) for split, rows in splits.items()}
+    read = {split: {index: own for index, own in checksums.items() if own} for split, checksums in found.items()}
+    share = sum(map(len, read.values())) / sum(map(len, found.values()))
+    notes = [] if share == 1 else [f"Duplicates were looked for among {share:.1%} of the images, for lack of time."]
+    for first, second in combinations(splits, 2):
+        seen = {*read[first].values()}
+        if twice := sorted(index for index, own in read[second].items() if own in seen):
+            note = f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well"
+            # Of a duplicate, the other image may not have been read.
+            is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
+            if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
+                raise ValueError(
+                    f"{note}, so that scores would say little about new images. Remove them from one of the two, or "
+                    "set allow_duplicates."
+                )
+            logger.warning("%s:%s", note, in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED))
+            notes.append(f"{note}.")
+    if differing := _with_other_targets(splits, read):
+        note = f"{len(differing):,} images occur more than once, with different labels"
+        logger.warning("%s:%s", note, in_lines(differing, MAX_NAMED))
+        notes.append(f"{note}.")
+    return notes
+
+
+def _with_other_targets(splits: Mapping[str, Dataset], read: Mapping[str, Mapping[int, str]]) -> list[str]:
+    """Returns the files of images that occur with different targets, by their checksums; captions always differ."""
+    if any({"captions", "image_id"} & {*rows.column_names} for rows in splits.values()):
+        return []
+    counts = Counter(own for checksums in read.values() for own in checksums.values())
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)  # files and targets
+    for split, checksums in read.items():
+        several = [index for index, own in sorted(checksums.items()) if counts[own] > 1]
+        names = splits[split].select_columns("file")[several]["file"]
+        for index, file, text in zip(several, names, target_texts(splits[split], several), strict=True):
+            groups[checksums[index]].append((file, text))
+    return [file for group in groups.values() if len({text for _, text in group}) > 1 for file, _ in group]

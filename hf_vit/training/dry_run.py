@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
-def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any]) -> str:
+def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Sequence[str]) -> str:
     """Returns what a training would do, one idea a line.
 
     Args:
         trainer: Could start.
         recipe: The arguments that were given or chosen, see `given_arguments`.
+        notes: Sentences on what the data lack.
     """
     args, config = trainer.args, trainer.model.config
     steps, per_epoch = count_steps(trainer)
@@ -35,6 +36,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any]) -> str:
     chosen = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
     return "\n".join(
         [
+            *([f"Data: {' '.join(notes)}"] if notes else []),
             f"Model: {type(trainer.model).__name__}, {config.num_hidden_layers} layers of width {config.hidden_size}, "
             f"images of {size} pixels.",
             f"Steps: {steps:,}{epochs}, {batch} images each.",

@@ -164,7 +164,7 @@ def prepare(
         start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
     report_plan(training)
     if args.dry_run:
-        report(describe_plan(trainer, recipe))
+        report(describe_plan(trainer, recipe, task.data_notes))
     return training
 
 

@@ -28,7 +28,8 @@ def find_turns(
         given: (I, 2) width and height that annotations give, 0 if they give none; or headers (I, 3) of masks, of which
             those with an EXIF orientation have been turned by it already.
         choice: "stored" turns all annotations, "displayed" none, "auto" those of the stored size. If the size does not
-            tell, "auto" means "displayed", with a warning that names the split.
+            tell, "auto" means "displayed", with a warning.
+        split: Name of the split, for the warning.
 
     Returns:
         (I,) EXIF orientation by which to turn annotations, 1 for none, and (I, 2) the size that they refer to.

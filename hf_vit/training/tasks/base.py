@@ -26,7 +26,7 @@ from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
-from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
+from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step
 from ..models import open_trained, plan_config
@@ -264,6 +264,7 @@ class Task(ABC):
         splits, names, notes = self.loaded.splits, list(self.loaded.names), []
         if self.data.check_images:
             notes = [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
+            notes += self.note_duplicates() if len(splits) > 1 else []
         if not names:
             return notes
         return notes + note_classes(
@@ -273,6 +274,13 @@ class Task(ABC):
             examples=self.examples,
             is_pixelwise=any("mask" in rows.column_names for rows in splits.values()),
         )
+
+    def note_duplicates(self) -> list[str]:
+        """Returns sentences on images that occur more than once; raises as `note_duplicates` of `data_notes`."""
+        splits, accepted = self.loaded.splits, self.data.allow_duplicates
+        if isinstance(self.data, StreamArguments) and self.data.streaming:
+            return ["Duplicates were not looked for, as the training images are a stream."]
+        return on_first_process(self.args, lambda: note_duplicates(splits, evaluation_split(splits), accepted))
 
     def see_classes(self, split: str) -> SeenClasses:
         """Returns which classes the examples of a split have."""

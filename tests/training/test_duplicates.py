@@ -1,0 +1,132 @@
+"""Images that occur in two splits, or with two labels, are named before a training, in its dry run and in its card."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_vit.data import load_image_classification
+from hf_vit.training import data_notes
+from hf_vit.training.run import train as run_training
+
+from ..helpers.datasets import write_class_folders, write_depth_folders
+from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, write_scenes
+from ..helpers.object_trainings import write_figures, write_objects
+from .test_data_notes import classify, load
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
+    return messages
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    return write_class_folders(tmp_path / "pets", ["cat", "dog"])
+
+
+def copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, to)
+
+
+def to_table(pets: Path, folder: Path) -> Path:
+    for split, rows in load_image_classification(str(pets)).items():
+        rows.remove_columns("file").to_parquet(folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_images_of_two_splits_are_named(is_table: bool, pets: Path, tmp_path: Path, warnings: list[str]) -> None:
+    assert classify(pets, "--train_val_split", "0").data_notes == []
+    copy(pets / "train" / "cat" / "1.png", pets / "test" / "cat" / "copy.png")
+    data = to_table(pets, tmp_path / "table") if is_table else pets
+    notes = classify(data, "--train_val_split", "0").data_notes
+    assert notes == ["1 of 5 test images occur in train as well."]
+    (warning,) = warnings
+    assert warning.startswith("1 of 5 test images occur in train as well:\n  ")
+    assert is_table or warning.endswith("test/cat/copy.png")
+
+
+@pytest.mark.parametrize("is_across", [False, True])
+def test_images_with_two_labels_are_named(is_across: bool, pets: Path, warnings: list[str]) -> None:
+    copy(pets / "train" / "cat" / "1.png", pets / ("test" if is_across else "train") / "dog" / "copy.png")
+    notes = classify(pets, "--train_val_split", "0").data_notes
+    across = ["1 of 5 test images occur in train as well."] if is_across else []
+    assert notes == [*across, "2 images occur more than once, with different labels."]
+    assert "train/cat/1.png" in warnings[-1]
+    assert "dog/copy.png" in warnings[-1]
+
+
+def test_a_test_of_training_images_is_refused_unless_accepted(pets: Path, warnings: list[str]) -> None:
+    for name in ("cat", "dog"):
+        for number in range(2):
+            copy(pets / "train" / name / f"{number}.png", pets / "test" / name / f"{number}.png")
+    error = r"4 of 4 test images occur in train as well, .*set allow_duplicates"
+    with pytest.raises(ValueError, match=error):
+        classify(pets, "--train_val_split", "0")
+    notes = classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes
+    assert notes == ["4 of 4 test images occur in train as well."]
+    for number in (2, 3):  # half of the images, and not more
+        shutil.copy(pets / "train" / "cat" / f"{number}.png", pets / "test" / "cat")
+        Image.new("RGB", (9, number)).save(pets / "test" / "cat" / f"{number - 2}.png")
+    assert classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes[0].startswith("4 of 6")
+    shutil.rmtree(pets / "test" / "dog")
+    (pets / "test" / "dog").mkdir()
+    for number in (5, 6):
+        Image.new("RGB", (9, number)).save(pets / "test" / "dog" / f"{number}.png")
+    assert classify(pets, "--train_val_split", "0").data_notes == ["2 of 6 test images occur in train as well."]
+
+
+@pytest.mark.parametrize("task", ["semantic_segmentation", "universal_segmentation", "depth_estimation"])
+def test_every_dense_task_compares_images_and_targets(task: str, tmp_path: Path) -> None:
+    data = (write_depth_folders if task == "depth_estimation" else write_scenes)(tmp_path / "data")
+    kind = "depths" if task == "depth_estimation" else "masks"
+    images = sorted((data / "train" / "images").iterdir())
+    copy(images[0], data / "val" / "images" / images[0].name)
+    assert load(task, data).data_notes[0].startswith("1 of ")
+    assert any("with different labels" in note for note in load(task, data).data_notes)
+    shutil.copy(data / "train" / kind / f"{images[0].stem}.png", data / "val" / kind)
+    assert len(load(task, data).data_notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "write"), [("object_detection", write_objects), ("keypoint_detection", write_figures)]
+)
+def test_objects_of_one_image_are_no_duplicates(task: str, write: object, tmp_path: Path) -> None:
+    data = write(tmp_path / "data")
+    assert load(task, data).data_notes == []
+    image = data / "train" / "images" / "1.png"
+    shutil.copy(image, data / "val" / "images" / "1.png")
+    notes = load(task, data).data_notes
+    assert notes[0] == "1 of 5 validation images occur in train as well."
+
+
+def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_notes, "DUPLICATES_SECONDS", -1.0)
+    notes = classify(pets, "--train_val_split", "0").data_notes
+    assert notes == ["Duplicates were looked for among 16.7% of the images, for lack of time."]
+
+
+def test_streams_are_exempt_with_a_note(pets: Path, tmp_path: Path) -> None:
+    stream = ["--streaming", "true", "--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
+    data = to_table(pets, tmp_path / "table")
+    notes = classify(data, *stream, "--per_device_train_batch_size", "2").data_notes
+    assert notes == ["Duplicates were not looked for, as the training images are a stream."]
+
+
+def test_the_dry_run_and_the_card_say_so(tmp_path: Path) -> None:
+    data, task = write_scenes(tmp_path / "scenes"), "semantic_segmentation"
+    for kind in ("images", "masks"):
+        (file,) = (data / "train" / kind).glob("0.*")
+        shutil.copy(file, data / "val" / kind)
+    lines: list[str] = []
+    arguments = arguments_of(task, data, tmp_path / "out", *A_FEW_STEPS)
+    run_training(ALL_TASKS[task], [*arguments, "--dry_run", "true"], lines.append)
+    note = "1 of 5 validation images occur in train as well."
+    assert f"Data: {note}\n" in "\n".join(lines)
+    run_training(ALL_TASKS[task], arguments, lines.append)
+    assert note in (tmp_path / "out" / "README.md").read_text()
