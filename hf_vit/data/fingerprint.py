@@ -7,15 +7,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset, Image
-
-from .formats.orientation import TURN
 
 
 CHUNK_SIZE = 64  # rows whose images are in memory at a time
@@ -119,27 +117,15 @@ def image_checksums(rows: Dataset, seconds: float) -> dict[int, str]:
     return found
 
 
-def target_texts(rows: Dataset, indices: Sequence[int]) -> list[str]:
-    """Returns the targets of some rows as text, of masks a checksum."""
-    columns = [name for name in rows.column_names if name not in ("image", "file", TURN)]
-    batch = rows.select_columns(columns).with_format(None)[indices]
-    for name, values in batch.items():
-        if isinstance(rows.features[name], Image):
-            batch[name] = map(checksum, values)
-    targets = zip(repeat("", len(indices)), *batch.values(), strict=True)  # also if there are no columns
-    return [json.dumps(values, default=_as_text) for values in targets]
-
-
 def _contents(rows: Dataset, indices: Sequence[int]) -> Iterator[str]:
     """Yields the checksums of the images of some rows."""
     with ThreadPoolExecutor(THREADS) as threads:
         for start in range(0, len(indices), CHUNK_SIZE):
             batch = rows[indices[start : start + CHUNK_SIZE]]
-            yield from threads.map(checksum, chain.from_iterable(zip(*batch.values(), strict=True)))
+            yield from threads.map(_checksum, chain.from_iterable(zip(*batch.values(), strict=True)))
 
 
-def checksum(image: dict[str, Any] | None) -> str:
-    """Returns a digest of the content of a cell of the type `datasets.Image(decode=False)`, empty if it has none."""
+def _checksum(image: dict[str, Any] | None) -> str:
     if image is None:
         return ""
     if image["bytes"] is not None:

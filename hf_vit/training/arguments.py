@@ -139,11 +139,8 @@ class SourceArguments:
 class ImageDataArguments(SourceArguments):
     """Images to train or to evaluate on, whatever their targets are."""
 
-    training_only: ClassVar[tuple[str, ...]] = (
-        "max_train_samples",
-        "dataset_license",
-        "allow_duplicates",
-    )  # refused in evaluations
+    # Refused in evaluations
+    training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license", "allow_duplicates")
 
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}

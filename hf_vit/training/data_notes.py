@@ -4,7 +4,7 @@ Shapes: C classes or keypoints, H W pixels.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ..data import TargetDataset, shows_transparency
-from ..data.fingerprint import image_checksums, target_texts
+from ..data.fingerprint import image_checksums
 from ..data.formats.files import in_lines, listed
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments
@@ -205,7 +205,7 @@ def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) ->
 
 
 def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:
-    """Warns of images with equal contents in two splits or with different targets; returns sentences of the card.
+    """Warns of images with equal contents in two splits or with different labels; returns sentences of the card.
 
     Raises `ValueError` if more than half of the evaluated images occur in "train" and `allow_duplicates` is not set.
     """
@@ -216,32 +216,22 @@ def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplica
     for first, second in combinations(splits, 2):
         seen = {*read[first].values()}
         if twice := sorted(index for index, own in read[second].items() if own in seen):
-            note = f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well"
-            # Of a duplicate, the other image may not have been read.
+            notes.append(f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well.")
+            names = in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED)
+            # The other images of pairs that have not been read count as well.
             is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
             if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
-                raise ValueError(
-                    f"{note}, so that scores would say little about new images. Remove them from one of the two, or "
-                    "set allow_duplicates."
-                )
-            logger.warning("%s:%s", note, in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED))
-            notes.append(f"{note}.")
-    if differing := _with_other_targets(splits, read):
-        note = f"{len(differing):,} images occur more than once, with different labels"
-        logger.warning("%s:%s", note, in_lines(differing, MAX_NAMED))
-        notes.append(f"{note}.")
+                advice = "Remove them from one of the two, or accept that scores say little: set allow_duplicates."
+                raise ValueError(f"{notes[-1]} {advice} They are:{names}")
+            logger.warning("%s They are:%s", notes[-1], names)
+    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels by content
+    for split, rows in splits.items():
+        if "label" in rows.column_names:
+            names, labels = rows["file"][:], rows["label"][:]
+            for index, own in read[split].items():
+                copies[own].append((names[index], labels[index]))
+    groups = [group for group in copies.values() if len({label for _, label in group}) > 1]
+    if differing := [file for group in groups for file, _ in group]:
+        notes.append(f"{len(differing):,} images occur more than once, with different labels.")
+        logger.warning("%s They are:%s", notes[-1], in_lines(differing, MAX_NAMED))
     return notes
-
-
-def _with_other_targets(splits: Mapping[str, Dataset], read: Mapping[str, Mapping[int, str]]) -> list[str]:
-    """Returns the files of images that occur with different targets, by their checksums; captions always differ."""
-    if any({"captions", "image_id"} & {*rows.column_names} for rows in splits.values()):
-        return []
-    counts = Counter(own for checksums in read.values() for own in checksums.values())
-    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)  # files and targets
-    for split, checksums in read.items():
-        several = [index for index, own in sorted(checksums.items()) if counts[own] > 1]
-        names = splits[split].select_columns("file")[several]["file"]
-        for index, file, text in zip(several, names, target_texts(splits[split], several), strict=True):
-            groups[checksums[index]].append((file, text))
-    return [file for group in groups.values() if len({text for _, text in group}) > 1 for file, _ in group]

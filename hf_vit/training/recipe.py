@@ -23,17 +23,9 @@ Arguments = Sequence[str | Mapping[str, Any]]
 # What may change when a training is resumed: where it runs, on how many processes, and what it reports. The images and
 # the batch on all processes are compared themselves.
 FREE = {
-    *(
-        "dataset_name",
-        "dataset_license",
-        "license",
-        "skip_unreadable",
-        "check_images",
-        "allow_duplicates",
-        "output_dir",
-    ),
+    *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "allow_duplicates"),
     *("minutes", "choose_defaults", "holds_out", "length_changes"),  # what comes of them stands beside them
-    *("use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
+    *("output_dir", "use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("resume_from_checkpoint", "resume_with_changes", "dry_run", "do_train", "do_eval", "do_predict", "debug"),
 }

@@ -15,6 +15,7 @@ from PIL import Image as PILImage
 from hf_vit.data import load_digits_dataset
 
 
+SEEDS = {"train": 0, "val": 1000, "test": 2000}  # no split has an image of another
 load_digits = functools.cache(load_digits_dataset)  # whose images take a quarter of a second to encode
 
 
@@ -41,7 +42,8 @@ def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
 def write_class_folders(folder: Path, names: list[str]) -> Path:
     """Writes four images of each class to train/<class> and two to test/<class>; returns `folder`."""
     for split, count in (("train", 4), ("test", 2)):
-        write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in names for number in range(count)))
+        files = (f"{split}/{name}/{number}.png" for name in names for number in range(count))
+        write_pictures(folder, *files, seed=SEEDS[split])
     return folder
 
 
@@ -130,7 +132,7 @@ def write_masks(folder: Path, *names: str, num_classes: int = 3) -> None:
 def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car")) -> Path:
     """Writes four images with masks to train/ and two to val/, and classes.txt; returns `folder`."""
     for split, count in (("train", 4), ("val", 2)):
-        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)))
+        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)), seed=SEEDS[split])
         write_masks(folder, *(f"{split}/masks/{number}.png" for number in range(count)))
     (folder / "classes.txt").write_text("\n".join(names))
     return folder
@@ -146,7 +148,7 @@ def depth_in_millimeters(number: int) -> np.ndarray:
 def write_depth_folders(folder: Path) -> Path:
     """Writes four images with 16-bit depth in millimeters to train/ and two to val/; returns `folder`."""
     for split, count in (("train", 4), ("val", 2)):
-        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)))
+        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)), seed=SEEDS[split])
         for number in range(count):
             write_image(folder / split / "depths" / f"{number}.png", depth_in_millimeters(number))
     return folder

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,11 @@ def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str
     return rows(script(f"train_{task}"), SystemExit, [(name, make(damage), words) for name, damage, words in table])
 
 
+def evaluate_training_images(folder: Path) -> None:
+    shutil.rmtree(folder / "test")
+    shutil.copytree(folder / "train", folder / "test", ignore=shutil.ignore_patterns("[23].png"))
+
+
 SMALL = ["--preset", "tiny", "--image_size", "32", "--use_cpu", "--report_to", "none", "--disable_tqdm", "true"]
 SMALL += ["--max_steps", "1", "--per_device_train_batch_size", "1"]
 
@@ -265,6 +271,7 @@ DATASETS = [
             ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | cannot be read"),
             ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | cannot be read"),
             ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
+            ("test-images-of-the-training", evaluate_training_images, "4 of 4 test images | allow_duplicates"),
             ("table-of-images-that-are-missing", write("train.csv", "file,label\nnowhere.png,cat\n"), "nowhere.png"),
         ],
     ),

@@ -1,18 +1,24 @@
 """Images that occur in two splits, or with two labels, are named before a training, in its dry run and in its card."""
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from hf_vit.data import load_image_classification
-from hf_vit.training import data_notes
+from hf_vit.training import data_notes, parse_arguments
 from hf_vit.training.run import train as run_training
+from hf_vit.training.tasks.image_text import ImageTextContrast
 
 from ..helpers.datasets import write_class_folders, write_depth_folders
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, write_scenes
+from ..helpers.image_text_trainings import arguments_of as captioned
+from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.pretraining import make_task, write_colors
 from .test_data_notes import classify, load
 
 
@@ -47,7 +53,7 @@ def test_images_of_two_splits_are_named(is_table: bool, pets: Path, tmp_path: Pa
     notes = classify(data, "--train_val_split", "0").data_notes
     assert notes == ["1 of 5 test images occur in train as well."]
     (warning,) = warnings
-    assert warning.startswith("1 of 5 test images occur in train as well:\n  ")
+    assert warning.startswith("1 of 5 test images occur in train as well. They are:\n  ")
     assert is_table or warning.endswith("test/cat/copy.png")
 
 
@@ -65,7 +71,7 @@ def test_a_test_of_training_images_is_refused_unless_accepted(pets: Path, warnin
     for name in ("cat", "dog"):
         for number in range(2):
             copy(pets / "train" / name / f"{number}.png", pets / "test" / name / f"{number}.png")
-    error = r"4 of 4 test images occur in train as well, .*set allow_duplicates"
+    error = r"4 of 4 test images occur in train as well\. .*set allow_duplicates"
     with pytest.raises(ValueError, match=error):
         classify(pets, "--train_val_split", "0")
     notes = classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes
@@ -81,28 +87,37 @@ def test_a_test_of_training_images_is_refused_unless_accepted(pets: Path, warnin
     assert classify(pets, "--train_val_split", "0").data_notes == ["2 of 6 test images occur in train as well."]
 
 
-@pytest.mark.parametrize("task", ["semantic_segmentation", "universal_segmentation", "depth_estimation"])
-def test_every_dense_task_compares_images_and_targets(task: str, tmp_path: Path) -> None:
-    data = (write_depth_folders if task == "depth_estimation" else write_scenes)(tmp_path / "data")
-    kind = "depths" if task == "depth_estimation" else "masks"
-    images = sorted((data / "train" / "images").iterdir())
-    copy(images[0], data / "val" / "images" / images[0].name)
-    assert load(task, data).data_notes[0].startswith("1 of ")
-    assert any("with different labels" in note for note in load(task, data).data_notes)
-    shutil.copy(data / "train" / kind / f"{images[0].stem}.png", data / "val" / kind)
-    assert len(load(task, data).data_notes) == 1
-
-
 @pytest.mark.parametrize(
-    ("task", "write"), [("object_detection", write_objects), ("keypoint_detection", write_figures)]
+    ("task", "write"),
+    [
+        ("semantic_segmentation", write_scenes),
+        ("universal_segmentation", write_scenes),
+        ("depth_estimation", write_depth_folders),
+        ("object_detection", write_objects),
+        ("keypoint_detection", write_figures),
+    ],
 )
-def test_objects_of_one_image_are_no_duplicates(task: str, write: object, tmp_path: Path) -> None:
+def test_every_task_compares_images_and_not_objects(task: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
     data = write(tmp_path / "data")
     assert load(task, data).data_notes == []
-    image = data / "train" / "images" / "1.png"
-    shutil.copy(image, data / "val" / "images" / "1.png")
-    notes = load(task, data).data_notes
-    assert notes[0] == "1 of 5 validation images occur in train as well."
+    (file,) = (data / "train" / "images").glob("1.*")
+    (same_size,) = (data / "val" / "images").glob("1.*")
+    shutil.copy(file, same_size)
+    (note,) = load(task, data).data_notes
+    assert re.fullmatch(r"1 of [25] validation images occur in train as well\.", note)
+
+
+def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
+    data = write_captions(tmp_path / "pairs")
+    shutil.copy(data / "train" / "images" / "0.png", data / "val" / "images" / "3.png")
+    types = ImageTextContrast.argument_types()
+    task = ImageTextContrast(*parse_arguments(types, captioned(data, tmp_path / "out")))
+    task.load_data()
+    assert task.data_notes == ["1 of 11 validation images occur in train as well."]
+    data = write_colors(tmp_path / "colors")
+    first, second = sorted((data / "train").iterdir())[:2]
+    shutil.copy(first / "0.png", data / "test" / second.name / "0.png")
+    assert make_task(data, tmp_path / "out").data_notes[-1].endswith("test images occur in train as well.")
 
 
 def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +129,7 @@ def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pyte
 def test_streams_are_exempt_with_a_note(pets: Path, tmp_path: Path) -> None:
     stream = ["--streaming", "true", "--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
     data = to_table(pets, tmp_path / "table")
-    notes = classify(data, *stream, "--per_device_train_batch_size", "2").data_notes
+    notes = classify(data, *stream, "--per_device_train_batch_size", "2", "--train_val_split", "0").data_notes
     assert notes == ["Duplicates were not looked for, as the training images are a stream."]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from datasets import ClassLabel, DatasetDict, Image, Value
 
-from .orientation import AnnotationOrientation
-
 
 USUAL_NAMES = {
     "image": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
@@ -38,7 +36,6 @@ class SourceOptions:
     revision: str | None = None  # branch, tag or commit on the Hub
     image_column: str | None = None  # column of images or of their paths, where neither type nor name say it
     target_column: str | None = None  # the same of labels, masks, depth maps, objects or captions
-    orientation: AnnotationOrientation = "auto"  # of the images that annotations are of
 
     @property
     def path(self) -> Path:

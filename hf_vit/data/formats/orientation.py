@@ -21,19 +21,10 @@ TURN = "turn"  # the column of the EXIF orientation by which pixelwise targets a
 def find_turns(
     headers: np.ndarray, given: np.ndarray, choice: AnnotationOrientation, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decides which annotations are turned with their images.
-
-    Args:
-        headers: (I, 3) of images, see `image_headers`.
-        given: (I, 2) width and height that annotations give, 0 if they give none; or headers (I, 3) of masks, of which
-            those with an EXIF orientation have been turned by it already.
-        choice: "stored" turns all annotations, "displayed" none, "auto" those of the stored size. If the size does not
-            tell, "auto" means "displayed", with a warning.
-        split: Name of the split, for the warning.
-
-    Returns:
-        (I,) EXIF orientation by which to turn annotations, 1 for none, and (I, 2) the size that they refer to.
-    """
+    """Returns by which EXIF orientation (I,) to turn annotations, 1 for none, and which size (I, 2) they refer to."""
+    # Of the headers of images (I, 3), and the sizes (I, 2) that annotations give, 0 if they give none, or the headers
+    # of masks (I, 3), which their own EXIF orientation alone turns. "stored" turns all annotations, "displayed" none,
+    # "auto" those of the stored size. If the size does not tell, "auto" means "displayed", with a warning.
     if choice not in get_args(AnnotationOrientation):
         raise ValueError(f"annotation_orientation={choice!r} is unknown. Choose 'auto', 'stored' or 'displayed'.")
     stored, sizes = headers[:, :2], given[:, :2]

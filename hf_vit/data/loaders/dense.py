@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from datasets import DatasetDict
 
@@ -65,9 +66,8 @@ def load_semantic_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    columns = image_column_name, mask_column_name
-    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
-    splits = _load_pairs(options, "mask")
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    splits = _load_pairs(options, "mask", annotation_orientation)
     classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
@@ -118,13 +118,12 @@ def load_universal_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    columns = image_column_name, mask_column_name
-    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
-    if coco := _load_coco(options, annotations):
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    if coco := _load_coco(options.path, annotations, annotation_orientation):
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
-    splits = _load_pairs(options, "mask")
+    splits = _load_pairs(options, "mask", annotation_orientation)
     classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
     if unknown := [name for name in thing_names if name not in classes.names]:
         raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
@@ -170,26 +169,25 @@ def load_depth_estimation(
             f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
             "millimeters."
         )
-    columns = image_column_name, depth_column_name
-    options = SourceOptions(source, dataset_config_name, dataset_revision, *columns, annotation_orientation)
-    return TargetData(_load_pairs(options, "depth"), partial(depth_target, depth_scale=depth_scale))
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, depth_column_name)
+    splits = _load_pairs(options, "depth", annotation_orientation)
+    return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 
 
-def _load_pairs(options: SourceOptions, target: str) -> DatasetDict:
+def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
     if found := load_columns(options):
-        return with_turns(with_files(image_and_target(found, target, options)), target, options.orientation)
+        return with_turns(with_files(image_and_target(found, target, options)), target, orientation)
     path = options.path
     if path.is_file():
         raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
-    return with_turns(with_files(load_pairs(path, target)), target, options.orientation)
+    return with_turns(with_files(load_pairs(path, target)), target, orientation)
 
 
-def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | None:
+def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
     if annotations is not None and annotations not in KINDS:
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
-    path = options.path
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    return load_coco_masks(files, options.orientation) if files else None
+    return load_coco_masks(files, orientation) if files else None
 
 
 def _choose_classes(
