@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
+from numpy.typing import ArrayLike
 from transformers.utils import logging
 
 from ...model.image_inputs import header
@@ -150,7 +151,7 @@ def with_files(splits: DatasetDict) -> DatasetDict:
     return DatasetDict(named)
 
 
-def image_headers(rows: Dataset, column: str = "image", is_needed: np.ndarray | bool = False) -> np.ndarray:
+def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = False) -> np.ndarray:
     """Returns (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
 
     Raises `OSError` if images that are needed, (I,) bool, cannot be opened; others then get zeros.
