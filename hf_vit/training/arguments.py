@@ -108,6 +108,9 @@ class ModelArguments:
 class SourceArguments:
     """Where images are."""
 
+    # Fields that the loaders of `hf_vit.data` take by the same names
+    loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
+
     dataset_name: str = field(default="", metadata={"help": "Folder, or name on the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the Hub."})
     dataset_revision: str | None = field(
@@ -127,12 +130,8 @@ class SourceArguments:
         return [self.dataset_name]
 
     def source_options(self) -> dict[str, Any]:
-        """Returns where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
-        return {
-            "dataset_config_name": self.dataset_config_name,
-            "dataset_revision": self.dataset_revision,
-            "image_column_name": self.image_column_name,
-        }
+        """Returns what the loaders of `hf_vit.data` take in addition to `dataset_name`."""
+        return {name: vars(self)[name] for name in self.loader_options}
 
 
 @dataclass
@@ -272,6 +271,8 @@ UNLABELED_SOURCES = {
 class UnlabeledImagesArguments(SourceArguments):
     """Where images are, be they labeled or not."""
 
+    loader_options = (*SourceArguments.loader_options, "label_column_name")
+
     dataset_name: str = field(default="", metadata=UNLABELED_SOURCES)
     label_column_name: str | None = field(
         default=None, metadata={"help": "Column of labels, where there is one and it is not clear by itself."}
@@ -288,10 +289,6 @@ class UnlabeledImagesArguments(SourceArguments):
     def sources(self) -> list[str]:
         """The paths or names on the Hub."""
         return split_sources(self.dataset_name)
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the column of labels."""
-        return {**super().source_options(), "label_column_name": self.label_column_name}
 
 
 @dataclass

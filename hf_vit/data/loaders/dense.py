@@ -52,8 +52,7 @@ def load_semantic_segmentation(
         classes_file: One of these files, if it lies elsewhere.
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
         binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
-        annotation_orientation: "stored" if the masks of images that have an EXIF orientation are of the stored image,
-            "displayed" if they are of the upright one; by default their sizes tell.
+        annotation_orientation: Whether masks are of the "stored" or the "displayed" images; by default sizes tell.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.

@@ -54,9 +54,7 @@ def load_keypoint_detection(
     Args:
         source: Path, or name on the Hub.
         whole_image: Whether boxes are ignored, as for landmarks of the only object of an image.
-        box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
-            error, "clip" cuts them off at its border, "drop" leaves their objects out. With both, keypoints outside
-            count as not labeled.
+        box_errors: As in `load_object_detection`; with "clip" and "drop", keypoints outside count as not labeled.
         flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
             default what names with left and right, or the 68 points of iBUG, say.
         annotation_orientation: As in `load_object_detection`.
@@ -71,15 +69,14 @@ def load_keypoint_detection(
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        OSError: if the header of an image cannot be read.
+        OSError: if the size of an image is not given, and its header cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
     columns = load_columns(options)
     tables, known = load_keypoint_columns(columns, options) if columns else _load_files(options)
     tables = {split: table.upright(annotation_orientation, split) for split, table in tables.items()}
-    if whole_image:
-        tables = {split: _with_whole_images(table) for split, table in tables.items()}
+    tables = {split: _with_whole_images(table) if whole_image else table for split, table in tables.items()}
     tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
     images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
     return KeypointData(

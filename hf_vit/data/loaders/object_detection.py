@@ -56,14 +56,11 @@ def load_object_detection(
     Args:
         source: Path, or name on the Hub.
         box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
-            error, "clip" cuts them off at its border (and leaves out those of which nothing is left), "drop" leaves
-            them out.
-        bbox_format: How the boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2,
-            y2 in pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if nothing
-            speaks against it.
+            error, "clip" cuts them off at its border if anything is left of them, "drop" leaves them out.
+        bbox_format: How boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
+            pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if that fits.
         class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
-        annotation_orientation: "stored" if the boxes of images that have an EXIF orientation are of the stored image,
-            "displayed" if they are of the upright one; by default the sizes that the data give tell.
+        annotation_orientation: Whether boxes are of the "stored" or the "displayed" images; by default sizes tell.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
@@ -71,12 +68,11 @@ def load_object_detection(
 
     Returns:
         Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
-        and the names of the classes. No image is decoded: `check_dense` does, and finds those of another size than the
-        data say.
+        and the names of the classes. No image is decoded: `check_dense` does, and finds those of another size.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        OSError: if the header of an image cannot be read.
+        OSError: if the size of an image is not given, and its header cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)

@@ -120,6 +120,8 @@ class DepthModelArguments(TaskModelArguments):
 class DepthDataArguments(AnnotatedDataArguments):
     """Images and depth maps."""
 
+    loader_options = (*AnnotatedDataArguments.loader_options, "depth_column_name", "depth_scale")
+
     dataset_name: str = field(
         default="",
         metadata={"help": "Folder of <split>/images and <split>/depths, parquet files, or a Hub name."},
@@ -131,14 +133,6 @@ class DepthDataArguments(AnnotatedDataArguments):
         default=None,
         metadata={"help": "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters."},
     )
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with what the depth maps mean."""
-        return {
-            **super().source_options(),
-            "depth_column_name": self.depth_column_name,
-            "depth_scale": self.depth_scale,
-        }
 
 
 @dataclass

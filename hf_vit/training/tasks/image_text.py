@@ -127,6 +127,8 @@ class ImageTextModelArguments(TaskModelArguments):
 class ImageTextDataArguments(ImageDataArguments):
     """Images and captions."""
 
+    loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
+
     dataset_name: str = field(
         default="",
         metadata={
@@ -137,10 +139,6 @@ class ImageTextDataArguments(ImageDataArguments):
     caption_column_name: str | None = field(
         default=None, metadata={"help": "Column of a caption or a list of them, where it is not clear by itself."}
     )
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the column of captions."""
-        return {**super().source_options(), "caption_column_name": self.caption_column_name}
 
 
 @dataclass

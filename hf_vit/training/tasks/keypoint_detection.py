@@ -134,6 +134,8 @@ class KeypointModelArguments(TaskModelArguments):
 class KeypointDataArguments(ObjectDataArguments):
     """Images and keypoints."""
 
+    loader_options = (*ObjectDataArguments.loader_options, "whole_image", "flip_pairs")
+
     dataset_name: str = field(
         default="",
         metadata={"help": "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."},
@@ -146,10 +148,6 @@ class KeypointDataArguments(ObjectDataArguments):
         default=None,
         metadata={"help": "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them."},
     )
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with what the keypoints mean."""
-        return {**super().source_options(), "whole_image": self.whole_image, "flip_pairs": self.flip_pairs}
 
 
 @dataclass

@@ -179,6 +179,8 @@ class DetectionModelArguments(TaskModelArguments):
 class DetectionDataArguments(ObjectDataArguments):
     """Images and boxes."""
 
+    loader_options = (*ObjectDataArguments.loader_options, "bbox_format")
+
     dataset_name: str = field(
         default="",
         metadata={
@@ -198,12 +200,8 @@ class DetectionDataArguments(ObjectDataArguments):
     )
 
     def source_options(self) -> dict[str, Any]:
-        """Returns the same, with what the objects mean."""
-        return {
-            **super().source_options(),
-            "bbox_format": self.bbox_format,
-            "class_names": split_names(self.class_names) or None,
-        }
+        """Returns the same, with the names of the classes."""
+        return {**super().source_options(), "class_names": split_names(self.class_names) or None}
 
 
 @dataclass

@@ -71,6 +71,8 @@ class TaskTrainingArguments(HfViTTrainingArguments):
 class AnnotatedDataArguments(ImageDataArguments):
     """Images with annotations of places in them."""
 
+    loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
+
     annotation_orientation: AnnotationOrientation = field(
         default="auto",
         metadata={
@@ -79,14 +81,15 @@ class AnnotatedDataArguments(ImageDataArguments):
         },
     )
 
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with which images the annotations are of."""
-        return {**super().source_options(), "annotation_orientation": self.annotation_orientation}
-
 
 @dataclass
 class MaskDataArguments(AnnotatedDataArguments):
     """Images and masks of classes."""
+
+    loader_options = (
+        *AnnotatedDataArguments.loader_options,
+        *("mask_column_name", "classes_file", "reduce_labels", "binary_masks"),
+    )
 
     dataset_name: str = field(
         default="",
@@ -111,20 +114,15 @@ class MaskDataArguments(AnnotatedDataArguments):
     )
 
     def source_options(self) -> dict[str, Any]:
-        """Returns the same, with what the masks mean."""
-        return {
-            **super().source_options(),
-            "mask_column_name": self.mask_column_name,
-            "class_names": split_names(self.class_names),
-            "classes_file": self.classes_file,
-            "reduce_labels": self.reduce_labels,
-            "binary_masks": self.binary_masks,
-        }
+        """Returns the same, with the names of the classes."""
+        return {**super().source_options(), "class_names": split_names(self.class_names)}
 
 
 @dataclass
 class ObjectDataArguments(AnnotatedDataArguments):
     """Images with boxes, whatever else is known of the objects."""
+
+    loader_options = (*AnnotatedDataArguments.loader_options, "objects_column_name", "box_errors")
 
     objects_column_name: str | None = field(
         default=None, metadata={"help": "Column of the objects, where it is not clear by itself."}
@@ -136,14 +134,6 @@ class ObjectDataArguments(AnnotatedDataArguments):
             "script stops (raise), what is outside is cut off (clip), or they are left out (drop)."
         },
     )
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with where objects are and what is done about wrong boxes."""
-        return {
-            **super().source_options(),
-            "objects_column_name": self.objects_column_name,
-            "box_errors": self.box_errors,
-        }
 
 
 @dataclass
