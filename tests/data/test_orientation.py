@@ -370,5 +370,5 @@ def test_wrong_boxes_of_turned_images_stay_wrong(tmp_path: Path) -> None:
 def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
     load = semantic(tmp_path, Scene(1, WIDE, "stored"))
     for choice in ("upright", None):
-        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored', 'disp"):
+        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored' or"):
             load(str(tmp_path), annotation_orientation=choice)
