@@ -81,9 +81,10 @@ def save_foreign(place: Path, **changes: object) -> Path:
 
 
 def write_images(place: Path) -> None:
-    for file in ("photo.png", *(f"data/train/{name}/{number}.png" for name in ("cat", "dog") for number in "0123")):
+    files = ("photo.png", *(f"data/train/{name}/{number}.png" for name in ("cat", "dog") for number in "0123"))
+    for number, file in enumerate(files):
         (place / file).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (20, 30)).save(place / file)
+        Image.new("RGB", (20, 30), (number, 0, 0)).save(place / file)
 
 
 def add_code(folder: Path, marker: Path) -> None:
