@@ -164,8 +164,11 @@ def header(stream: BinaryIO, name: str) -> tuple[int, int, int]:
     """Returns width, height and EXIF orientation of an encoded image, without decoding it; errors as `open_image`."""
     image = _open_encoded(stream, name)
     has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
-    orientation = image.getexif().get(EXIF_ORIENTATION, 1) if has_exif else 1
-    return image.width, image.height, orientation if orientation in range(2, 9) else 1
+    exif = image.getexif() if has_exif else {}
+    orientation = exif.get(EXIF_ORIENTATION, 1)
+    # Of TIFF, PIL gives the size once it is upright: the tags of width and height are those of the stored image.
+    width, height = (exif[256], exif[257]) if image.format == "TIFF" else image.size
+    return width, height, orientation if orientation in range(2, 9) else 1
 
 
 def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":

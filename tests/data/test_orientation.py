@@ -53,13 +53,13 @@ def tagged(orientation: int) -> PILImage.Exif:
 class Scene:
     """An image that shows a box in a color, and what is known of it in the stored or the displayed image."""
 
-    def __init__(self, orientation: int, size: tuple[int, int], frame: str) -> None:
+    def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
         self.frame_turn = orientation if frame == "stored" else 1
         shown = PILImage.new("RGB", size)
         shown.paste(COLOR, BOX)
         buffer = BytesIO()
-        stored(shown, orientation).save(buffer, "PNG", exif=tagged(orientation))
+        stored(shown, orientation).save(buffer, file_format, exif=tagged(orientation))
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
@@ -372,3 +372,13 @@ def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
     for choice in ("upright", None):
         with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored' or"):
             load(str(tmp_path), annotation_orientation=choice)
+
+
+def test_tiff_is_turned_like_other_formats(tmp_path: Path) -> None:
+    for orientation in range(1, 9):
+        folder, scene = tmp_path / str(orientation), Scene(orientation, WIDE, "stored", "TIFF")
+        for number, (write, check) in enumerate([(semantic, check_semantic), (coco, check_boxes)]):
+            load = write(folder / str(number), scene)
+            check(scene, only_example(load(str(folder / str(number)), annotation_orientation="stored")))
+        scene = Scene(orientation, WIDE, "displayed", "TIFF")
+        check_boxes(scene, only_example(coco_without_size(folder, scene)(str(folder))))
