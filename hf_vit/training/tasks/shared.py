@@ -149,6 +149,10 @@ class SupervisedTask(Task):
         """Opens images and targets."""
         return self.load_source(self.data.dataset_name, **self.data.source_options())
 
+    def note_data(self) -> list[str]:
+        """Returns also what was found when the data were opened."""
+        return [*self.loaded.notes, *super().note_data()]
+
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
