@@ -122,7 +122,7 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors
     num_tiny = int((np.abs(places) <= 1).all(axis=1).sum())
     if 2 * num_tiny > len(places):
         raise ValueError(
-            f"{num_tiny} of {len(places)} labeled keypoints have x and y between 0 and 1, but keypoints are in pixels. "
+            f"{num_tiny} of {len(places)} labeled keypoints have x and y between 0 and 1, but are read as pixels. "
             "Multiply x by the width of the image and y by its height. A missing keypoint has visibility 0, an empty "
             "cell, or x and y of -1."
         )

@@ -78,15 +78,10 @@ def load_keypoint_detection(
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
     tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
     images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
-    return KeypointData(
-        DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
-        keypoint_target,
-        known.names,
-        notes=report(num_missing, f"{num_missing:,} keypoints at -1, -1 count as not labeled"),
-        flip_pairs=flip_pairs_of(known.names, flip_pairs),
-        skeleton=known.skeleton,
-        oks_sigmas=oks_sigmas_of(known.names),
-    )
+    rows = DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
+    pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
+    notes = report(num_missing, f"{num_missing:,} keypoints at -1, -1 count as not labeled")
+    return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)
 
 
 def _load(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNames]:
