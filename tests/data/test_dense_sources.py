@@ -274,8 +274,8 @@ def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
 def test_semantic_masks_do_not_say_which_classes_are_things(tmp_path):
     write_mask_folders(tmp_path)
     message = (
-        r"masks of .* show classes and no instances\. Name the classes whose connected regions are instances, "
-        r'--thing_classes "car" \(in Python thing_names\), or none, if all are stuff: ""\.'
+        r'masks of .* hold classes but no instances\. Set --thing_classes "car" \(thing_names in Python\) to the '
+        r'classes whose connected regions are instances, or to "" if all classes are stuff\.'
     )
     with pytest.raises(ValueError, match=message):
         load_universal_segmentation(str(tmp_path))

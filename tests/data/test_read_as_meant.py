@@ -143,9 +143,9 @@ def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.
     for split in plain.splits:
         assert data.splits[split]["boxes"][:] == plain.splits[split]["boxes"][:]
         assert data.splits[split]["class_labels"][:] == plain.splits[split]["class_labels"][:]
-    assert data.notes == ("1 boxes repeat another box of their image and class and are left out.",)
+    assert data.notes == ("1 exact duplicates of boxes, of one image and class, were removed.",)
     assert plain.notes == ()
-    assert "1 boxes repeat another box" in caplog.text
+    assert "1 exact duplicates of boxes" in caplog.text
     # another class, or a crowd, is another object
     apart = load_object_detection(str(write_coco_boxes(tmp_path, annotations=[*annotations, *others[1:]])))
     assert sum(map(len, apart.splits["train"]["boxes"])) == len(annotations) + 2
@@ -233,12 +233,12 @@ def test_spaces_around_labels_are_no_part_of_them(tmp_path: Path, caplog: pytest
     dataset_of(["cat", "cat ", " dog", "dog"]).to_parquet(tmp_path / "train.parquet")
     labels = load_image_classification(str(tmp_path))["train"].features["label"]
     assert labels.names == ["cat", "dog"]
-    assert "2 labels of the split 'train' are others with spaces around them, and count as these." in caplog.text
+    assert "2 labels of the split 'train' differ from others only in outer spaces and are the same." in caplog.text
     assert stream_image_classification(str(tmp_path)).names == ("cat", "dog")
     caplog.clear()
     folders = write_class_folders(tmp_path / "folders", ["cat", "cat ", "dog"])
     assert load_image_classification(str(folders))["train"].features["label"].names == ["cat", "dog"]
-    assert "1 labels of the split 'train' are others with spaces" in caplog.text
+    assert "1 labels of the split 'train' differ from others only in outer spaces" in caplog.text
 
 
 # What systems leave among the data

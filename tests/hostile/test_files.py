@@ -388,7 +388,7 @@ DATASETS = [
     *data_rows(
         "universal_segmentation",
         write_mask_folders,
-        [("classes-that-may-be-things-or-stuff", lambda folder: None, '--thing_classes "car" | stuff: ""')],
+        [("classes-that-may-be-things-or-stuff", lambda folder: None, '--thing_classes "car" | to ""')],
     ),
     *data_rows(
         "image_classification",

@@ -238,7 +238,10 @@ def test_what_was_changed_when_data_were_opened_is_in_the_card(tmp_path: Path) -
     content["annotations"].append({**content["annotations"][0], "id": 9999})
     file.write_text(json.dumps(content))
     train("object_detection", tmp_path / "objects", tmp_path / "boxes", *A_FEW_STEPS)
-    assert "1 boxes repeat another box of their image and class" in (tmp_path / "boxes" / "README.md").read_text()
+    assert (
+        "1 exact duplicates of boxes, of one image and class, were removed."
+        in (tmp_path / "boxes" / "README.md").read_text()
+    )
     file = write_figures(tmp_path / "figures") / "train" / "annotations.json"
     content = json.loads(file.read_text())
     content["annotations"][0]["keypoints"][:3] = [-1, -1, 2]

@@ -306,7 +306,9 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
     elif feature in LABEL_TYPES:
         names = [None if value in UNLABELED else str(value).strip() or None for value in values]
         count = len({str(value) for value in values if value not in UNLABELED}) - len({*names} - {None})
-        report(count, f"{count} labels of the split {split!r} are others with spaces around them, and count as these")
+        report(
+            count, f"{count} labels of the split {split!r} differ from others only in outer spaces and are the same"
+        )
         hint = "Label these examples or leave them out."
     else:
         raise ValueError(

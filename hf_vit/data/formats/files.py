@@ -54,7 +54,7 @@ def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
-    """Warns of something that was found `count` times, if any; returns it as sentences of the model card."""
+    """Warns of a finding if its count is positive; returns it as sentences for the model card, none without any."""
     if count:
         logger.warning("%s.", finding)
     return (f"{finding}.",) if count else ()
@@ -114,18 +114,18 @@ def _check_shards(files: Iterable[str]) -> None:
         missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
     if missing:
         raise ValueError(
-            f"{len(missing)} shards of the data are missing:{in_lines(missing)}\nGet them, or rename the files that "
-            "are here to use these alone."
+            f"{len(missing)} shards of the data are missing:{in_lines(missing)}\nDownload them, or rename the files "
+            "that are present to use these alone."
         )
 
 
 def is_system(name: str) -> bool:
-    """Returns whether a file or folder of this name is hidden, or left by a system rather than by the user."""
+    """Returns whether a file or folder of this name is hidden, or created by an operating system."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
-    """Returns paths, sorted, without those of `is_system`."""
+    """Returns sorted paths without those that `is_system` finds."""
     return sorted(path for path in paths if not is_system(path.name))
 
 

@@ -168,13 +168,13 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
 
 
 def without_repeats(tables: Mapping[str, ObjectTable]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Leaves out boxes that are written twice, with the same class in the same image; returns sentences on them."""
+    """Removes exact duplicates of boxes, of one image and class; also returns sentences for the model card."""
     kept = {}
     for split, table in tables.items():
         rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
         kept[split] = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
     count = sum(map(len, tables.values())) - sum(map(len, kept.values()))
-    return kept, report(count, f"{count:,} boxes repeat another box of their image and class and are left out")
+    return kept, report(count, f"{count:,} exact duplicates of boxes, of one image and class, were removed")
 
 
 def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:

@@ -104,7 +104,7 @@ def _neighbors(path: Path) -> str:
 
 
 def class_folder(options: SourceOptions, are_named: object = None) -> Path:
-    """Returns the folder in which a file may name the classes, that of the Hub's unless they are named already."""
+    """Returns where a file may name the classes; from the Hub, id2label.json is downloaded unless they are named."""
     if options.path.exists() or are_named:
         return options.path.parent if options.path.is_file() else options.path
     try:

@@ -11,7 +11,7 @@ FALSE, TRUE = {"", "0", "0.0", "false", "no", "none", "unspecified"}, {"1", "1.0
 
 
 def flag_of(value: object, name: str) -> bool:
-    """Returns what a number, a truth value or a text ("0", "True", "yes") says; `name` says of what, in errors."""
+    """Returns whether a number, a truth value or a text ("0", "True", "yes") means true; errors begin with `name`."""
     text = str(value).strip().lower()
     if text not in FALSE | TRUE:
         raise ValueError(f"{name} is {value!r}, which is neither true nor false. Write 1 or 0.")

@@ -93,8 +93,8 @@ def load_universal_segmentation(
 
     Args:
         source: Path, or name on the Hub.
-        thing_names: Those classes of semantic masks that are things, which these masks need, as they do not show which
-            pixels are of one instance; an empty list if all classes are stuff. Annotations of COCO say so themselves.
+        thing_names: Those classes of semantic masks that are things; an empty list if all are stuff. Required for such
+            masks, which hold no instances. Annotations of COCO say so themselves.
         annotations: "panoptic" or "instances", where `source` has both.
         class_names: As in `load_semantic_segmentation`, like all that follow.
         classes_file: One of the files of names or colors.
@@ -129,8 +129,8 @@ def load_universal_segmentation(
 def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: str) -> tuple[int, ...]:
     if thing_names is None:
         raise ValueError(
-            f"The masks of {source} show classes and no instances. Name the classes whose connected regions are "
-            f'instances, --thing_classes "{names[-1]}" (in Python thing_names), or none, if all are stuff: "".'
+            f'The masks of {source} hold classes but no instances. Set --thing_classes "{names[-1]}" (thing_names in '
+            'Python) to the classes whose connected regions are instances, or to "" if all classes are stuff.'
         )
     if unknown := [name for name in thing_names if name not in names]:
         raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(names)}.")

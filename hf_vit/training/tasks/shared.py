@@ -150,7 +150,7 @@ class SupervisedTask(Task):
         return self.load_source(self.data.dataset_name, **self.data.source_options())
 
     def note_data(self) -> list[str]:
-        """Returns also what was found when the data were opened."""
+        """Adds the notes of the data loader."""
         return [*self.loaded.notes, *super().note_data()]
 
     @abstractmethod

@@ -185,7 +185,9 @@ class UniversalDataArguments(MaskDataArguments):
     )
     thing_classes: str | None = field(
         default=None,
-        metadata={"help": 'Classes of semantic masks whose connected regions are instances: "cat,dog"; or none: "".'},
+        metadata={
+            "help": 'Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.'
+        },
     )
     annotations: str | None = field(
         default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
