@@ -143,12 +143,14 @@ class TargetData:
         read_target: Reads the target of a row.
         names: Name of each class, or of each keypoint; none for depth.
         thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
+        notes: What was found and changed when the data were opened, in sentences for the model card.
     """
 
     splits: DatasetDict
     read_target: ReadTarget
     names: tuple[str, ...] = ()
     thing_ids: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def examples(self, split: str) -> TargetDataset:
         """Returns the examples of a split, read on access."""

@@ -44,6 +44,10 @@ class StreamedMetric(ABC):
     def reset(self) -> None:
         """Removes all images."""
 
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class or keypoint, by its name; none where there are no classes."""
+        return {}
+
     def best_threshold(self) -> Threshold | None:
         """Returns the score above which predictions are given as answers, as all images so far choose it.
 

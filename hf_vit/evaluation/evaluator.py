@@ -63,7 +63,7 @@ class BaseEvaluator(ABC):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class; none where there are no classes."""
-        return {}
+        return self.metric.per_class()
 
     @abstractmethod
     def draw(self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from transformers.utils import logging
 
 from ..data import TargetDataset, shows_transparency
 from ..data.fingerprint import image_checksums
-from ..data.formats.files import in_lines, listed
+from ..data.formats.files import in_lines, listed, report
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments
 
@@ -123,7 +124,7 @@ def note_classes(
             raise ValueError(
                 _one_class_only(split, names[int(seen.is_seen.int().argmax())], seen, is_pixelwise, examples)
             )
-    notes = []
+    notes = _note_alike(names)
     if is_pixelwise:
         notes += [note for split, seen in splits.items() for note in _note_empty(split, seen)]
     if "train" in splits and not splits["train"].is_seen.all():
@@ -139,6 +140,14 @@ def _one_class_only(split: str, name: str, seen: SeenClasses, is_pixelwise: bool
         f"of none ({IGNORED_LABEL}): there is nothing to tell apart, and any model scores 1. If they are 0 and 255 "
         "for two classes, set --binary_masks true; if they count from 1, --reduce_labels true; else label more."
     )
+
+
+def _note_alike(names: Sequence[str]) -> list[str]:
+    spelled = defaultdict(list)
+    for name in names:
+        spelled[" ".join(normalize("NFKC", name).casefold().split())].append(name)
+    alike = " and ".join(listed(found) for found in spelled.values() if len(found) > 1)
+    return list(report(len(alike), f"Names that differ only in case, spaces or Unicode form: {alike}"))
 
 
 def _note_empty(split: str, seen: SeenClasses) -> list[str]:

@@ -271,6 +271,18 @@ def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
         regions(labels, tmp_path, "dog")
 
 
+def test_semantic_masks_do_not_say_which_classes_are_things(tmp_path):
+    write_mask_folders(tmp_path)
+    message = (
+        r'masks of .* hold classes but no instances\. Set --thing_classes "car" \(thing_names in Python\) to the '
+        r'classes whose connected regions are instances, or to "" if all classes are stuff\.'
+    )
+    with pytest.raises(ValueError, match=message):
+        load_universal_segmentation(str(tmp_path))
+    assert load_universal_segmentation(str(tmp_path), thing_names=[]).thing_ids == ()
+    assert load_universal_segmentation(str(tmp_path), thing_names=["car", "sky"]).thing_ids == (0, 2)
+
+
 def test_an_image_without_any_class_has_no_masks(tmp_path):
     write_pictures(tmp_path, "images/0.jpg")
     write_image(tmp_path / "masks" / "0.png", np.full(SHAPE, 255, np.uint8))
@@ -329,8 +341,9 @@ def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
 def test_images_without_instances_have_no_masks(tmp_path):
     file = write_instances(tmp_path, SQUARE)
     content = json.loads(file.read_text())
-    content["images"].append({**content["images"][0], "id": 13})
+    content["images"].append({**content["images"][0], "id": 13, "file_name": "13.jpg"})
     file.write_text(json.dumps(content))
+    write_pictures(tmp_path, "train/images/13.jpg")
     assert load_universal_segmentation(str(file)).examples("train")[1]["masks"].shape == (0, *SHAPE)
 
 

@@ -263,6 +263,45 @@ def test_bad_tables_are_named(tmp_path: Path, columns: list[str], row: tuple, me
         load(write_landmarks(tmp_path, columns, row))
 
 
+def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:
+    columns = ["x1", "y1", "x2", "y2"]
+    rows = [("images/a.png", 12, 8, -1, -1), ("images/b.png", -1, -1, -1.0, -1), ("images/b.png", 5, -1, 6, 7)]
+    data = load(write_landmarks(tmp_path / "table", columns, *rows))
+    assert [keypoints for _, keypoints, _, _ in table(data)] == [
+        triples([12, 8, 2, 0, 0, 0]),
+        triples([5, -1, 2, 6, 7, 2]),
+    ]
+    assert data.notes == ("3 keypoints at -1, -1 count as not labeled.",)
+    assert "3 keypoints at -1, -1 count as not labeled." in caplog.text
+    assert "1 of 3 objects have no labeled keypoint" in caplog.text
+    coco = load(with_annotation(tmp_path / "coco", keypoints=[12, 8, 2, -1, -1, 2, -1, -1, 0]))
+    assert table(coco)[1][1] == triples([12, 8, 2, 0, 0, 0, 0, 0, 0])
+    assert coco.notes == ("1 keypoints at -1, -1 count as not labeled.",)
+    assert load(write_coco(tmp_path / "sound")).notes == ()
+
+
+@pytest.mark.parametrize("offset", [0.0, -0.04])
+def test_keypoints_in_shares_of_the_image_are_refused(tmp_path: Path, offset: float) -> None:
+    shares = [round(0.1 * number + offset, 2) for number in range(8)]
+    rows = [("images/a.png", *shares[:4]), ("images/b.png", *shares[4:])]
+    message = (
+        r"4 of 4 labeled keypoints have x and y between 0 and 1, .* Multiply x by the width of the image and y by"
+    )
+    with pytest.raises(ValueError, match=message):
+        load(write_landmarks(tmp_path / "table", ["x1", "y1", "x2", "y2"], *rows))
+    relative = [
+        {**a, "keypoints": [value / 100 if n % 3 < 2 else value for n, value in enumerate(a["keypoints"])]}
+        for a in ANNOTATIONS
+    ]
+    with pytest.raises(ValueError, match="8 of 8 labeled keypoints have x and y between 0 and 1"):
+        load(write_coco(tmp_path / "coco", annotations=relative), box_errors="clip")
+
+
+def test_a_missing_keypoint_at_the_first_pixel_is_no_share(tmp_path: Path) -> None:
+    rows = [("images/a.png", 0, 0, 5, 6), ("images/b.png", 1, 0, 9, 9)]
+    assert len(load(write_landmarks(tmp_path, ["x1", "y1", "x2", "y2"], *rows)).splits["train"]) == 2
+
+
 def test_tables_of_splits_have_the_same_keypoints(tmp_path: Path) -> None:
     write_landmarks(tmp_path, ["x1", "y1"], ("images/a.png", 1, 1)).rename(tmp_path / "train.csv")
     write_landmarks(tmp_path, ["x2", "y2"], ("images/a.png", 1, 1)).rename(tmp_path / "val.csv")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 
 from ..helpers.datasets import (
+    dataset_of,
     depth_in_millimeters,
     picture,
     truncate,
@@ -225,6 +226,32 @@ def rename_all(content: dict[str, Any]) -> None:
         category["name"] = "pet"
 
 
+def repeat_image(content: dict[str, Any]) -> None:
+    content["images"].append({**content["images"][0], "id": 77})
+
+
+def repeat_key(folder: Path) -> None:
+    file = folder / "train" / "annotations.json"
+    file.write_text(file.read_text().replace('"iscrowd": 0', '"iscrowd": 1, "iscrowd": 0', 1))
+
+
+def write_id2label(folder: Path) -> None:
+    (folder / "classes.txt").unlink()
+    (folder / "id2label.json").write_text('{"0": "sky", "0": "road", "1": "car"}')
+
+
+def write_shares(folder: Path) -> None:
+    """Writes keypoints as MediaPipe does, relative to the image."""
+    write_pictures(folder, *(f"{number}.png" for number in range(4)))
+    rows = [f"{number}.png,{0.1 + 0.2 * number:.1f},0.5,0.{number},0.9\n" for number in range(4)]
+    (folder / "train.csv").write_text("file,nose_x,nose_y,tail_x,tail_y\n" + "".join(rows))
+
+
+def write_first_shard(folder: Path) -> None:
+    folder.mkdir()
+    dataset_of(["cat", "dog"]).to_parquet(folder / "train-00000-of-00002.parquet")
+
+
 def no_depth(folder: Path) -> None:
     for file in folder.glob("*/depths/*.png"):
         write_image(file, np.zeros((6, 8), np.uint16))
@@ -251,6 +278,7 @@ def swap_idx(folder: Path) -> None:
 
 ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha" * 50}">' for n in range(10))
 LAUGHS = f"<?xml version='1.0'?><!DOCTYPE x [{ENTITIES}]><annotation><filename>&l9;</filename></annotation>"
+DIFFICULT = "<difficult>very</difficult>"
 FIRST_XML = f"train/{SCENES['train'][0][0]}.xml"
 
 
@@ -271,6 +299,7 @@ DATASETS = [
             ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | cannot be read"),
             ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | cannot be read"),
             ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
+            ("table-of-two-columns-of-one-name", write("train.csv", "file,label,label\na.png,cat,dog\n"), "'label'"),
             ("test-images-of-the-training", evaluate_training_images, "4 of 4 test images | allow_duplicates"),
             ("table-of-images-that-are-missing", write("train.csv", "file,label\nnowhere.png,cat\n"), "nowhere.png"),
         ],
@@ -300,6 +329,8 @@ DATASETS = [
             ("mask-that-is-empty", write("train/masks/0.png", b""), "0.jpg | not an image"),
             ("mask-that-is-missing", lambda folder: (folder / "train/masks/0.png").unlink(), "0"),
             ("class-list-that-is-empty", write("classes.txt", ""), "classes.txt"),
+            ("class-list-numbered-from-1", write("classes.txt", "1 sky\n2 road\n3 car\n"), "1, 2, 3 | id2label.json"),
+            ("class-numbers-that-are-there-twice", write_id2label, "id2label.json | '0' occurs 2 times"),
         ],
     ),
     *data_rows(
@@ -327,6 +358,9 @@ DATASETS = [
             ("annotations-that-are-cut", lambda f: truncate(f / "train/annotations.json"), "annotations.json | JSON"),
             ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "no JSON object"),
             ("image-of-annotations-that-is-missing", lambda f: remove_first(f / "train/images"), "do not exist"),
+            ("crowd-of-an-unknown-kind", with_annotation(iscrowd="some"), "'some' | neither true nor false"),
+            ("two-images-of-one-file", change_json("train/annotations.json", repeat_image), "file_names | a.png"),
+            ("key-that-is-there-twice", repeat_key, "annotations.json | 'iscrowd' occurs 2 times"),
             ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "one name"),
         ],
     ),
@@ -335,6 +369,11 @@ DATASETS = [
         write_xml,
         [
             ("xml-that-is-cut", lambda folder: truncate(folder / FIRST_XML), "malformed"),
+            (
+                "xml-difficult-beyond-words",
+                write(FIRST_XML, voc_xml(SCENES["train"][0], DIFFICULT)),
+                "'very' | neither",
+            ),
             ("xml-that-grows-without-end", write(FIRST_XML, LAUGHS), FIRST_XML),
         ],
     ),
@@ -347,6 +386,21 @@ DATASETS = [
             ("line-of-nan", write(FIRST_YOLO, "0 nan 0.5 0.2 0.2\n"), "0 nan 0.5"),
             ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | no YAML"),
         ],
+    ),
+    *data_rows(
+        "keypoint_detection",
+        write_shares,
+        [("keypoints-in-shares-of-the-image", lambda folder: None, "8 of 8 | Multiply x by the width")],
+    ),
+    *data_rows(
+        "universal_segmentation",
+        write_mask_folders,
+        [("classes-that-may-be-things-or-stuff", lambda folder: None, '--thing_classes "car" | to ""')],
+    ),
+    *data_rows(
+        "image_classification",
+        write_first_shard,
+        [("shard-of-the-data-that-is-missing", lambda folder: None, "1 shards | train-00001-of-00002")],
     ),
     *data_rows(
         "image_text",

@@ -14,7 +14,8 @@ from hf_vit.model.task_universal_segmentation import mask_probabilities
 from hf_vit.training import UniversalMetric
 from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
-from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
+from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, scores_of, train, write_scenes
+from ..scripts.test_demo import load_script
 
 
 TASK = "universal_segmentation"
@@ -41,6 +42,17 @@ def test_masked_attention_is_annealed_with_every_step(scenes: Path, tmp_path: Pa
 def test_the_image_processor_knows_what_is_stuff(scenes: Path, tmp_path: Path) -> None:
     train(TASK, scenes, tmp_path, *A_FEW_STEPS)
     assert list(HfViTImageProcessor.from_pretrained(tmp_path).label_ids_to_fuse) == [NAMES.index("floor")]
+
+
+def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path, tmp_path: Path) -> None:
+    arguments = arguments_of(TASK, scenes, tmp_path / "out", *A_FEW_STEPS)
+    place = arguments.index("--thing_classes")
+    with pytest.raises(SystemExit, match=r'hold classes but no instances\. Set --thing_classes "dog"'):
+        load_script(f"train_{TASK}").main(arguments[:place] + arguments[place + 2 :])
+    assert not (tmp_path / "out").exists()
+    for things, words in (("", "none, all are stuff"), ("cat,dog", "cat, dog")):
+        train(TASK, scenes, tmp_path / things, *A_FEW_STEPS, "--thing_classes", things)
+        assert f"| things | {words} |" in (tmp_path / things / "README.md").read_text()
 
 
 def perfect(target: dict) -> dict:

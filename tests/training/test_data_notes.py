@@ -1,6 +1,7 @@
 """What data lack is said before a training and in its card, and a training that could learn nothing is refused."""
 
 import json
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -217,6 +218,40 @@ def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: li
     ]
     with pytest.raises(ValueError, match=r"All 1 train images are of the class '.*', but two classes are the least"):
         classify(tmp_path / "table", "--max_train_samples", "1")
+
+
+def test_classes_whose_names_look_alike_are_named_also_in_the_card(
+    tmp_path: Path, warnings: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Épagneul") for form in ("NFC", "NFD"))
+    folder = write_class_folders(
+        tmp_path / "pets", ["cat", "Cat", "black cat", "black  cat", composed, decomposed, "cow"]
+    )
+    note = "Names that differ only in case, spaces or Unicode form: 'Cat', 'cat' and "
+    assert classify(folder).data_notes == [f"{note}{decomposed!r}, {composed!r} and 'black  cat', 'black cat'."]
+    assert note in caplog.text
+    assert not warnings
+    assert "Names that differ" not in " ".join(
+        classify(write_class_folders(tmp_path / "two", ["cat", "dog"])).data_notes
+    )
+
+
+def test_what_was_changed_when_data_were_opened_is_in_the_card(tmp_path: Path) -> None:
+    file = write_objects(tmp_path / "objects") / "train" / "annotations.json"
+    content = json.loads(file.read_text())
+    content["annotations"].append({**content["annotations"][0], "id": 9999})
+    file.write_text(json.dumps(content))
+    train("object_detection", tmp_path / "objects", tmp_path / "boxes", *A_FEW_STEPS)
+    assert (
+        "1 exact duplicates of boxes, of one image and class, were removed."
+        in (tmp_path / "boxes" / "README.md").read_text()
+    )
+    file = write_figures(tmp_path / "figures") / "train" / "annotations.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["keypoints"][:3] = [-1, -1, 2]
+    file.write_text(json.dumps(content))
+    train("keypoint_detection", tmp_path / "figures", tmp_path / "poses", *A_FEW_STEPS)
+    assert "1 keypoints at -1, -1 count as not labeled." in (tmp_path / "poses" / "README.md").read_text()
 
 
 def test_targets_are_read_in_shares_by_several_processes(

@@ -1,6 +1,5 @@
 """Classes of a dataset: their names, their numbers, and how masks encode them."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from .files import listed
+from .files import listed, report
+from .text import parse_json, read_text
 
 
 logger = logging.get_logger(__name__)
@@ -25,6 +25,7 @@ LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 # How palettes call the color of pixels that are of no class.
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
+NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # "0 cat", "0: cat"
 PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
 Color = tuple[int, int, int]
 
@@ -129,11 +130,8 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
-    """Reads names line by line, `id2label` in JSON, or a palette; returns names, and those of a palette by color."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 text: {error}. Save it as UTF-8.") from error
+    """Reads lines of names or of numbers and names, `id2label` in JSON, or a palette; returns names, and by color."""
+    text = read_text(file)
     if file.suffix.lower() == ".json":
         return _read_id2label(file, text), {}
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -141,7 +139,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         lines = lines[1:]  # the header
     colors = [_name_and_color(line) for line in lines]
     if not any(colors):
-        return lines, {}
+        return _without_numbers(lines, file), {}
     if None in colors:
         raise ValueError(
             f"{file} has the line {lines[colors.index(None)]!r} among colors. A line of a palette reads "
@@ -162,14 +160,26 @@ def names_beside(folders: Sequence[Path]) -> list[str]:
 
 def _read_id2label(file: Path, text: str) -> list[str]:
     try:
-        names = {int(number): str(name) for number, name in dict(json.loads(text)).items()}
+        names = {int(number): str(name) for number, name in dict(parse_json(text)).items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file} is no JSON object of class numbers and names: {error}.") from error
     names.pop(IGNORED_LABEL, None)
+    return _by_number(names, file)
+
+
+def _without_numbers(lines: list[str], file: Path) -> list[str]:
+    """Returns names without the numbers from 0 in front of them; raises `ValueError` for numbers from 1."""
+    names = {int(match[1]): match[2] for match in map(NUMBERED.fullmatch, lines) if match}
+    is_numbered = names and sorted(names) in [list(range(first, first + len(lines))) for first in (0, 1)]
+    return _by_number(names, file) if is_numbered else lines
+
+
+def _by_number(names: Mapping[int, str], file: Path) -> list[str]:
     if sorted(names) != list(range(len(names))):
         raise ValueError(
             f"{file} numbers its classes {listed(sorted(names))}, but {len(names)} classes go from 0 to "
-            f"{len(names) - 1}. Where masks count from 1 and 0 is no class, number them from 0 and set reduce_labels."
+            f"{len(names) - 1}. Where masks count from 1 and 0 is no class, number them from 0 and set reduce_labels. "
+            f"Names that begin with a number stand in {NAME_FILES[1]}."
         )
     return [names[number] for number in range(len(names))]
 
@@ -294,7 +304,11 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
         names = [known.get(value) for value in values]
         hint = f"They go from 0 to {len(known) - 1}, as there are {len(known)} classes."
     elif feature in LABEL_TYPES:
-        names = [None if value in UNLABELED else str(value) for value in values]
+        names = [None if value in UNLABELED else str(value).strip() or None for value in values]
+        count = len({str(value) for value in values if value not in UNLABELED}) - len({*names} - {None})
+        report(
+            count, f"{count} labels of the split {split!r} differ from others only in outer spaces and are the same"
+        )
         hint = "Label these examples or leave them out."
     else:
         raise ValueError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
+from datasets import Dataset, DatasetDict, Image, List, Value
 from transformers.utils import logging
 
 from ..datasets import TargetData
@@ -27,11 +27,13 @@ from .files import (
     split_named,
     split_within,
     subfolders,
+    visible,
     with_files,
 )
 from .keypoints import KeypointNames, KeypointTable
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of
 from .orientation import AnnotationOrientation, with_turns
+from .text import flag_of, parse_json, read_text
 
 
 logger = logging.get_logger(__name__)
@@ -56,13 +58,18 @@ def _check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file:
         raise ValueError(f"{len(lacking)} of {len(entries)} {what} in {file} are incomplete:{in_lines(lacking)}")
 
 
-def _check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
-    counts = Counter(entry["id"] for entry in entries if "id" in entry)
-    if several := [f"id {name}: {count} times" for name, count in counts.items() if count > 1]:
+def _check_unique(entries: Sequence[Entry], key: str, what: str, file: Path) -> None:
+    counts = Counter(entry[key] for entry in entries if key in entry)
+    if several := [f"{key} {name}: {count} times" for name, count in counts.items() if count > 1]:
         raise ValueError(
-            f"{len(several)} ids of {what} in {file} occur more than once:{in_lines(several, MAX_NAMED)}\nNumber the "
-            f"{what} again."
+            f"{len(several)} {key}s of {what} in {file} occur more than once:{in_lines(several, MAX_NAMED)}\nGive "
+            f"each entry its own {key}, or join the entries that mean the same."
         )
+
+
+def _labeled(entry: Entry, numbers: Mapping[int, int], file: Path) -> dict[str, Any]:
+    number, label = entry.get("id"), numbers[entry["category_id"]]
+    return {"id": number, "label": label, "iscrowd": flag_of(entry.get("iscrowd"), f"iscrowd of {number} in {file}")}
 
 
 def _check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
@@ -108,7 +115,7 @@ def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
     if path.is_file():
         return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
     folders = [path, *subfolders(path)]
-    files = [file for folder in folders for file in sorted(folder.glob("*.json")) if _is_annotation(file, kinds)]
+    files = [file for folder in folders for file in visible(folder.glob("*.json")) if _is_annotation(file, kinds)]
     found = [kind for kind in kinds if any(kind in file.stem for file in files)]
     if len(found) > 1:
         raise ValueError(f"{path} has annotations of {' and '.join(found)}. Choose with annotations={found[0]!r}.")
@@ -130,7 +137,7 @@ def _split_of(file: Path) -> str | None:
 def _read_coco(file: Path) -> Content:
     """Reads "images", "annotations", of which there may be none, and "categories" with what all kinds need."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(read_text(file))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}.") from error
     if not isinstance(content, dict):
@@ -141,7 +148,8 @@ def _read_coco(file: Path) -> Content:
         raise ValueError(f"{file} has no {' and no '.join(missing)}, which annotations of COCO have.")
     for name, keys in NEEDED.items():
         _check_entries(content[name], keys, name, file)
-    _check_unique(content["images"], "images", file)
+    for key in NEEDED["images"]:
+        _check_unique(content["images"], key, "images", file)
     return content
 
 
@@ -165,7 +173,11 @@ def _categories(content: Content, file: Path) -> list[dict[str, Any]]:
     if len(set(names)) < len(names):
         raise ValueError(f"{file} has categories of one name: {listed(sorted(names))}. Rename them.")
     return [
-        {"id": category["id"], "name": name, "isthing": bool(category.get("isthing", 1))}
+        {
+            "id": category["id"],
+            "name": name,
+            "isthing": flag_of(category.get("isthing", 1), f"isthing of {name!r} in {file}"),
+        }
         for category, name in zip(categories, names, strict=True)
     ]
 
@@ -234,36 +246,16 @@ def _panoptic_rows(content: Content, file: Path, numbers: dict[int, int], split:
     by_id = {image["id"]: path for image, path in zip(content["images"], images, strict=True)}
     folders = [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"]
     masks = _paths_in(annotations, folders, file)
-    segments = [annotation["segments_info"] for annotation in annotations]
     _check_known(annotations, "image_id", by_id, "images", file)
     _check_known(listed_segments, "category_id", numbers, "categories", file)
     if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
         logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(bare)))
-    return Dataset.from_dict(
-        {
-            "image": [by_id[annotation["image_id"]] for annotation in annotations],
-            "panoptic": masks,
-            "segments": [
-                [
-                    {
-                        "id": segment["id"],
-                        "label": numbers[segment["category_id"]],
-                        "iscrowd": bool(segment.get("iscrowd", 0)),
-                    }
-                    for segment in found
-                ]
-                for found in segments
-            ],
-        },
-        features=Features(
-            {
-                "image": Image(),
-                "panoptic": Image(decode=False),
-                "segments": List({"id": Value("int64"), "label": Value("int64"), "iscrowd": Value("bool")}),
-            }
-        ),
-        split=NamedSplit(split),
-    )
+    segments = [
+        [_labeled(segment, numbers, file) for segment in annotation["segments_info"]] for annotation in annotations
+    ]
+    kind = List({"id": Value("int64"), "label": Value("int64"), "iscrowd": Value("bool")})
+    paths = [by_id[annotation["image_id"]] for annotation in annotations]
+    return images_at(paths, split, panoptic=(masks, Image(decode=False)), segments=(segments, kind))
 
 
 def _instance_rows(content: Content, file: Path, numbers: dict[int, int], split: str) -> Dataset:
@@ -274,26 +266,11 @@ def _instance_rows(content: Content, file: Path, numbers: dict[int, int], split:
     _check_instances(annotations, images, file)
     by_image = defaultdict(list)
     for annotation in annotations:
-        by_image[annotation["image_id"]].append(
-            {
-                "id": annotation.get("id"),
-                "label": numbers[annotation["category_id"]],
-                "iscrowd": bool(annotation.get("iscrowd", 0)),
-                "segmentation": annotation["segmentation"],
-            }
-        )
-    return Dataset.from_dict(
-        {
-            "image": _image_paths(content, file),
-            "objects": [json.dumps(by_image[image["id"]]) for image in images],
-            "height": [image["height"] for image in images],
-            "width": [image["width"] for image in images],
-        },
-        features=Features(
-            {"image": Image(), "objects": Value("string"), "height": Value("int64"), "width": Value("int64")}
-        ),
-        split=NamedSplit(split),
-    )
+        found = {**_labeled(annotation, numbers, file), "segmentation": annotation["segmentation"]}
+        by_image[annotation["image_id"]].append(found)
+    objects = [json.dumps(by_image[image["id"]]) for image in images]
+    sizes = {side: ([image[side] for image in images], Value("int64")) for side in ("height", "width")}
+    return images_at(_image_paths(content, file), split, objects=(objects, Value("string")), **sizes)
 
 
 def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
@@ -337,7 +314,7 @@ def _unused_headings(contents: dict[str, Content]) -> list[str]:
 
 def _check_annotations(content: Content, file: Path, keys: tuple[str, ...]) -> None:
     _check_entries(content["annotations"], keys, "annotations", file)
-    _check_unique(content["annotations"], "annotations", file)
+    _check_unique(content["annotations"], "id", "annotations", file)
     _check_references(content, file)
 
 
@@ -357,7 +334,7 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
         partial(_describe, annotations, file),
         is_share=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
-        is_crowd=np.array([bool(annotation.get("iscrowd")) for annotation in annotations]),
+        is_crowd=[annotation.get("iscrowd") for annotation in annotations],
         areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),
     )
 
@@ -371,7 +348,9 @@ def _numbers(annotations: list[dict[str, Any]], key: str, count: int, file: Path
     """Returns (N, count) float64 from lists of so many numbers."""
     faults = []
     for place, annotation in enumerate(annotations):
-        if not _are_numbers(found := annotation.get(key), count):
+        found: Any = annotation.get(key)
+        is_list = isinstance(found, list) and len(found) == count
+        if not (is_list and all(isinstance(value, int | float) for value in found)):
             short = f"{len(found)} numbers" if isinstance(found, list) and len(found) > 8 else repr(found)
             faults.append(f"{_describe(annotations, file, place)}: {short}")
     if faults:
@@ -380,12 +359,6 @@ def _numbers(annotations: list[dict[str, Any]], key: str, count: int, file: Path
             f"{in_lines(faults, MAX_NAMED)}"
         )
     return np.array([annotation[key] for annotation in annotations], float).reshape(-1, count)
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values)
-    )
 
 
 def _keypoint_category(content: Content, file: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,9 @@ IMAGE_SUFFIXES = {
 }  # fmt: skip
 NPY_START = b"\x93NUMPY"
 READ_AHEAD = 64  # images of which the bytes are in memory at a time
+# Folders and files that macOS, Windows and network storage leave among the data, in lower case.
+SYSTEM_NAMES = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "thumbs.db", "ehthumbs.db", "desktop.ini"}
+SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
 
 def listed(items: Collection[object]) -> str:
@@ -50,6 +53,13 @@ def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
     """Returns the first items, each on a new line of its own, and how many more there are."""
     more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
     return "".join(f"\n  {item}" for item in islice(items, limit)) + more
+
+
+def report(count: int, finding: str) -> tuple[str, ...]:
+    """Warns of a finding if its count is positive; returns it as sentences for the model card, none without any."""
+    if count:
+        logger.warning("%s.", finding)
+    return (f"{finding}.",) if count else ()
 
 
 def split_named(name: str) -> str | None:
@@ -86,6 +96,7 @@ def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
     for file in files:
         parent = "" if file.parent == folder else file.parent.name
         found[split_within(file.stem) or split_within(parent)].append(str(file))
+    _check_shards(chain.from_iterable(found.values()))
     others = found.pop(None, [])
     if not found:
         return {"train": others} if others else {}
@@ -94,15 +105,40 @@ def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
+def _check_shards(files: Iterable[str]) -> None:
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for match in filter(None, map(SHARD.fullmatch, files)):
+        found[match[1], match[3]].add(int(match[2]))
+    missing = []
+    for (name, total), numbers in found.items():
+        first = int(int(total) in numbers)  # some tools number shards from 1
+        others = sorted(set(range(first, first + int(total))) - numbers)
+        missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} shards of the data are missing:{in_lines(missing)}\nDownload them, or rename the files "
+            "that are present to use these alone."
+        )
+
+
+def is_system(name: str) -> bool:
+    """Returns whether a file or folder of this name is hidden, or created by an operating system."""
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def visible(paths: Iterable[Path]) -> list[Path]:
+    """Returns sorted paths without those that `is_system` finds."""
+    return sorted(path for path in paths if not is_system(path.name))
+
+
 def is_image(file: Path) -> bool:
     """Returns whether a visible file ends like an image that PIL reads."""
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+    return file.suffix.lower() in IMAGE_SUFFIXES and not is_system(file.name)
 
 
 def subfolders(folder: Path) -> list[Path]:
     """Lists the visible folders in a folder, sorted, without links that lead back to it or above."""
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return [path for path in found if not _leads_back(path, folder)]
+    return [path for path in visible(folder.iterdir()) if path.is_dir() and not _leads_back(path, folder)]
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -120,10 +156,10 @@ def files_below(folder: Path) -> list[Path]:
                 folders.clear()
                 continue
             seen.add(place.resolve())
-            folders[:] = [sub for sub in folders if not sub.startswith(".")]
+            folders[:] = [sub for sub in folders if not is_system(sub)]
             links = [place / sub for sub in sorted(folders) if (place / sub).is_symlink()]
             starts += [link for link in links if not _leads_back(link, folder) and not _leads_back(link, place)]
-            found += [place / file for file in files if not file.startswith(".")]
+            found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 
 
@@ -135,9 +171,12 @@ def _leads_back(path: Path, folder: Path) -> bool:
     return is_loop
 
 
-def images_at(paths: Sequence[str], split: str) -> Dataset:
-    """Returns a split with the column `image`, which opens its file on access."""
-    return Dataset.from_dict({"image": list(paths)}, features=Features({"image": Image()}), split=NamedSplit(split))
+def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], Any]) -> Dataset:
+    """Returns a split with the column `image`, which opens its file on access, and others: their values and type."""
+    columns = {"image": (paths, Image()), **others}
+    features = Features({name: feature for name, (_, feature) in columns.items()})
+    values = {name: list(found) for name, (found, _) in columns.items()}
+    return Dataset.from_dict(values, features=features, split=NamedSplit(split))
 
 
 def with_files(splits: DatasetDict) -> DatasetDict:

@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
+from datasets import Dataset, DatasetDict, Image, Value
 from transformers.utils import logging
 
 from .files import (
     IMAGE_SUFFIXES,
     files_below,
+    images_at,
     in_lines,
     is_image,
     listed,
@@ -78,14 +79,9 @@ def _load_split(name: str, root: Path) -> Dataset:
         logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
     if loose:
         logger.warning("Left out of %s, as they lie in no class folder: %s.", root, listed(loose))
-    return Dataset.from_dict(
-        {
-            "image": [str(file) for found in images.values() for file in found],
-            "label": [label for label, found in images.items() for _ in found],
-        },
-        features=Features({"image": Image(), "label": Value("string")}),
-        split=NamedSplit(name),
-    )
+    labels = [label for label, found in images.items() for _ in found]
+    paths = (str(file) for found in images.values() for file in found)
+    return images_at(paths, name, label=(labels, Value("string")))
 
 
 def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -> None:
@@ -201,8 +197,5 @@ def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
 
 
 def _as_dataset(pairs: list[tuple[Path, Path]], target: str, split: str) -> Dataset:
-    return Dataset.from_dict(
-        {"image": [str(image) for image, _ in pairs], target: [str(file) for _, file in pairs]},
-        features=Features({"image": Image(), target: Image(decode=False)}),
-        split=NamedSplit(split),
-    )
+    targets = [str(file) for _, file in pairs], Image(decode=False)
+    return images_at((str(image) for image, _ in pairs), split, **{target: targets})

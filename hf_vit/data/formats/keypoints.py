@@ -87,6 +87,7 @@ class KeypointTable:
     objects: ObjectTable  # their images, boxes and areas
     # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2
     keypoints: np.ndarray
+    num_missing: int = 0  # of those at -1, -1, which says that they are not labeled
 
     def __len__(self) -> int:
         return len(self.keypoints)
@@ -96,14 +97,16 @@ class KeypointTable:
         """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted."""
         keypoints = keypoints[objects.ids]
         visibility = keypoints[..., 2]
-        is_labeled = visibility > 0
+        is_missing = (keypoints[..., :2] == -1).all(axis=2)
+        is_labeled = (visibility > 0) & ~is_missing
         wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(keypoints).all(axis=2))
         if faults := _faults(objects, keypoints, wrong):
             raise ValueError(
                 f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2:"
                 f"{in_lines(faults, MAX_NAMED)}"
             )
-        return cls(objects, np.where(is_labeled[..., None], keypoints, 0))
+        num_missing = int((is_missing & (visibility > 0)).sum())
+        return cls(objects, np.where(is_labeled[..., None], keypoints, 0), num_missing)
 
     def upright(self, choice: AnnotationOrientation, split: str) -> "KeypointTable":
         """Returns a table in pixels of upright images, see `upright`."""
@@ -124,6 +127,14 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors
     """Returns tables whose labeled keypoints lie within their images but for a pixel, boxes as `checked_boxes`."""
     # With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
     # labeled keypoint are left out, with a warning.
+    places = np.concatenate([table.keypoints[table.keypoints[..., 2] > 0, :2] for table in tables.values()])
+    num_tiny = int((np.abs(places) <= 1).all(axis=1).sum())
+    if 2 * num_tiny > len(places):
+        raise ValueError(
+            f"{num_tiny} of {len(places)} labeled keypoints have x and y between 0 and 1, but are read as pixels. "
+            "Multiply x by the width of the image and y by its height. A missing keypoint has visibility 0, an empty "
+            "cell, or x and y of -1."
+        )
     outside = {split: _outside(table) for split, table in tables.items()}
     faults = [
         fault for split, table in tables.items() for fault in _faults(table.objects, table.keypoints, outside[split])
@@ -204,7 +215,9 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> P
         logger.warning(
             "68 keypoints are taken for those of iBUG on a face, mirrored accordingly. Else give flip_pairs."
         )
-        return _face_pairs()
+        runs = [tuple(run) for run in FACE_RUNS]
+        mirrored = {(*sorted(pair),) for run in runs for pair in zip(run, reversed(run), strict=True)}
+        return tuple(sorted((start, end) for start, end in mirrored if start < end))
     alone = [
         name for number, name in enumerate(names) if _mirrored(name) and not any(number in pair for pair in pairs)
     ]
@@ -247,12 +260,6 @@ def _with_other_side(word: str) -> str:
         if word.endswith(side):
             return word.removesuffix(side) + other
     return word
-
-
-def _face_pairs() -> Pairs:
-    runs = [tuple(run) for run in FACE_RUNS]
-    pairs = [sorted(pair) for run in runs for pair in zip(run, reversed(run), strict=True)]
-    return tuple(sorted({(start, end) for start, end in pairs if start < end}))
 
 
 def _given_pairs(names: Sequence[str], given: Sequence[str]) -> Pairs:

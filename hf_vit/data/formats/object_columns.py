@@ -191,7 +191,7 @@ def numbers_of(objects: ObjectColumns, field: str) -> np.ndarray | None:
 def load_detection_columns(
     splits: DatasetDict,
     options: SourceOptions,
-    folder: Path | None,
+    folder: Path,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
@@ -221,7 +221,7 @@ def load_detection_columns(
             found.describe,
             is_share=bbox_format == "yolo",
             labels=labels[split],
-            is_crowd=numbers_of(found, "crowd"),
+            is_crowd=found.values["crowd"].to_pylist() if "crowd" in found.values else None,
             areas=numbers_of(found, "area"),
         )
         for split, found in objects.items()
@@ -230,7 +230,7 @@ def load_detection_columns(
 
 
 def _labels(
-    objects: dict[str, ObjectColumns], folder: Path | None, class_names: Sequence[str] | None
+    objects: dict[str, ObjectColumns], folder: Path, class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     types = [found.label_type for found in objects.values()]
     if any(other != types[0] for other in types):
@@ -244,7 +244,7 @@ def _labels(
         without_class_names(class_names, f"The column of classes ({listed(types[0].names)})")
         names = tuple(types[0].names)
     else:
-        names = class_names_beside([folder] if folder else [], class_names)
+        names = class_names_beside([folder], class_names)
     numbers = {split: found.cast(pa.int64()).to_numpy(zero_copy_only=False) for split, found in values.items()}
     for split, found in numbers.items():
         check_numbers(found, len(names), objects[split].describe, split)

@@ -14,8 +14,9 @@ from datasets import Dataset, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, image_headers, in_lines, listed
+from .files import MAX_NAMED, image_headers, in_lines, listed, report
 from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
+from .text import flag_of
 
 
 logger = logging.get_logger(__name__)
@@ -47,7 +48,7 @@ class ObjectTable:
         return len(self.boxes)
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
-        """Returns a table of some of the objects, by (N,) bool, and of all images."""
+        """Returns a table of some of the objects, by (N,) bool or their places, and of all images."""
         columns = ("image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "ids")
         return replace(self, **{name: vars(self)[name][kept] for name in columns})
 
@@ -65,13 +66,14 @@ def table_of(
     *,
     is_share: np.ndarray | bool = False,
     labels: np.ndarray | None = None,
-    is_crowd: np.ndarray | None = None,
+    is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
 ) -> ObjectTable:
     """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order."""
     # By default boxes are in pixels, all labels are 0, there are no crowds and no areas are known, nor are those that
     # are not positive. `describe` takes the place from 0 that an object had before they were sorted.
     order = np.argsort(image_numbers, kind="stable")
+    flags = [flag_of(value, f"The mark of {describe(place)} as a crowd") for place, value in enumerate(is_crowd or ())]
     areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
     return ObjectTable(
         images,
@@ -80,7 +82,7 @@ def table_of(
         np.asarray(boxes, float).reshape(-1, 4)[order],
         np.broadcast_to(is_share, len(order))[order],
         np.zeros(len(order), np.int64) if labels is None else np.asarray(labels, np.int64)[order],
-        np.zeros(len(order), bool) if is_crowd is None else np.asarray(is_crowd, bool)[order],
+        np.zeros(len(order), bool) if is_crowd is None else np.array(flags, bool)[order],
         np.where(areas > 0, areas, np.nan)[order],
         order,
         describe,
@@ -183,6 +185,16 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
             in_lines(faults, MAX_NAMED),
         )
     return {split: table.select(kept[split]) for split, table in clipped.items()}
+
+
+def without_repeats(tables: Mapping[str, ObjectTable]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Removes exact duplicates of boxes, of one image and class; also returns sentences for the model card."""
+    kept = {}
+    for split, table in tables.items():
+        rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
+        kept[split] = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
+    count = sum(map(len, tables.values())) - sum(map(len, kept.values()))
+    return kept, report(count, f"{count:,} exact duplicates of boxes, of one image and class, were removed")
 
 
 def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:

@@ -5,7 +5,6 @@ Tar files are in the format of WebDataset: the files of an example lie side by s
 
 import difflib
 import glob
-import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +33,9 @@ from .files import (
     split_named,
     split_within,
     subfolders,
+    visible,
 )
+from .text import parse_json
 
 
 logger = logging.get_logger(__name__)
@@ -95,19 +96,22 @@ def _explained(options: SourceOptions) -> Iterator[None]:
 def _neighbors(path: Path) -> str:
     while not path.parent.is_dir():
         path = path.parent
-    names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
+    names = [other.name for other in visible(path.parent.iterdir())]
     near = difflib.get_close_matches(path.name, names)
     if near:
         return f"Did you mean {' or '.join(repr(str(path.parent / name)) for name in near)}?"
     return f"In {path.parent} there is no {path.name!r}, but {listed(names) if names else 'nothing'}."
 
 
-def id2label_on_hub(options: SourceOptions) -> str | None:
-    """Returns the file in a dataset's repository that names its classes, if it has one."""
+def class_folder(options: SourceOptions, are_named: object = None) -> Path:
+    """Returns where a file may name the classes; from the Hub, id2label.json is downloaded unless they are named."""
+    if options.path.exists() or are_named:
+        return options.path.parent if options.path.is_file() else options.path
     try:
-        return str(hf_hub_download(options.source, "id2label.json", repo_type="dataset", revision=options.revision))
+        file = hf_hub_download(options.source, "id2label.json", repo_type="dataset", revision=options.revision)
+        return Path(file).parent
     except EntryNotFoundError:
-        return None
+        return options.path
 
 
 def load_columns(options: SourceOptions) -> DatasetDict | None:
@@ -126,7 +130,7 @@ def find_parquet(path: Path) -> dict[str, list[str]]:
     if path.is_file():
         return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
     return files_by_split(
-        path, sorted(file for folder in (path, *subfolders(path)) for file in folder.glob("*.parquet"))
+        path, visible(file for folder in (path, *subfolders(path)) for file in folder.glob("*.parquet"))
     )
 
 
@@ -134,14 +138,14 @@ def find_tars(path: Path) -> dict[str, list[str]]:
     """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
     if path.is_file():
         return {split_within(path.name) or "train": [str(path)]} if _is_tar(path) else {}
-    files = sorted(file for folder in (path, *subfolders(path)) for file in folder.iterdir() if _is_tar(file))
+    files = visible(file for folder in (path, *subfolders(path)) for file in folder.iterdir() if _is_tar(file))
     if not files or any(is_image(file) for file in files_below(path)):
         return {}
     return files_by_split(path, files)
 
 
 def _is_tar(path: Path) -> bool:
-    return path.name.lower().endswith(TAR_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+    return path.name.lower().endswith(TAR_SUFFIXES) and path.is_file()
 
 
 def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
@@ -251,7 +255,7 @@ def read_tar_labels(files: Iterable[str], label_column: str | None) -> Iterator[
                     assert content is not None
                     text = content.read().decode()
                     try:
-                        yield json.loads(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
+                        yield parse_json(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
                     except ValueError as error:
                         raise ValueError(
                             f"{file}: {member.name} holds {text!r}, which is no label: {error}. Correct it."

@@ -1,17 +1,29 @@
 """Tables of paths beside labels, captions or keypoints: CSV, TSV and JSON lines."""
 
 import csv
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
+from datasets import DatasetDict, Value
 
 from .columns import SourceOptions
-from .files import MAX_NAMED, SPLIT_NAMES, SPLITS, in_lines, one_per_split, split_named, split_within
+from .files import (
+    MAX_NAMED,
+    SPLIT_NAMES,
+    SPLITS,
+    images_at,
+    in_lines,
+    listed,
+    one_per_split,
+    split_named,
+    split_within,
+    visible,
+)
+from .text import parse_json, read_text
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
@@ -20,7 +32,7 @@ DELIMITERS = ",;\t"
 
 def list_tables(folder: Path) -> list[Path]:
     """Lists the tables of a folder, whatever their names."""
-    return [table for suffix in TABLE_SUFFIXES for table in sorted(folder.glob(f"*{suffix}"))]
+    return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
 
 
 def find_tables(path: Path) -> dict[str, Path]:
@@ -53,7 +65,7 @@ class TableRow:
 def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[TableRow]:
     """Reads the rows of a table with a column of paths, relative to its folder, and maybe `split`."""
     rows = read_table(table)
-    column = options.choose("image", _columns(rows), str(table))
+    column = options.choose("image", list(dict.fromkeys(chain.from_iterable(rows))), str(table))
     folder = table.parent.absolute()  # the dataset outlives the working directory
     found = []
     for number, cells in enumerate(rows, start=1):
@@ -69,11 +81,7 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
 
 def columns_of(rows: Iterable[TableRow]) -> list[str]:
     """Returns the columns that any row has."""
-    return _columns(row.cells for row in rows)
-
-
-def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(column for row in rows for column in row))
+    return list(dict.fromkeys(column for row in rows for column in row.cells))
 
 
 def load_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
@@ -97,16 +105,8 @@ def as_splits(
 ) -> DatasetDict:
     """Makes splits of paths of images and of values of another column, both by split."""
     check_exist([image for paths in images.values() for image in paths])
-    features = Features({"image": Image(), target: feature})
-    return DatasetDict(
-        {
-            split: Dataset.from_dict(
-                {"image": list(images[split]), target: list(targets[split])}, features, split=NamedSplit(split)
-            )
-            for split in SPLITS
-            if split in images
-        }
-    )
+    known = [split for split in SPLITS if split in images]
+    return DatasetDict({name: images_at(images[name], name, **{target: (targets[name], feature)}) for name in known})
 
 
 def check_exist(images: list[str]) -> None:
@@ -120,10 +120,7 @@ def check_exist(images: list[str]) -> None:
 
 def read_table(table: Path) -> list[dict[str, Any]]:
     """Reads the cells of a table, of which there is at least one row."""
-    try:
-        text = table.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{table} is no UTF-8 text: {error}. Save it as UTF-8.") from error
+    text = read_text(table)
     rows = list(_parse_jsonl(text, table)) if table.suffix.lower() == ".jsonl" else _parse_csv(text, table)
     if not rows:
         raise ValueError(f"{table} has no rows. Fill it or leave it out.")
@@ -134,7 +131,11 @@ def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
     """Parses columns parted by commas, semicolons or tabs, whichever the header has most of."""
     lines = text.splitlines(keepends=True)
     delimiter = max(DELIMITERS, key=lines[0].count) if lines else ","
-    rows = list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
+    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
+    header = list(filter(None, reader.fieldnames or ()))
+    if several := sorted({name for name in header if header.count(name) > 1}):
+        raise ValueError(f"{file} has several columns called {listed(several)}. Rename or remove the others.")
+    rows = list(reader)
     # The reader puts what goes beyond the header under the key None, and None into cells that lack.
     if ragged := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
         raise ValueError(
@@ -148,6 +149,6 @@ def _parse_jsonl(text: str, file: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                yield dict(json.loads(line))
+                yield dict(parse_json(line))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{file}, line {number} is no JSON object: {error}.") from error

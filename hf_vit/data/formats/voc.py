@@ -35,7 +35,7 @@ SPLIT_LISTS = ("train", "val", "test")
 class _Object:
     word: str
     box: tuple[float, ...]
-    is_difficult: bool
+    difficult: str | None
     name: str
 
 
@@ -155,8 +155,7 @@ def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Pa
     x1, y1, x2, y2 = (float(text or "") for text in texts)
     counts_from_one = (root.findtext("source/annotation") or "").startswith("PASCAL")
     box = (x1 - counts_from_one, y1 - counts_from_one, x2, y2)
-    is_difficult = (entry.findtext("difficult") or "0").strip() == "1"
-    return _Object(word.strip(), box, is_difficult, f"object {place + 1} of {file}")
+    return _Object(word.strip(), box, entry.findtext("difficult"), f"object {place + 1} of {file}")
 
 
 def _table(
@@ -170,5 +169,5 @@ def _table(
         np.array([entry.box for entry in every]),
         lambda place: every[place].name,
         labels=labels,
-        is_crowd=np.array([entry.is_difficult for entry in every]),
+        is_crowd=[entry.difficult for entry in every],
     )

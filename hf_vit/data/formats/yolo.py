@@ -19,6 +19,7 @@ from .files import (
     listed,
     splits_in,
     subfolders,
+    visible,
 )
 from .objects import ObjectTable, check_numbers, class_names_beside, corners, table_of, without_class_names
 
@@ -44,7 +45,7 @@ def find_yolo(path: Path) -> YoloFiles | None:
     # each split in them, or in a folder for each split.
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
-    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in YAML_SUFFIXES and _is_description(file)]
+    files = list(filter(_is_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
     if len(files) > 1:
         raise ValueError(
             f"{path} has several descriptions of data: {listed(list(map(str, files)))}. Give one of them."

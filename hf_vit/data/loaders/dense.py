@@ -8,13 +8,13 @@ from pathlib import Path
 from datasets import DatasetDict
 
 from ..datasets import TargetData
-from ..formats.classes import ClassList, choose_classes
+from ..formats.classes import choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceOptions, image_and_target
 from ..formats.files import listed, with_files
 from ..formats.folders import load_pairs
 from ..formats.orientation import AnnotationOrientation, with_turns
-from ..formats.stored import id2label_on_hub, load_columns
+from ..formats.stored import class_folder, load_columns
 from ..targets import depth_target, region_target, semantic_target
 
 
@@ -67,14 +67,15 @@ def load_semantic_segmentation(
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
     splits = _load_pairs(options, "mask", annotation_orientation)
-    classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
+    folder = class_folder(options, class_names or classes_file)
+    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
 def load_universal_segmentation(
     source: str,
     *,
-    thing_names: Sequence[str] = (),
+    thing_names: Sequence[str] | None = None,
     annotations: str | None = None,
     class_names: Sequence[str] | None = None,
     classes_file: str | None = None,
@@ -97,7 +98,8 @@ def load_universal_segmentation(
 
     Args:
         source: Path, or name on the Hub.
-        thing_names: Those classes of semantic masks that are things. Annotations of COCO say so themselves.
+        thing_names: Those classes of semantic masks that are things; an empty list if all are stuff. Required for such
+            masks, which hold no instances. Annotations of COCO say so themselves.
         annotations: "panoptic" or "instances", where `source` has both.
         class_names: As in `load_semantic_segmentation`, like all that follow.
         classes_file: One of the files of names or colors.
@@ -123,12 +125,22 @@ def load_universal_segmentation(
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
     splits = _load_pairs(options, "mask", annotation_orientation)
-    classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
-    if unknown := [name for name in thing_names if name not in classes.names]:
-        raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
-    thing_ids = tuple(number for number, name in enumerate(classes.names) if name in thing_names)
+    folder = class_folder(options, class_names or classes_file)
+    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks)
+    thing_ids = _thing_ids(classes.names, thing_names, source)
     read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
     return TargetData(splits, read_target, classes.names, thing_ids)
+
+
+def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: str) -> tuple[int, ...]:
+    if thing_names is None:
+        raise ValueError(
+            f'The masks of {source} hold classes but no instances. Set --thing_classes "{names[-1]}" (thing_names in '
+            'Python) to the classes whose connected regions are instances, or to "" if all classes are stuff.'
+        )
+    if unknown := [name for name in thing_names if name not in names]:
+        raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(names)}.")
+    return tuple(number for number, name in enumerate(names) if name in thing_names)
 
 
 def load_depth_estimation(
@@ -187,16 +199,3 @@ def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrien
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
     return load_coco_masks(files, orientation) if files else None
-
-
-def _choose_classes(
-    options: SourceOptions,
-    class_names: Sequence[str] | None,
-    classes_file: str | None,
-    reduce_labels: bool,
-    binary_masks: bool,
-) -> ClassList:
-    path = options.path
-    if not (path.exists() or class_names or classes_file):
-        classes_file = id2label_on_hub(options)
-    return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels, binary_masks)

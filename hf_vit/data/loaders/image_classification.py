@@ -22,7 +22,6 @@ from ..formats.classes import (
     has_labels,
     known_classes,
     names_beside,
-    read_class_file,
     with_class_labels,
 )
 from ..formats.columns import SourceOptions, image_and_label, take_columns
@@ -31,10 +30,10 @@ from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
 from ..formats.stored import (
     TAR_SUFFIXES,
+    class_folder,
     find_parquet,
     find_tars,
     from_tars,
-    id2label_on_hub,
     is_saved,
     label_column_of,
     load_files,
@@ -242,7 +241,7 @@ def stream_image_classification(
     found = {name: _image_and_label(stream, f"The split {name!r}", options) for name, stream in raw.items()}
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
-        class_names = _class_names_at(options)
+        class_names = names_beside([class_folder(options)])
     classes = known_classes(feature, class_names)
     if classes is None:
         classes = classes_among(_labels_on_disk(options, raw["train"]))
@@ -318,14 +317,6 @@ def _as_rows(stream: IterableDataset, classes: ClassNumbers) -> IterableDataset:
 def _as_row(row: dict[str, Any], classes: ClassNumbers) -> dict[str, Any]:
     file = (row["image"] or {}).get("path") or "an image"
     return {"image": row["image"], "file": file, "label": classes.number(row["label"], file)}
-
-
-def _class_names_at(options: SourceOptions) -> list[str]:
-    """Returns the class names in a file that lies with the data, if there is one."""
-    if options.path.exists():
-        return names_beside([options.path if options.path.is_dir() else options.path.parent])
-    file = id2label_on_hub(options)
-    return [] if file is None else read_class_file(Path(file))[0]
 
 
 def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[object]:

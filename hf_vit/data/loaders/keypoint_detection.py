@@ -9,7 +9,7 @@ from datasets import DatasetDict
 from ..datasets import KeypointData
 from ..formats.coco import find_coco, load_coco_keypoints
 from ..formats.columns import SourceOptions
-from ..formats.files import with_files
+from ..formats.files import report, with_files
 from ..formats.keypoints import (
     KeypointNames,
     KeypointTable,
@@ -49,7 +49,7 @@ def load_keypoint_detection(
     - a table (.csv, .tsv, .jsonl) as of `load_landmarks`, or a folder with `train.csv`, ..., or with one table;
     - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
 
-    Places are in pixels, and the center of pixel i is at i. Where no box is given, it is around the whole image.
+    Places are in pixels, the center of pixel i at i; -1, -1 is not labeled. Without a box, it is the whole image.
 
     Args:
         source: Path, or name on the Hub.
@@ -73,23 +73,21 @@ def load_keypoint_detection(
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
-    columns = load_columns(options)
-    tables, known = load_keypoint_columns(columns, options) if columns else _load_files(options)
+    tables, known = _load(options)
+    num_missing = sum(table.num_missing for table in tables.values())
     tables = {split: table.upright(annotation_orientation, split) for split, table in tables.items()}
     tables = {split: _with_whole_images(table) if whole_image else table for split, table in tables.items()}
     tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
     images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
-    return KeypointData(
-        DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
-        keypoint_target,
-        known.names,
-        flip_pairs=flip_pairs_of(known.names, flip_pairs),
-        skeleton=known.skeleton,
-        oks_sigmas=oks_sigmas_of(known.names),
-    )
+    rows = DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
+    pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
+    notes = report(num_missing, f"{num_missing:,} keypoints at -1, -1 count as not labeled")
+    return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)
 
 
-def _load_files(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNames]:
+def _load(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    if columns := load_columns(options):
+        return load_keypoint_columns(columns, options)
     if coco := find_coco(options.path, ["keypoints"]):
         return load_coco_keypoints(coco)
     if tables := find_landmarks(options.path):

@@ -19,9 +19,10 @@ from ..formats.objects import (
     upright,
     without_class_names,
     without_empty,
+    without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
-from ..formats.stored import id2label_on_hub, load_columns
+from ..formats.stored import class_folder, load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target
@@ -77,24 +78,16 @@ def load_object_detection(
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
     if columns := load_columns(options):
-        folder = _class_folder(options, class_names)
+        folder = class_folder(options, class_names)
         tables, classes = load_detection_columns(columns, options, folder, bbox_format, class_names)
     elif bbox_format is not None:
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
         tables, classes = _load_files(options.path, class_names)
     tables = {split: upright(table, annotation_orientation, split)[0] for split, table in tables.items()}
-    tables = without_empty(checked_boxes(tables, box_errors), "box", source)
+    tables, notes = without_repeats(without_empty(checked_boxes(tables, box_errors), "box", source))
     splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
-    return TargetData(with_files(splits), detection_target, classes)
-
-
-def _class_folder(options: SourceOptions, class_names: Sequence[str] | None) -> Path | None:
-    """Returns where a file may name classes that are numbers."""
-    if options.path.exists() or class_names:
-        return options.path
-    file = id2label_on_hub(options)
-    return Path(file).parent if file else None
+    return TargetData(with_files(splits), detection_target, classes, notes=notes)
 
 
 def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:

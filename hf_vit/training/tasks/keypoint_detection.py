@@ -66,10 +66,6 @@ class KeypointEvaluator(Evaluator):
             for (pose,), loss in zip(found, losses.tolist(), strict=True)
         ]
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each keypoint."""
-        return self.metric.per_class()
-
     def has_truth(self, target: Target) -> bool:
         """Whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())

@@ -85,10 +85,6 @@ class DetectionEvaluator(Evaluator):
         boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
         return float(classes), float(boxes)
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class."""
-        return self.metric.per_class()
-
     def has_truth(self, target: Target) -> bool:
         """Whether there is an object that is no crowd."""
         return bool((~target["is_crowd"]).any())

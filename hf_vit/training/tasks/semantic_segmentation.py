@@ -92,10 +92,6 @@ class SemanticEvaluator(Evaluator):
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class."""
-        return self.metric.per_class()
-
     def has_truth(self, target: Tensor) -> bool:
         """Whether any pixel has a class."""
         return bool((target != IGNORED_LABEL).any())

@@ -157,6 +157,10 @@ class SupervisedTask(Task):
         """Opens images and targets."""
         return self.load_source(self.data.dataset_name, **self.data.source_options())
 
+    def note_data(self) -> list[str]:
+        """Adds the notes of the data loader."""
+        return [*self.loaded.notes, *super().note_data()]
+
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""

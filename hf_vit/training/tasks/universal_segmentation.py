@@ -95,10 +95,6 @@ class UniversalEvaluator(Evaluator):
             for i in alone
         ]
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class."""
-        return self.metric.per_class()
-
     def has_truth(self, target: dict[str, Any]) -> bool:
         """Whether there is any mask with a pixel."""
         return bool(target["masks"].any())
@@ -189,7 +185,9 @@ class UniversalDataArguments(MaskDataArguments):
     )
     thing_classes: str | None = field(
         default=None,
-        metadata={"help": 'Classes of semantic masks whose connected regions are instances: "cat,dog". Else stuff.'},
+        metadata={
+            "help": 'Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.'
+        },
     )
     annotations: str | None = field(
         default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
@@ -197,7 +195,7 @@ class UniversalDataArguments(MaskDataArguments):
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with which classes are things."""
-        things = split_names(self.thing_classes)
+        things = None if self.thing_classes is None else split_names(self.thing_classes)
         return {**super().source_options(), "thing_names": things, "annotations": self.annotations}
 
 
@@ -264,6 +262,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
         return {
             "head": f"{options.num_queries} queries in the last {blocks} blocks",
             "loss": describe_weights(weights),
+            "things": ", ".join(self.loaded.names[label] for label in self.loaded.thing_ids) or "none, all are stuff",
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
