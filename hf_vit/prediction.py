@@ -25,6 +25,8 @@ from .model.remote_code import refusing_code
 from .model.task_detection import HfViTObjectDetectionPipeline
 from .model.task_keypoints import HfViTKeypointDetectionPipeline
 from .model.task_segmentation import HfViTImageSegmentationPipeline
+from .outputs import check_outputs, record_outputs
+from .training.checks import check_output
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
 from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
@@ -59,6 +61,7 @@ def predict_files(
     subtask: str | None = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
+    overwrite: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Predicts image files, one after the other, and writes what is asked for.
 
@@ -78,6 +81,7 @@ def predict_files(
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
         optimize: Whether the model, one of ours, is first made fast on this machine by `optimize_for_inference`.
         trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
+        overwrite: Whether to replace files of an earlier run. Other files, and inputs, are never replaced.
 
     Yields:
         For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. Where
@@ -87,40 +91,55 @@ def predict_files(
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, no task for the model, an option does not fit it, or its code is not trusted.
+        ValueError: if there is no image, no task for the model, an option does not fit it, its code is not trusted, or
+            a file would be overwritten.
     """
+    if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
+        raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
+    folders = [output_dir, picture and picture.parent]
+    for folder in filter(None, folders):
+        check_output(folder)
     files, tiles = find_images(inputs), list[Image.Image]()
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
+    pages = [] if picture is None else _pages(picture, min(len(files), MAX_TILES))
+    stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
+    endings = (*predictor.endings, "_picture.png")
+    planned = [*pages, *(stem.with_name(stem.name + ending) for stem in stems for ending in endings)]
+    check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
     missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
-    for folder in filter(None, [output_dir, picture and picture.parent]):
+    for folder in filter(None, folders):
         folder.mkdir(parents=True, exist_ok=True)
-    for line in _lines(predictor, files, output_dir, tiles, MAX_TILES if picture is not None else 0):
+    for line in _lines(predictor, files, stems, tiles, MAX_TILES if picture is not None else 0):
         if "error" not in line:
             missed.append(line.get("best_score"))
         yield line
     _warn_of_threshold(predictor, missed)
-    if picture is not None:
-        for number, page in enumerate(arrange_pages(tiles), start=1):
-            page.save(picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}"))
+    for page, file in zip(arrange_pages(tiles), pages, strict=False):
+        page.save(file)
+        record_outputs([file])
+
+
+def _pages(picture: Path, count: int) -> list[Path]:
+    """Returns the files of the pages of a picture."""
+    return [picture, *(picture.with_stem(f"{picture.stem}-{number}") for number in range(2, count + 1))]
 
 
 def _lines(
-    predictor: "Predictor", files: Sequence[Path], output_dir: Path | None, tiles: list[Image.Image], max_tiles: int
+    predictor: "Predictor", files: Sequence[Path], stems: Sequence[Path], tiles: list[Image.Image], max_tiles: int
 ) -> Iterator[dict[str, Any]]:
     """Yields what JSON has of each file, writes what is asked for, and adds the pictures of the first to `tiles`."""
-    names = name_outputs(files)
     for index, image, answer in _answers(predictor, files):
         file = files[index]
         if image is None:
             yield {"file": str(file), "error": answer}
             continue
         line = {"file": str(file), **predictor.describe(image, answer), **predictor.missed_score(file, image, answer)}
-        if len(tiles) < max_tiles or output_dir is not None:
+        if len(tiles) < max_tiles or stems:
             tile = predictor.draw(image, answer, file.name)
-            if output_dir is not None:
-                line["written"] = _write(predictor, image, answer, tile, output_dir / names[index])
+            if stems:
+                line["written"] = _write(predictor, image, answer, tile, stems[index])
             if len(tiles) < max_tiles:
                 tiles.append(tile)
         yield line
@@ -130,6 +149,7 @@ def _write(predictor: "Predictor", image: Image.Image, answer: Any, tile: Image.
     """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
     written = [*predictor.write(image, answer, stem), stem.with_name(f"{stem.name}_picture.png")]
     arrange_tiles([tile], columns=1).save(written[-1])
+    record_outputs(written)
     return [str(file) for file in written]
 
 
@@ -213,6 +233,7 @@ class Predictor(ABC):
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
     threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
+    endings: tuple[str, ...] = ()  # of the files that `write` may write
 
     def __init__(self, model: str, *, optimize: bool = False, trust_remote_code: bool = False, **options: Any) -> None:
         opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
@@ -279,6 +300,7 @@ class SemanticPredictor(Predictor):
 
     pipeline = "image-segmentation"
     pipeline_class = HfViTImageSegmentationPipeline
+    endings = ("_mask.png",)
     task_config, threshold = "universal_segmentation_config", THRESHOLD
 
     def __init__(self, model: str, threshold: float | None, subtask: str | None, **options: Any) -> None:
@@ -364,6 +386,7 @@ class DepthPredictor(Predictor):
     """Predicts the depth of every pixel, in meters, or, relative, as inverse depth up to scale and shift."""
 
     pipeline = "depth-estimation"
+    endings = ("_depth.npy", "_depth.png")
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -372,6 +395,8 @@ class DepthPredictor(Predictor):
         head = config.get("depth_config") or config
         self.is_metric = head.get("depth_estimation_type", default) == "metric"
         self.unit = "meters" if self.is_metric else "relative inverse depth"
+        if not self.is_metric:
+            self.endings = ("_depth.npy",)
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns the least, the median and the largest value, and their unit."""
@@ -402,6 +427,7 @@ class DetectionPredictor(Predictor):
 
     pipeline = "object-detection"
     pipeline_class = HfViTObjectDetectionPipeline
+    endings = ("_objects.csv",)
     task_config, threshold = "detection_config", THRESHOLD
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
@@ -427,6 +453,7 @@ class KeypointPredictor(Predictor):
 
     pipeline = "keypoint-detection"
     pipeline_class = HfViTKeypointDetectionPipeline
+    endings = ("_keypoints.csv",)
     task_config = "keypoint_config"
 
     def __init__(self, model: str, boxes: dict[Path, list[Box]], **options: Any) -> None:

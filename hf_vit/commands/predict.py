@@ -46,6 +46,7 @@ def make_parser(description: str | None) -> OneLineParser:
     parser.add_argument(
         "--trust_remote_code", action="store_true", help="let code run that the model brings, if it is not ours"
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
     return parser
 
 
