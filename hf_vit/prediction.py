@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageOps
-from transformers import Pipeline, PreTrainedConfig, pipeline
+from transformers import Pipeline, pipeline
 from transformers.utils import logging
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.image_inputs import read_image
 from .model.pipeline_hf_vit import CORNERS, chosen_threshold
+from .model.pretrained import read_config
 from .model.remote_code import refusing_code
 from .model.task_detection import HfViTObjectDetectionPipeline
 from .model.task_keypoints import HfViTKeypointDetectionPipeline
@@ -198,7 +199,7 @@ def _open_predictor(
     nms_threshold: float | None,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
-    config, _ = PreTrainedConfig.get_config_dict(model)
+    config = read_config(model)
     # timm's checkpoints, which transformers opens too, name no class.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     if boxes is not None and "ForKeypointDetection" not in name:
