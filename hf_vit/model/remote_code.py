@@ -77,9 +77,7 @@ def can_reach(endpoint: str) -> bool:
     return True
 
 
-def is_within_reach(
-    name: str, repo_type: str = "model", cache_dir: Any = None, local_files_only: bool = False
-) -> bool:
+def is_within_reach(name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False) -> bool:
     """Returns whether a repository may be opened: it is in the cache, or the Hub answers."""
     cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
     is_offline = local_files_only or constants.HF_HUB_OFFLINE
