@@ -8,17 +8,22 @@ import csv
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
+import datasets
 import numpy as np
 from PIL import Image, ImageOps
 from transformers import Pipeline, pipeline
 from transformers.utils import logging
 
+from .data import load_unlabeled_images
 from .data.formats.files import IMAGE_SUFFIXES, files_below
+from .data.formats.stored import TAR_SUFFIXES
+from .data.formats.tables import TABLE_SUFFIXES
+from .data.targets import encoded_bytes
 from .model.image_inputs import read_image
 from .model.pipeline_hf_vit import CORNERS, chosen_threshold
 from .model.pretrained import read_config
@@ -35,6 +40,7 @@ from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, dr
 
 logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
+Row = tuple[datasets.Dataset, int]  # a dataset and the number of a row
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
@@ -68,7 +74,7 @@ def predict_files(
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
-        inputs: Image files, and folders that are searched for them.
+        inputs: Image files, folders that are searched for them, and parquet files, tar files and tables of images.
         output_dir: Where to write the answers about each image, and a picture of each.
         picture: File for a picture of the first `MAX_TILES` images with their answers. What does not fit a screen is
             on further pages beside it, `name-2.png` and so on.
@@ -100,7 +106,10 @@ def predict_files(
     folders = [output_dir, picture and picture.parent]
     for folder in filter(None, folders):
         check_output(folder)
-    files, tiles = find_images(inputs), list[Image.Image]()
+    stored = {path: find_stored(path) for path in inputs}
+    files = [file for path in inputs for file in stored[path] or find_images([path])]
+    rows = {file: row for found in stored.values() for file, row in found.items()}
+    tiles = list[Image.Image]()
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
@@ -112,7 +121,7 @@ def predict_files(
     missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
     for folder in filter(None, folders):
         folder.mkdir(parents=True, exist_ok=True)
-    for line in _lines(predictor, files, stems, tiles, MAX_TILES if picture is not None else 0):
+    for line in _lines(predictor, files, rows, stems, tiles, MAX_TILES if picture is not None else 0):
         if "error" not in line:
             missed.append(line.get("best_score"))
         yield line
@@ -128,10 +137,15 @@ def _pages(picture: Path, count: int) -> list[Path]:
 
 
 def _lines(
-    predictor: "Predictor", files: Sequence[Path], stems: Sequence[Path], tiles: list[Image.Image], max_tiles: int
+    predictor: "Predictor",
+    files: Sequence[Path],
+    rows: Mapping[Path, Row],
+    stems: Sequence[Path],
+    tiles: list[Image.Image],
+    max_tiles: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields what JSON has of each file, writes what is asked for, and adds the pictures of the first to `tiles`."""
-    for index, image, answer in _answers(predictor, files):
+    for index, image, answer in _answers(predictor, files, rows):
         file = files[index]
         if image is None:
             yield {"file": str(file), "error": answer}
@@ -164,14 +178,16 @@ def _warn_of_threshold(predictor: "Predictor", missed: Sequence[float | None]) -
         )
 
 
-def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
+def _answers(
+    predictor: "Predictor", files: Sequence[Path], rows: Mapping[Path, Row]
+) -> Iterator[tuple[int, Image.Image | None, Any]]:
     """Yields the number, the image and the prediction of each file; None and an error of those that cannot be read."""
     failed, opened = deque[tuple[int, None, str]](), deque[tuple[int, Image.Image]]()
 
     def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
         for index, file in enumerate(files):
             try:
-                image = open_image(file)
+                image = open_image(file, rows.get(file))
             except ValueError as error:
                 failed.append((index, None, str(error)))
             else:
@@ -530,10 +546,32 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
     return files
 
 
-def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colors, as a training does; raises `ValueError` if unreadable."""
+def find_stored(path: Path) -> dict[Path, Row]:
+    """Returns the images of a parquet file, tar file or table, or of a folder that has no others, by their names."""
+    if path.is_dir():
+        is_stored = not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files_below(path))
+    else:
+        is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
+    if not is_stored:
+        return {}
+    found: dict[Path, Row] = {}
+    for split, images in load_unlabeled_images([str(path)]).items():
+        rows = images.cast_column("image", datasets.Image(decode=False))
+        for number, file in enumerate(rows["file"]):
+            found[Path(file) if Path(file) not in found else Path(f"{split}-{number}-{file}")] = (rows, number)
+    return found
+
+
+def open_image(file: Path, row: Row | None = None) -> Image.Image:
+    """Opens an image upright, as 8-bit colors, as a training does; raises `ValueError` if unreadable.
+
+    Args:
+        file: Its path or, if it is stored in a row, its name.
+        row: A dataset and the number of the row that holds it, if it is no file.
+    """
     try:
-        with Image.open(file) as opened:
+        source = file if row is None else BytesIO(encoded_bytes(row[0][row[1]]["image"], "image"))
+        with Image.open(source) as opened:
             pixels = read_image(opened, "it", num_channels=3)  # (3, H, W)
         return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
     except Exception as error:  # decoders fail in many ways
