@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import datasets
@@ -103,25 +104,26 @@ def predict_files(
     """
     if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
-    folders = [output_dir, picture and picture.parent]
-    for folder in filter(None, folders):
+    folders = [folder for folder in (output_dir, picture and picture.parent) if folder is not None]
+    for folder in folders:
         check_output(folder)
     stored = {path: find_stored(path) for path in inputs}
     files = [file for path in inputs for file in stored[path] or find_images([path])]
-    rows = {file: row for found in stored.values() for file, row in found.items()}
     tiles = list[Image.Image]()
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
-    pages = [] if picture is None else _pages(picture, min(len(files), MAX_TILES))
+    numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
+    pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
     stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
     endings = (*predictor.endings, "_picture.png")
     planned = [*pages, *(stem.with_name(stem.name + ending) for stem in stems for ending in endings)]
     check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
     missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
-    for folder in filter(None, folders):
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    for line in _lines(predictor, files, rows, stems, tiles, MAX_TILES if picture is not None else 0):
+    predictor.rows = {file: row for found in stored.values() for file, row in found.items()}
+    for line in _lines(predictor, files, stems, tiles, MAX_TILES if picture is not None else 0):
         if "error" not in line:
             missed.append(line.get("best_score"))
         yield line
@@ -131,21 +133,11 @@ def predict_files(
         record_outputs([file])
 
 
-def _pages(picture: Path, count: int) -> list[Path]:
-    """Returns the files of the pages of a picture."""
-    return [picture, *(picture.with_stem(f"{picture.stem}-{number}") for number in range(2, count + 1))]
-
-
 def _lines(
-    predictor: "Predictor",
-    files: Sequence[Path],
-    rows: Mapping[Path, Row],
-    stems: Sequence[Path],
-    tiles: list[Image.Image],
-    max_tiles: int,
+    predictor: "Predictor", files: Sequence[Path], stems: Sequence[Path], tiles: list[Image.Image], max_tiles: int
 ) -> Iterator[dict[str, Any]]:
     """Yields what JSON has of each file, writes what is asked for, and adds the pictures of the first to `tiles`."""
-    for index, image, answer in _answers(predictor, files, rows):
+    for index, image, answer in _answers(predictor, files):
         file = files[index]
         if image is None:
             yield {"file": str(file), "error": answer}
@@ -178,16 +170,14 @@ def _warn_of_threshold(predictor: "Predictor", missed: Sequence[float | None]) -
         )
 
 
-def _answers(
-    predictor: "Predictor", files: Sequence[Path], rows: Mapping[Path, Row]
-) -> Iterator[tuple[int, Image.Image | None, Any]]:
+def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
     """Yields the number, the image and the prediction of each file; None and an error of those that cannot be read."""
     failed, opened = deque[tuple[int, None, str]](), deque[tuple[int, Image.Image]]()
 
     def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
         for index, file in enumerate(files):
             try:
-                image = open_image(file, rows.get(file))
+                image = open_image(file, predictor.rows.get(file))
             except ValueError as error:
                 failed.append((index, None, str(error)))
             else:
@@ -250,6 +240,7 @@ class Predictor(ABC):
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
     threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
+    rows: Mapping[Path, Row] = MappingProxyType({})  # that hold images which are no files, by name
     endings: tuple[str, ...] = ()  # of the files that `write` may write
 
     def __init__(self, model: str, *, optimize: bool = False, trust_remote_code: bool = False, **options: Any) -> None:
@@ -403,7 +394,7 @@ class DepthPredictor(Predictor):
     """Predicts the depth of every pixel, in meters, or, relative, as inverse depth up to scale and shift."""
 
     pipeline = "depth-estimation"
-    endings = ("_depth.npy", "_depth.png")
+    endings: tuple[str, ...] = ("_depth.npy", "_depth.png")
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -548,10 +539,9 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
 
 def find_stored(path: Path) -> dict[Path, Row]:
     """Returns the images of a parquet file, tar file or table, or of a folder that has no others, by their names."""
+    is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
     if path.is_dir():
-        is_stored = not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files_below(path))
-    else:
-        is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
+        is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES for file in files_below(path))
     if not is_stored:
         return {}
     found: dict[Path, Row] = {}
@@ -563,12 +553,7 @@ def find_stored(path: Path) -> dict[Path, Row]:
 
 
 def open_image(file: Path, row: Row | None = None) -> Image.Image:
-    """Opens an image upright, as 8-bit colors, as a training does; raises `ValueError` if unreadable.
-
-    Args:
-        file: Its path or, if it is stored in a row, its name.
-        row: A dataset and the number of the row that holds it, if it is no file.
-    """
+    """Opens an image, a file or in a row, upright, as 8-bit colors, as a training does; `ValueError` if unreadable."""
     try:
         source = file if row is None else BytesIO(encoded_bytes(row[0][row[1]]["image"], "image"))
         with Image.open(source) as opened:

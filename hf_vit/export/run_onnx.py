@@ -85,8 +85,8 @@ def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
     if "heatmaps" in outputs:  # of keypoints
         maps = outputs["heatmaps"][0]
         places = [np.unravel_index(one.argmax(), one.shape) for one in maps]
-        found = {LABELS[str(k)]: (int(x), int(y), float(maps[k].max())) for k, (y, x) in enumerate(places)}
-        return {f"x, y on heatmaps of {maps.shape[2]}x{maps.shape[1]}, and score": found}
+        points = {LABELS[str(k)]: (int(x), int(y), float(maps[k].max())) for k, (y, x) in enumerate(places)}
+        return {f"x, y on heatmaps of {maps.shape[2]}x{maps.shape[1]}, and score": points}
     if "class_queries_logits" in outputs:  # of segments; the last class stands for none
         logits = outputs["class_queries_logits"][0].astype(np.float64)
         scores = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))[:, :-1]

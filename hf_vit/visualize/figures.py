@@ -54,7 +54,7 @@ def save(figure: "Figure", file: PictureFile) -> None:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, as in `new_figure`
 
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()  # once: savefig draws everything twice, the first time for the layout
     Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # it is read right away
 
