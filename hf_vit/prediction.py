@@ -77,19 +77,17 @@ def predict_files(
         model: Folder of a saved model, or its name on the Hub.
         inputs: Image files, folders that are searched for them, and parquet files, tar files and tables of images.
         output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for a picture of the first `MAX_TILES` images with their answers. What does not fit a screen is
-            on further pages beside it, `name-2.png` and so on.
+        picture: File for a picture of the first `MAX_TILES` images; further pages are `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
         threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
             model has chosen, or else 0.5 for a segment or an object, none for a keypoint.
-        nms_threshold: Overlap (IoU) from which on, of two objects of a class, the less sure one is left out; by
-            default none is.
+        nms_threshold: Overlap (IoU) from which on the less sure of two objects of a class is left out, if given.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
         optimize: Whether the model, one of ours, is first made fast on this machine by `optimize_for_inference`.
         trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
-        overwrite: Whether to replace files of an earlier run. Other files, and inputs, are never replaced.
+        overwrite: Whether to replace files of an earlier run; other files and inputs never are.
 
     Yields:
         For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. Where
@@ -99,38 +97,51 @@ def predict_files(
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, no task for the model, an option does not fit it, its code is not trusted, or
-            a file would be overwritten.
+        ValueError: if there is no image, model or option do not fit, its code is not trusted, or a file must stay.
     """
-    if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
-    folders = [folder for folder in (output_dir, picture and picture.parent) if folder is not None]
-    for folder in folders:
-        check_output(folder)
+    _check_places(output_dir, picture)
     stored = {path: find_stored(path) for path in inputs}
     files = [file for path in inputs for file in stored[path] or find_images([path])]
-    tiles = list[Image.Image]()
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
-    numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
-    pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
-    stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
-    endings = (*predictor.endings, "_picture.png")
-    planned = [*pages, *(stem.with_name(stem.name + ending) for stem in stems for ending in endings)]
-    check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
-    missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
     predictor.rows = {file: row for found in stored.values() for file, row in found.items()}
+    pages, stems, planned = _plan_outputs(predictor.endings, files, output_dir, picture)
+    check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
+    tiles, missed = list[Image.Image](), list[float | None]()  # the best score where nothing passes, else None
     for line in _lines(predictor, files, stems, tiles, MAX_TILES if picture is not None else 0):
         if "error" not in line:
             missed.append(line.get("best_score"))
         yield line
     _warn_of_threshold(predictor, missed)
-    for page, file in zip(arrange_pages(tiles), pages, strict=False):
+    _write_pages(tiles, pages)
+
+
+def _check_places(output_dir: Path | None, picture: Path | None) -> None:
+    """Raises `ValueError` or `OSError` if nothing can be written to a folder or a picture."""
+    if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
+        raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
+    for folder in (output_dir, picture and picture.parent):
+        if folder is not None:
+            check_output(folder)
+
+
+def _write_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
+    for page, file in zip(arrange_pages(tiles), files, strict=False):
+        file.parent.mkdir(parents=True, exist_ok=True)
         page.save(file)
         record_outputs([file])
+
+
+def _plan_outputs(
+    endings: Sequence[str], files: Sequence[Path], output_dir: Path | None, picture: Path | None
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """Returns the files of the pages of a picture, how those of each image start, and all that may be written."""
+    numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
+    pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
+    stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
+    of_images = [stem.with_name(stem.name + ending) for stem in stems for ending in (*endings, "_picture.png")]
+    return pages, stems, [*pages, *of_images]
 
 
 def _lines(
@@ -154,6 +165,7 @@ def _lines(
 
 def _write(predictor: "Predictor", image: Image.Image, answer: Any, tile: Image.Image, stem: Path) -> list[str]:
     """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     written = [*predictor.write(image, answer, stem), stem.with_name(f"{stem.name}_picture.png")]
     arrange_tiles([tile], columns=1).save(written[-1])
     record_outputs(written)
