@@ -8,23 +8,32 @@ import csv
 import json
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import datasets
 import numpy as np
 from PIL import Image, ImageOps
-from transformers import Pipeline, PreTrainedConfig, pipeline
+from transformers import Pipeline, pipeline
 from transformers.utils import logging
 
+from .data import load_unlabeled_images
 from .data.formats.files import IMAGE_SUFFIXES, files_below
+from .data.formats.stored import TAR_SUFFIXES
+from .data.formats.tables import TABLE_SUFFIXES
+from .data.targets import encoded_bytes
 from .model.image_inputs import read_image
 from .model.pipeline_hf_vit import CORNERS, chosen_threshold
+from .model.pretrained import read_config
 from .model.remote_code import refusing_code
 from .model.task_detection import HfViTObjectDetectionPipeline
 from .model.task_keypoints import HfViTKeypointDetectionPipeline
 from .model.task_segmentation import HfViTImageSegmentationPipeline
+from .outputs import check_outputs, record_outputs
+from .training.checks import check_output
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
 from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
@@ -32,6 +41,7 @@ from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, dr
 
 logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
+Row = tuple[datasets.Dataset, int]  # a dataset and the number of a row
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
@@ -59,25 +69,25 @@ def predict_files(
     subtask: str | None = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
+    overwrite: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Predicts image files, one after the other, and writes what is asked for.
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
-        inputs: Image files, and folders that are searched for them.
+        inputs: Image files, folders that are searched for them, and parquet files, tar files and tables of images.
         output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for a picture of the first `MAX_TILES` images with their answers. What does not fit a screen is
-            on further pages beside it, `name-2.png` and so on.
+        picture: File for a picture of the first `MAX_TILES` images; further pages are `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
         threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
             model has chosen, or else 0.5 for a segment or an object, none for a keypoint.
-        nms_threshold: Overlap (IoU) from which on, of two objects of a class, the less sure one is left out; by
-            default none is.
+        nms_threshold: Overlap (IoU) from which on the less sure of two objects of a class is left out, if given.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
         optimize: Whether the model, one of ours, is first made fast on this machine by `optimize_for_inference`.
         trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
+        overwrite: Whether to replace files of an earlier run; other files and inputs never are.
 
     Yields:
         For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. Where
@@ -87,40 +97,67 @@ def predict_files(
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, no task for the model, an option does not fit it, or its code is not trusted.
+        ValueError: if there is no image, model or option do not fit, its code is not trusted, or a file must stay.
     """
-    files, tiles = find_images(inputs), list[Image.Image]()
+    _check_places(output_dir, picture)
+    stored = {path: find_stored(path) for path in inputs}
+    files = [file for path in inputs for file in stored[path] or find_images([path])]
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
-    missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
-    for folder in filter(None, [output_dir, picture and picture.parent]):
-        folder.mkdir(parents=True, exist_ok=True)
-    for line in _lines(predictor, files, output_dir, tiles, MAX_TILES if picture is not None else 0):
+    predictor.rows = {file: row for found in stored.values() for file, row in found.items()}
+    pages, stems, planned = _plan_outputs(predictor.endings, files, output_dir, picture)
+    check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
+    tiles, missed = list[Image.Image](), list[float | None]()  # the best score where nothing passes, else None
+    for line in _lines(predictor, files, stems, tiles, MAX_TILES if picture is not None else 0):
         if "error" not in line:
             missed.append(line.get("best_score"))
         yield line
     _warn_of_threshold(predictor, missed)
-    if picture is not None:
-        for number, page in enumerate(arrange_pages(tiles), start=1):
-            page.save(picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}"))
+    _write_pages(tiles, pages)
+
+
+def _check_places(output_dir: Path | None, picture: Path | None) -> None:
+    """Raises `ValueError` or `OSError` if nothing can be written to a folder or a picture."""
+    if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
+        raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
+    for folder in (output_dir, picture and picture.parent):
+        if folder is not None:
+            check_output(folder)
+
+
+def _write_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
+    for page, file in zip(arrange_pages(tiles), files, strict=False):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        page.save(file)
+        record_outputs([file])
+
+
+def _plan_outputs(
+    endings: Sequence[str], files: Sequence[Path], output_dir: Path | None, picture: Path | None
+) -> tuple[list[Path], list[Path], list[Path]]:
+    """Returns the files of the pages of a picture, how those of each image start, and all that may be written."""
+    numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
+    pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
+    stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
+    of_images = [stem.with_name(stem.name + ending) for stem in stems for ending in (*endings, "_picture.png")]
+    return pages, stems, [*pages, *of_images]
 
 
 def _lines(
-    predictor: "Predictor", files: Sequence[Path], output_dir: Path | None, tiles: list[Image.Image], max_tiles: int
+    predictor: "Predictor", files: Sequence[Path], stems: Sequence[Path], tiles: list[Image.Image], max_tiles: int
 ) -> Iterator[dict[str, Any]]:
     """Yields what JSON has of each file, writes what is asked for, and adds the pictures of the first to `tiles`."""
-    names = name_outputs(files)
     for index, image, answer in _answers(predictor, files):
         file = files[index]
         if image is None:
             yield {"file": str(file), "error": answer}
             continue
         line = {"file": str(file), **predictor.describe(image, answer), **predictor.missed_score(file, image, answer)}
-        if len(tiles) < max_tiles or output_dir is not None:
+        if len(tiles) < max_tiles or stems:
             tile = predictor.draw(image, answer, file.name)
-            if output_dir is not None:
-                line["written"] = _write(predictor, image, answer, tile, output_dir / names[index])
+            if stems:
+                line["written"] = _write(predictor, image, answer, tile, stems[index])
             if len(tiles) < max_tiles:
                 tiles.append(tile)
         yield line
@@ -128,8 +165,10 @@ def _lines(
 
 def _write(predictor: "Predictor", image: Image.Image, answer: Any, tile: Image.Image, stem: Path) -> list[str]:
     """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     written = [*predictor.write(image, answer, stem), stem.with_name(f"{stem.name}_picture.png")]
     arrange_tiles([tile], columns=1).save(written[-1])
+    record_outputs(written)
     return [str(file) for file in written]
 
 
@@ -150,7 +189,7 @@ def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[in
     def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
         for index, file in enumerate(files):
             try:
-                image = open_image(file)
+                image = open_image(file, predictor.rows.get(file))
             except ValueError as error:
                 failed.append((index, None, str(error)))
             else:
@@ -178,7 +217,7 @@ def _open_predictor(
     nms_threshold: float | None,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
-    config, _ = PreTrainedConfig.get_config_dict(model)
+    config = read_config(model)
     # timm's checkpoints, which transformers opens too, name no class.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     if boxes is not None and "ForKeypointDetection" not in name:
@@ -213,6 +252,8 @@ class Predictor(ABC):
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
     threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
+    rows: Mapping[Path, Row] = MappingProxyType({})  # that hold images which are no files, by name
+    endings: tuple[str, ...] = ()  # of the files that `write` may write
 
     def __init__(self, model: str, *, optimize: bool = False, trust_remote_code: bool = False, **options: Any) -> None:
         opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
@@ -279,6 +320,7 @@ class SemanticPredictor(Predictor):
 
     pipeline = "image-segmentation"
     pipeline_class = HfViTImageSegmentationPipeline
+    endings = ("_mask.png",)
     task_config, threshold = "universal_segmentation_config", THRESHOLD
 
     def __init__(self, model: str, threshold: float | None, subtask: str | None, **options: Any) -> None:
@@ -364,6 +406,7 @@ class DepthPredictor(Predictor):
     """Predicts the depth of every pixel, in meters, or, relative, as inverse depth up to scale and shift."""
 
     pipeline = "depth-estimation"
+    endings: tuple[str, ...] = ("_depth.npy", "_depth.png")
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -372,6 +415,8 @@ class DepthPredictor(Predictor):
         head = config.get("depth_config") or config
         self.is_metric = head.get("depth_estimation_type", default) == "metric"
         self.unit = "meters" if self.is_metric else "relative inverse depth"
+        if not self.is_metric:
+            self.endings = ("_depth.npy",)
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns the least, the median and the largest value, and their unit."""
@@ -402,6 +447,7 @@ class DetectionPredictor(Predictor):
 
     pipeline = "object-detection"
     pipeline_class = HfViTObjectDetectionPipeline
+    endings = ("_objects.csv",)
     task_config, threshold = "detection_config", THRESHOLD
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
@@ -427,6 +473,7 @@ class KeypointPredictor(Predictor):
 
     pipeline = "keypoint-detection"
     pipeline_class = HfViTKeypointDetectionPipeline
+    endings = ("_keypoints.csv",)
     task_config = "keypoint_config"
 
     def __init__(self, model: str, boxes: dict[Path, list[Box]], **options: Any) -> None:
@@ -502,10 +549,26 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
     return files
 
 
-def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colors, as a training does; raises `ValueError` if unreadable."""
+def find_stored(path: Path) -> dict[Path, Row]:
+    """Returns the images of a parquet file, tar file or table, or of a folder that has no others, by their names."""
+    is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
+    if path.is_dir():
+        is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES for file in files_below(path))
+    if not is_stored:
+        return {}
+    found: dict[Path, Row] = {}
+    for split, images in load_unlabeled_images([str(path)]).items():
+        rows = images.cast_column("image", datasets.Image(decode=False))
+        for number, file in enumerate(rows["file"]):
+            found[Path(file) if Path(file) not in found else Path(f"{split}-{number}-{file}")] = (rows, number)
+    return found
+
+
+def open_image(file: Path, row: Row | None = None) -> Image.Image:
+    """Opens an image, a file or in a row, upright, as 8-bit colors, as a training does; `ValueError` if unreadable."""
     try:
-        with Image.open(file) as opened:
+        source = file if row is None else BytesIO(encoded_bytes(row[0][row[1]]["image"], "image"))
+        with Image.open(source) as opened:
             pixels = read_image(opened, "it", num_channels=3)  # (3, H, W)
         return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
     except Exception as error:  # decoders fail in many ways

@@ -13,7 +13,9 @@ from pathlib import Path
 from ..extras import check_packages
 from ..features import extract, open_train_and_test
 from ..features import report as report_scores
+from ..features.evaluation import FILE_NAME
 from ..flags.parser import OneLineParser, exit_in_one_line, name_words
+from ..outputs import check_outputs, record_outputs
 from ..training.checks import check_output
 from ..training.saving.output_folder import free_folder
 
@@ -59,6 +61,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
         type=Path,
         help="where to write evaluation.json (default: beside the features; of two folders, a new one in the second)",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace evaluation.json of an earlier run")
     with exit_in_one_line(ValueError, OSError, ImportError):
         args = parser.parse_args(arguments)
         check_packages("The evaluation of features", "sklearn")
@@ -67,4 +70,6 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
             folders.append(args.test)
             output_dir = args.output_dir or free_folder(args.test / f"evaluation-beside-{args.train.resolve().name}")
         check_output(output_dir)
+        check_outputs([output_dir / FILE_NAME], overwrite=args.overwrite)
         report_scores(*open_train_and_test(folders), output_dir, report)
+        record_outputs([output_dir / FILE_NAME])

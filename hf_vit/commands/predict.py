@@ -24,7 +24,9 @@ def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
     parser = OneLineParser(description)
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub")
-    parser.add_argument("inputs", nargs="+", type=Path, help="image files, and folders that are searched for them")
+    parser.add_argument(
+        "inputs", nargs="+", type=Path, help="image files, folders of them, or parquet files, tar files and tables"
+    )
     parser.add_argument("--output_dir", type=Path, help="write what is found, and a picture, of each image there")
     parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images and predictions to this file")
     parser.add_argument("--top_k", type=int, default=3, help="labels per image, the likeliest first (default: 3)")
@@ -46,6 +48,7 @@ def make_parser(description: str | None) -> OneLineParser:
     parser.add_argument(
         "--trust_remote_code", action="store_true", help="let code run that the model brings, if it is not ours"
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace files of an earlier run")
     return parser
 
 

@@ -22,10 +22,12 @@ Examples:
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
+from ..outputs import check_outputs, record_outputs
 from ..prediction import find_images, name_outputs, open_image
 from ..training.checks import check_output
 
@@ -63,6 +65,7 @@ def make_parser(description: str | None) -> OneLineParser:
     )
     parser.add_argument("--class_name", help="the class that saliency explains (default: the likeliest)")
     parser.add_argument("--foreground_threshold", type=float, help="leave patches below out of pca, from 0 to 1")
+    parser.add_argument("--overwrite", action="store_true", help="replace pictures of an earlier run")
     return parser
 
 
@@ -73,18 +76,19 @@ def draw(args: argparse.Namespace, report: Callable[[str], None]) -> None:
     model, processor = open_for_inspection(args.model, args.image_size)
     options = {name: vars(args)[name] for name in ("point", "class_name", "foreground_threshold")}
     photos = [Inspection(model, processor, open_image(file), **options) for file in files]
-    kinds = args.kinds or kinds_of(model)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    for kind in kinds:
+    drawn: dict[Path, Callable[[Path], None]] = {}
+    for kind in args.kinds or kinds_of(model):
         if kind in OF_ALL:
-            written = args.output_dir / f"{kind}.png"
-            OF_ALL[kind](photos, written)
-            report(str(written))
+            drawn[args.output_dir / f"{kind}.png"] = partial(OF_ALL[kind], photos)
             continue
         for photo, name in zip(photos, name_outputs(files), strict=True):
-            written = args.output_dir / f"{name}_{kind}.png"
-            OF_EACH[kind](photo, written)
-            report(str(written))
+            drawn[args.output_dir / f"{name}_{kind}.png"] = partial(OF_EACH[kind], photo)
+    check_outputs(drawn, files, args.overwrite)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for file, draw_file in drawn.items():
+        draw_file(file)
+        record_outputs([file])
+        report(str(file))
 
 
 def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:

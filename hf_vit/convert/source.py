@@ -66,12 +66,12 @@ def open_source(
     if path.is_file():
         beside = next((file for file in map(path.with_name, NAMES) if file.is_file()), None)
         return Source(place, told if beside is None else {**told, **read_json(beside)}, Weights([path]))
+    check_reachable(place, **hub)
     for config, weights in NAMES.items():
         config_file = find_file(place, config, **hub)
         if config_file is not None:
             content = {**told, **read_json(config_file)}
             return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
-    check_reachable(place, **hub)
     raise OSError(f"There is no {' or '.join(NAMES)} in {place!r}. Give the folder or repository of a model.")
 
 

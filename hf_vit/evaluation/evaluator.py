@@ -65,6 +65,10 @@ class BaseEvaluator(ABC):
         """Returns the scores of each class; none where there are no classes."""
         return self.metric.per_class()
 
+    def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
+        """Returns a prediction as `hf-vit predict` prints it; empty if the task has none for single images."""
+        return {}
+
     @abstractmethod
     def draw(self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]) -> None:
         """Draws images beside their targets and predictions."""

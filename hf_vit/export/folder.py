@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..convert import check_new_folder, load_image_processor, load_tokenizer, new_folder
-from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
@@ -24,7 +23,7 @@ WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassific
 WITHOUT_LABELS = (HfViTModel, HfViTForJointEmbedding, *WITH_OTHER_INPUTS)
 RUN = Path(__file__).with_name("run_onnx.py")
 # Steps of an image processor that `run.py` does not know
-UNKNOWN_STEPS = ("do_pad", "do_affine_crop", "keep_aspect_ratio")
+UNKNOWN_STEPS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 
 
 def export_model(
@@ -118,12 +117,9 @@ def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str
         return "it is written for ONNX alone"
     if isinstance(model, WITH_OTHER_INPUTS):
         return "the model takes more than images"
-    if steps := [name for name in UNKNOWN_STEPS if options.get(name)]:
+    if steps := [name for name in UNKNOWN_STEPS if options.get(name) not in (None, False, "nearest")]:
         return f"it does not know the step {steps[0]} of the image processor"
     size = {name: value for name, value in options["size"].items() if value is not None}
-    rows, columns = to_pair(options.get("ensure_multiple_of") or 1)
-    is_exact = {*size} == {"height", "width"} and not (size["height"] % rows or size["width"] % columns)
-    is_scaled = {*size} == {"shortest_edge"} and rows == columns == 1
-    if options["do_resize"] and not (is_exact or is_scaled):
+    if options["do_resize"] and {*size} not in ({"height", "width"}, {"shortest_edge"}):
         return f"it does not know the size {size} of the image processor"
     return None

@@ -1,5 +1,6 @@
 """The formats: how a program is written in each, and how its runtime runs the file."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,6 +20,12 @@ from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_s
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 # The first release whose exporters have the form that is used here (they are experimental), and the torch they need
 EXPORTERS_SINCE, EXPORTERS_TORCH = Version("5.23.0"), Version("2.11")
+# Names of the open sizes of inputs in ONNX files
+SIZES = {
+    "pixel_values": ("batch", None, "height", "width"),
+    "bool_masked_pos": ("batch", None),
+    **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
+}
 MOST_IMAGES = 8  # of a program that plans its memory ahead
 MOST_TIMES_NATIVE = 2  # and of the native grid, per side
 
@@ -32,8 +39,7 @@ class Format:
         exporter: What it is called in `transformers.exporters`.
         packages: What must be installed to write and to run it.
         extra: The extra of ours that brings them.
-        write: Writes a traced program, whose outputs have these names, where the library has no exporters; None where
-            only they can.
+        write: Writes a traced program, whose outputs have these names; None if only the library's exporters can.
         open: Returns what runs a file, given the names of the outputs.
         is_bounded: Whether memory is planned ahead, for a largest batch and image.
     """
@@ -58,7 +64,24 @@ def write_onnx(program: torch.export.ExportedProgram, file: Path, outputs: tuple
     """Writes an ONNX file by torch's own exporter."""
     written = torch.onnx.export(program, dynamo=True, output_names=list(outputs), verbose=False)
     assert written is not None  # it is where dynamo is on
+    name_sizes(written.model.graph)
     written.save(file, external_data=True)
+
+
+def name_sizes(graph: Any) -> None:
+    """Names the open sizes of an ONNX graph, for which torch has numbers and products such as s99 and 16*s30."""
+    whole: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    for value in graph.inputs:
+        for size, name in zip(map(str, value.shape), SIZES[value.name], strict=True):
+            if name is not None and (match := re.fullmatch(r"(?:(\d+)\*)?([A-Za-z]\w*)", size)):
+                whole[size] = name
+                parts[match[2]] = name if match[1] is None else f"({name}//{match[1]})"
+    for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
+        for place, size in enumerate(map(str, value.shape or ())):
+            if not size.isdigit() and size != "None":  # which is not known
+                named = re.sub(r"[A-Za-z]\w*", lambda part: parts.get(part[0], part[0]), size)
+                value.shape[place] = whole.get(size, named)
 
 
 def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
@@ -157,17 +180,16 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
     Raises:
         RuntimeError: if the format cannot express the model.
     """
-    if has_exporters():
-        from transformers.exporters.auto import get_exporter_class
-
-        program, inputs, sizes = what_is_traced(model, chosen)
-        exporter = get_exporter_class(chosen.exporter)
-        config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
-        written, _ = exporter().export_program(program, inputs, config)
-        exporter.save_program(written, file)
+    if chosen.write is not None:
+        chosen.write(trace(model, chosen), file, output_names(model))
         return
-    assert chosen.write is not None  # refused by `check_format`
-    chosen.write(trace(model, chosen), file, output_names(model))
+    from transformers.exporters.auto import get_exporter_class
+
+    program, inputs, sizes = what_is_traced(model, chosen)
+    exporter = get_exporter_class(chosen.exporter)
+    config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
+    written, _ = exporter().export_program(program, inputs, config)
+    exporter.save_program(written, file)
 
 
 def what_is_traced(
@@ -180,7 +202,7 @@ def what_is_traced(
 
 @torch.no_grad()
 def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedProgram:
-    """Traces a model by torch alone, for where the library has no exporters."""
+    """Traces a model by torch alone."""
     program, inputs, sizes = what_is_traced(model, chosen)
     return torch.export.export(program, (), inputs, dynamic_shapes=sizes)
 

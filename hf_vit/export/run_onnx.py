@@ -22,12 +22,19 @@ MOST = 5  # what is printed of each output
 
 def read_pixels(file: str) -> np.ndarray:
     """Returns an image file as the model takes it, (1, C, H, W) float32, resized and normalized as in its training."""
-    image = ImageOps.exif_transpose(Image.open(file)).convert("L" if OPTIONS["num_channels"] == 1 else "RGB")
-    size, pixels = OPTIONS["size"], np.asarray(image)
-    if OPTIONS["do_resize"]:
+    opened = Image.open(file)
+    if opened.mode in ("I", "F") or opened.mode.startswith("I;16"):
+        sys.exit(f"{file} has mode {opened.mode!r}, whose values do not fit into 8 bits. Scale them, and save 8 bits.")
+    image = ImageOps.exif_transpose(opened).convert("L" if OPTIONS["num_channels"] == 1 else "RGB")
+    size, pixels = {name: side for name, side in OPTIONS["size"].items() if side}, np.asarray(image)
+    rows, columns = np.broadcast_to(OPTIONS.get("ensure_multiple_of") or 1, 2).tolist()
+    if OPTIONS.get("do_affine_crop"):
+        pixels = crop_whole(pixels, size["height"], size["width"])
+    elif OPTIONS["do_resize"]:
         short = min(image.size)
         width, height = (side * size.get("shortest_edge", 0) // short for side in image.size)
         width, height = size.get("width", width), size.get("height", height)
+        width, height = max(1, round(width / columns)) * columns, max(1, round(height / rows)) * rows
         wide = image.resize((width, image.height), OPTIONS["resample"])
         pixels = np.asarray(wide.resize((width, height), OPTIONS["resample"]))
     if OPTIONS.get("do_center_crop"):
@@ -39,7 +46,27 @@ def read_pixels(file: str) -> np.ndarray:
     )
     if OPTIONS["do_normalize"]:
         pixels = (pixels - np.float32(OPTIONS["image_mean"])) / np.float32(OPTIONS["image_std"])
+    if OPTIONS.get("do_pad"):
+        pixels = np.pad(pixels, ((0, -pixels.shape[0] % rows), (0, -pixels.shape[1] % columns), (0, 0)))
     return np.ascontiguousarray(pixels.astype(np.float32).transpose(2, 0, 1)[None])
+
+
+def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Returns a whole image (H, W) or (H, W, C) in the middle of a crop, black around it."""
+    rows, columns = pixels.shape[:2]
+    down = max(rows, columns * height / width) * OPTIONS["box_padding"] / 2
+    across = down * width / height
+    vertical, horizontal = sampling(rows, down, height), sampling(columns, across, width)
+    crop = np.einsum("hy,yx...,wx->hw...", vertical, pixels, horizontal, optimize=True)
+    return np.floor(crop + 0.5)
+
+
+def sampling(side: int, half: float, count: int) -> np.ndarray:
+    """Returns the bilinear weights (count, side) of the pixels of a side at places around its middle."""
+    places = np.linspace(side / 2 - half, side / 2 + half, count)
+    is_inside = (places >= -1e-3) & (places <= side - 1 + 1e-3)
+    distances = np.abs(np.clip(places, 0, side - 1)[:, None] - np.arange(side))
+    return np.maximum(0, 1 - distances) * is_inside[:, None]
 
 
 def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
@@ -55,6 +82,19 @@ def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
         best = np.argsort(-scores.max(axis=1))[:MOST]
         found = [(LABELS[str(scores[i].argmax())], float(scores[i].max()), boxes[i].tolist()) for i in best]
         return {"label, score, box as center and size relative to the image": found}
+    if "heatmaps" in outputs:  # of keypoints
+        maps = outputs["heatmaps"][0]
+        places = [np.unravel_index(one.argmax(), one.shape) for one in maps]
+        points = {LABELS[str(k)]: (int(x), int(y), float(maps[k].max())) for k, (y, x) in enumerate(places)}
+        return {f"x, y on heatmaps of {maps.shape[2]}x{maps.shape[1]}, and score": points}
+    if "class_queries_logits" in outputs:  # of segments; the last class stands for none
+        logits = outputs["class_queries_logits"][0].astype(np.float64)
+        scores = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))[:, :-1]
+        best = np.argsort(-scores.max(axis=1))[:MOST]
+        return {"segments": [(LABELS[str(scores[i].argmax())], float(scores[i].max())) for i in best]}
+    if CONFIG["architectures"][0].endswith("SemanticSegmentation"):
+        numbers, counts = np.unique(outputs["logits"][0].argmax(axis=0), return_counts=True)
+        return {LABELS[str(number)]: count / counts.sum() for number, count in zip(numbers, counts, strict=True)}
     return {name: f"{value.shape} from {value.min():.4g} to {value.max():.4g}" for name, value in outputs.items()}
 
 

@@ -3,6 +3,7 @@
 Shapes: C channels, H W pixels.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..data import load_unlabeled_images
+from ..data.fingerprint import fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
@@ -34,7 +36,6 @@ from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
 
 
 logger = logging.get_logger(__name__)
-FILES_AT_A_TIME = 10_000
 GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
 ARROW_TYPES = {torch.float32: pa.float32(), torch.float16: pa.float16(), torch.int32: pa.int32()}
 # (B, D) of vectors, or for each of B images (N, D)
@@ -190,17 +191,12 @@ def describe(args: ExtractionArguments, splits: DatasetDict, encoder: ImageEncod
         dataset=args.dataset_name,
         weights=digest_weights(encoder.model),
         image_processor=digest([encoder.processor.to_json_string()]),
-        files=digest(f"{file}\n" for split in splits.values() for file in _files(split)),
+        files=digest(json.dumps(fingerprint(split.select_columns(["image", "file"]))) for split in splits.values()),
         images={name: len(split) for name, split in splits.items()},
         features=list(args.features),
         dtype=args.dtype,
         rows_per_shard=args.rows_per_shard,
     )
-
-
-def _files(split: Dataset) -> Iterator[str]:
-    for rows in split.select_columns("file").iter(FILES_AT_A_TIME):  # of millions, not all at once
-        yield from rows["file"]
 
 
 def write_shard(

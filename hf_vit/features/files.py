@@ -30,7 +30,7 @@ class FeatureSettings:
         dataset: Where the images were.
         weights: Digest of the model's weights.
         image_processor: Digest of the settings of its image processor.
-        files: Digest of the names of the images.
+        files: Digest of the names and contents of the images.
         images: Number of images of each split.
         features: Names of the features.
         dtype: Type of the numbers.

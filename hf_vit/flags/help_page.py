@@ -27,7 +27,7 @@ EVALUATION = {
         *("max_eval_depth", "flip_test", "pck_threshold", "normalize_by", "zero_shot_dataset", "prompt_templates"),
         *("per_device_eval_batch_size", "use_cpu"),
     ),
-    "Output": ("output_dir",),
+    "Output": ("output_dir", "overwrite"),
 }
 EXTRACTION = {
     "What to extract": ("model_name_or_path", "dataset_name", "features"),

@@ -23,6 +23,7 @@ from .adapt_inputs import ChannelMode, Size, apply_geometry
 from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
+from .remote_code import check_reachable
 
 
 GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
@@ -56,8 +57,7 @@ def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str
     path = Path(name_or_path)
     if path.is_file():
         return {}
-    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2):  # names on the Hub have two parts at most
-        raise OSError(f"There is no folder or file {str(name_or_path)!r}, and it is no name on the Hub.")
+    check_reachable(name_or_path, **kwargs)
     config: dict[str, Any] = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)[0]
     return config
 

@@ -4,13 +4,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import LocalEntryNotFoundError
-from transformers.utils import CONFIG_NAME, cached_file
+from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import get_session
 
 
+REACH_SECONDS = 5  # that the Hub may take to answer
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
 AUTO_MAP = {
     "AutoConfig": "configuration_hf_vit.HfViTConfig",
@@ -64,19 +67,37 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
             shutil.copyfile(source, target / source.name)
 
 
-def check_reachable(name_or_path: str | os.PathLike[str], **hub: Any) -> None:
-    """Raises `OSError` if something that is no folder or file is not in the cache either, and the Hub out of reach."""
-    # Otherwise a file that is missing and a Hub that does not answer look the same. `hub` is for `cached_file`.
-    if os.path.exists(name_or_path):
-        return
+@lru_cache
+def can_reach(endpoint: str) -> bool:
+    """Returns whether a Hub answers; asked once, as the library tries again and again for every file."""
     try:
-        cached_file(str(name_or_path), CONFIG_NAME, **hub)
-    except OSError as error:
-        if isinstance(error.__cause__, LocalEntryNotFoundError):
-            raise OSError(
-                f"The Hub cannot be reached, and {str(name_or_path)!r} is neither a folder here nor in the cache. "
-                "Check the network (and HF_HUB_OFFLINE), or give the folder of a saved model."
-            ) from error
+        get_session().head(endpoint, timeout=REACH_SECONDS)
+    except Exception:  # those of the HTTP client, whichever it is
+        return False
+    return True
+
+
+def is_within_reach(name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False) -> bool:
+    """Returns whether a repository may be opened: it is in the cache, or the Hub answers."""
+    cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
+    is_offline = local_files_only or constants.HF_HUB_OFFLINE
+    return cached.is_dir() or (not is_offline and can_reach(constants.ENDPOINT))
+
+
+def check_reachable(
+    name_or_path: str | os.PathLike[str], cache_dir: Any = None, local_files_only: bool = False, **_: Any
+) -> None:
+    """Raises `OSError` unless something is a folder or file, in the cache, or on a Hub that can be reached."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if path.exists():
+        return
+    if path.is_absolute() or len(path.parts) > 2:  # names on the Hub have two parts at most
+        raise OSError(f"There is no folder or file {name!r}, and it is no name on the Hub.")
+    if not is_within_reach(name, "model", cache_dir, local_files_only):
+        raise OSError(
+            f"There is no folder or file {name!r}, it is not in the cache, and the Hub cannot be reached. Check the "
+            "path, or the network (and HF_HUB_OFFLINE)."
+        )
 
 
 class RemoteCodeError(ValueError):

@@ -22,7 +22,7 @@ from ..data import (
     TargetDataset,
     UnlabeledImageCollator,
 )
-from ..evaluation.evaluator import BaseEvaluator
+from ..evaluation.evaluator import BaseEvaluator, ImageResult
 from ..evaluation.thresholds import Threshold
 from ..model.task_configurations import TASK_CONFIGS
 from .callbacks.ema import AVERAGE_FOLDER
@@ -66,6 +66,7 @@ class EvaluatorTrainer(HfViTTrainer):
             )
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
+        self.predictions: list[dict[str, Any]] | None = None  # described image by image, if a list is put here
         # Those of the last evaluation of a training and the chosen ones, of the averaged weights (True) and the model
         self._found: dict[bool, Threshold | None] = {}
         self.thresholds: dict[bool, Threshold | None] = {}
@@ -80,22 +81,29 @@ class EvaluatorTrainer(HfViTTrainer):
             results = self.evaluator.predict(unwrap_peft(model), inputs)
         metric = self.evaluator.metric
         records = [
-            (metric.record(result.prediction, target), result.loss, result.weight)
+            (metric.record(result.prediction, target), result.loss, result.weight, self._describe(result, target))
             for result, target in zip(results, inputs["targets"], strict=True)
         ]
         # Without those images that several processes see twice to fill their last batch.
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
-        metric.update([record for record, _, _ in gathered])
-        self._losses += [(loss, weight) for _, loss, weight in gathered]
+        metric.update([record for record, *_ in gathered])
+        self._losses += [(loss, weight) for _, loss, weight, _ in gathered]
+        if self.predictions is not None:
+            self.predictions += [line for *_, line in gathered]
         return None, None, None
+
+    def _describe(self, result: ImageResult, target: Any) -> dict[str, Any]:
+        return {} if self.predictions is None else self.evaluator.describe(result.prediction, target)
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.metric.reset()
         self._losses = []
+        predictions, self.predictions = self.predictions, None if is_average else self.predictions
         with self.options_of_average() if is_average else nullcontext():
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self.predictions = predictions
         scores = {"loss": self.mean_loss(), **self.evaluator.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # on validation images, and no others

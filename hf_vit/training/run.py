@@ -17,6 +17,7 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from ..model.pretrained import read_config
+from ..outputs import check_outputs, record_outputs
 from .arguments import ImageDataArguments, split_sources
 from .callbacks.clock import ExpectedEnd
 from .checks import check_output
@@ -38,6 +39,7 @@ from .recipe import (
     without_secrets,
 )
 from .saving.checkpoints import check_labels, on_first_process
+from .saving.output_files import evaluation_files
 from .saving.output_folder import checkpoint_to_resume, free_folder, last_folder, occupied
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task, file_name
@@ -333,7 +335,9 @@ def prepare_evaluation(arguments: Arguments, description: str | None = None) -> 
     """Returns the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
     task, saved = parse_evaluation(arguments, description)
     check_output(Path(task.args.output_dir))
-    return task, *task.make_evaluation_trainer(saved)
+    trainer, split = task.make_evaluation_trainer(saved)
+    check_outputs(evaluation_files(task.args.output_dir, split), overwrite=saved.overwrite)
+    return task, trainer, split
 
 
 def complete_evaluation(
@@ -342,6 +346,7 @@ def complete_evaluation(
     """Evaluates a split, writes the scores and returns them."""
     scores, _ = task.evaluate(trainer, split)
     if trainer.is_world_process_zero():
+        record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
         count = len(task.loaded.examples(split))
         report(f"{count:,} {split} {task.examples}: {listed(scores)}")
         report(f"The scores, and pictures of them: {task.args.output_dir}")

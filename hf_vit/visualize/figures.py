@@ -48,7 +48,15 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def save(figure: "Figure", file: PictureFile) -> None:
     """Writes a figure, no larger than a screen; the suffix of the file is the format, in memory PNG."""
-    figure.savefig(file, dpi=min(RESOLUTION, MAX_SIDE / max(figure.get_size_inches())))
+    figure.set_dpi(min(RESOLUTION, MAX_SIDE / max(figure.get_size_inches())))
+    if isinstance(file, str | os.PathLike):
+        figure.savefig(file)
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, as in `new_figure`
+
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()  # once: savefig draws everything twice, the first time for the layout
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # it is read right away
 
 
 def as_picture(image: Picture) -> np.ndarray:
@@ -110,6 +118,8 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
     panel.imshow(picture)
     panel.set_anchor("S")  # room that is left over is the title's, which is cut off otherwise
     panel.set_axis_off()
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_visible(False)  # else the title looks for room above ticks that are not drawn
 
 
 def truth_and_prediction(
@@ -254,6 +264,7 @@ def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.I
 
 def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:
     """Returns pictures of any sizes in rows, on white, with a margin in pixels around each."""
+    columns = min(columns, len(tiles))  # a page may have fewer tiles than the one before it has columns
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     widths = [max(tile.width for tile in tiles[column::columns]) + margin for column in range(columns)]
     heights = [max(tile.height for tile in row) + margin for row in rows]

@@ -183,6 +183,18 @@ def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, caplog
     assert [Path(file).name for file in files] == ["a.png", "c.png"]
 
 
+def test_features_of_a_changed_image_are_not_kept(workplace: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, color in enumerate(("red", "blue")):
+        Image.new("RGB", (20, 20), color).save(photos / f"{number}.png")
+    extract_to(workplace / "encoder", photos, tmp_path / "features")
+    extract_to(workplace / "encoder", photos, tmp_path / "features")  # nothing to do
+    Image.new("RGB", (20, 20), "green").save(photos / "1.png")
+    with pytest.raises(ValueError, match=r"made with other settings \(files: \w+ then, \w+ now\)"):
+        extract_to(workplace / "encoder", photos, tmp_path / "features")
+
+
 def test_a_folder_holds_features_of_one_kind(workplace: Path, tmp_path: Path) -> None:
     places = workplace / "colors", workplace / "features"
     with pytest.raises(ValueError, match=r"other settings \(features: .*; dtype: float32 then, float16 now\)"):

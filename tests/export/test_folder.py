@@ -1,9 +1,11 @@
 """The folder that an export writes, and what stops one."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from hf_vit import (
     HfViTForKeypointDetection,
     HfViTForMaskedImageModeling,
     HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
     HfViTImageProcessorPil,
     cli,
     export_model,
@@ -84,6 +87,73 @@ def test_the_script_gives_what_the_pipeline_gives_without_torch(saved: Path, exp
     with torch.no_grad():
         logits = model(**image_processor(Image.open(photo), return_tensors="pt")).logits
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npz")["logits"], logits.numpy(), rtol=0, atol=1e-5)
+
+
+WHOLE = {"size": {"shortest_edge": 36}, "do_center_crop": False, "do_pad": True, "ensure_multiple_of": 8}
+CROPPED = {"size": {"height": 40, "width": 32}, "do_center_crop": False, "do_affine_crop": True}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options", "output"),
+    [
+        (HfViTForSemanticSegmentation, WHOLE, "logits"),
+        (HfViTForUniversalSegmentation, WHOLE, "masks_queries_logits"),
+        (HfViTForKeypointDetection, CROPPED, "heatmaps"),
+        (HfViTForKeypointDetection, {**CROPPED, "box_padding": 1.0}, "heatmaps"),
+    ],
+)
+def test_the_script_runs_models_of_pixels_and_points(
+    model_class: Any, options: dict[str, Any], output: str, tmp_path: Path
+) -> None:
+    overrides = {"universal_segmentation_config": {"num_queries": 6, "num_blocks": 1}}
+    model = model_class(small_config(id2label=dict(enumerate(LABELS)), **overrides)).eval()
+    model.save_pretrained(tmp_path / "model")
+    image_processor = HfViTImageProcessorPil(**options)
+    image_processor.save_pretrained(tmp_path / "model")
+    export_model(tmp_path / "model", tmp_path / "onnx", report=lambda line: None)
+    photo = Image.fromarray(load_sample_image("flower.jpg")).resize((61, 47))
+    photo.save(tmp_path / "photo.png")
+    arguments = [str(tmp_path / name) for name in ("onnx/run.py", "photo.png", "outputs.npz")]
+    process = run_python("-c", WITHOUT_TORCH, *arguments, workdir=tmp_path)
+    assert process.returncode == 0, process.stderr
+    with torch.no_grad():
+        expected = model(**image_processor(photo, return_tensors="pt"))[output]
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npz")[output], expected.numpy(), rtol=0, atol=1e-4)
+    assert any(label in process.stdout for label in LABELS)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "I"])
+def test_the_script_refuses_images_that_8_bits_do_not_hold(mode: str, exported: Path, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.tif"
+    Image.new(mode, (40, 40), 1000).save(photo)
+    process = run_python("-c", WITHOUT_TORCH, str(exported / "run.py"), str(photo), workdir=tmp_path)
+    assert process.returncode == 1
+    assert f"has mode '{mode}', whose values do not fit into 8 bits" in process.stderr
+
+
+def test_open_sizes_have_names_and_the_export_no_warnings(
+    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    export_model(saved, tmp_path / "onnx", report=lambda line: None)
+    printed = "".join(capfd.readouterr())
+    assert "Failed to infer" not in printed
+    assert "experimental" not in printed
+    graph = onnx.load(tmp_path / "onnx" / "model.onnx", load_external_data=False).graph
+    sizes = {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    assert sizes == {"pixel_values": ["batch", 3, "height", "width"], "logits": ["batch", len(LABELS)]}
+    inner = {size.dim_param for value in graph.value_info for size in value.type.tensor_type.shape.dim}
+    assert not any(re.search(r"\bs\d+\b", name) for name in inner)
+
+
+def test_executable_programs_are_announced(saved: Path, tmp_path: Path) -> None:
+    card = (export_model(saved, tmp_path / "torch", "torch", report=lambda line: None) / "README.md").read_text()
+    warning, use = card.index("can contain executable code"), card.index("outputs = torch.export.load(")
+    assert warning < use
+    readme = (Path(export_folder.__file__).parent / "README.md").read_text()
+    assert "`model.pt2` can contain executable code" in readme
 
 
 def test_the_folder_holds_what_running_it_takes(exported: Path) -> None:
@@ -173,9 +243,14 @@ def test_without_the_librarys_exporters_torch_writes_the_same(saved: Path, monke
         (
             HfViTForSemanticSegmentation,
             {"do_resize": True, "size": {"shortest_edge": 48}, "ensure_multiple_of": 8},
-            "the size",
+            None,
         ),
-        (HfViTForKeypointDetection, {"do_affine_crop": True}, "do_affine_crop"),
+        (HfViTForSemanticSegmentation, {"do_pad": True, "pad_size": {"height": 64, "width": 64}}, "pad_size"),
+        (
+            HfViTForKeypointDetection,
+            {"do_resize": True, "do_affine_crop": True, "size": {"height": 32, "width": 24}},
+            None,
+        ),
         (HfViTForMaskedImageModeling, {}, "more than images"),
     ],
 )

@@ -348,6 +348,14 @@ OTHER_SCRIPTS = [
             ("SAVED/classifier FOLDER/data --threshold 2", "--threshold 2"),
             ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),
             ("SAVED/classifier FOLDER/data --subtask guessing", "guessing"),
+            ("SAVED/classifier FOLDER/nothing.parquet", "nothing.parquet"),
+            ("SAVED/classifier FOLDER/data --picture FOLDER/data/train/cat/0.png --overwrite", "0.png | is an input"),
+            (
+                "SAVED/classifier FOLDER/data/train --picture FOLDER/data/validation/cat/0.png",
+                "was not written by this",
+            ),
+            ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt", "file.txt | suffix"),
+            ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
         ],
     ),
     *script_rows(

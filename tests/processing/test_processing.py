@@ -112,7 +112,7 @@ def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
     hub = {"cache_dir": tmp_path, "local_files_only": True}
     for open_it in (HfViTForZeroShotImageClassification.from_pretrained, HfViTImageProcessor.from_pretrained):
         with pytest.raises(
-            OSError, match="The Hub cannot be reached, and 'user/model' is neither a folder here nor in"
+            OSError, match="There is no folder or file 'user/model', it is not in the cache, and the Hub cannot be r"
         ):
             open_it("user/model", **hub)
 

@@ -14,6 +14,9 @@ from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
 from ..helpers.fresh import run_script
 
 
+PREDICTIONS = "validation_predictions.jsonl"
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scenes, and a model of each task that has seen them once."""
@@ -51,7 +54,8 @@ def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp
     expected = written(workplace / task)
     assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(expected), rel=1e-5, nan_ok=True)
     assert said.startswith(f"5 validation images: loss {expected['loss']:.4f}")
-    files = {"validation_scores.json", "validation_examples.png"}
+    files = {"validation_scores.json", "validation_examples.png", PREDICTIONS, ".hf_vit_outputs"}
+    assert (tmp_path / PREDICTIONS).read_text() == (workplace / task / PREDICTIONS).read_text()
     if task != "depth_estimation":
         files |= {"validation_classes.json", "validation_classes.png"}
         assert list(written(tmp_path, "classes")) == NAMES
@@ -66,6 +70,8 @@ def test_two_processes_score_as_one(workplace: Path, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("5 validation images: ") == 1
     assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(written(workplace / task)), rel=1e-5, nan_ok=True)
+    found, expected = ((folder / PREDICTIONS).read_text().splitlines() for folder in (tmp_path, workplace / task))
+    assert [json.loads(line)["file"] for line in found] == [json.loads(line)["file"] for line in expected]
 
 
 @pytest.mark.parametrize("task", ["semantic_segmentation", "universal_segmentation"])

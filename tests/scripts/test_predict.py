@@ -1,15 +1,18 @@
 """The prediction script: what it reads, prints and draws, and what it says to mistakes."""
 
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import numpy as np
 import predict
 import pytest
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
+import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.image_inputs import read_image
 from hf_vit.prediction import find_images, open_image, predict_files
@@ -59,6 +62,29 @@ def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.Ca
     with Image.open(picture) as drawn:
         assert drawn.width > 5 * TILE_SIZE
         assert drawn.height > 3 * TILE_SIZE
+
+
+def test_parquet_tar_and_tables_are_read_as_by_trainings(saved: Path, tmp_path: Path) -> None:
+    files = list(map(Path, write_images(tmp_path / "images", 3)))
+    expected = [(line["label"], line["score"]) for line in hf_vit.predict(saved, files)]
+    cells = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    stored = datasets.Dataset.from_dict({"image": cells}, datasets.Features({"image": datasets.Image()}))
+    (tmp_path / "parquet").mkdir()
+    stored.to_parquet(tmp_path / "parquet" / "test-00000-of-00001.parquet")
+    stored.to_parquet(tmp_path / "parquet" / "train-00000-of-00001.parquet")
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for file in files:
+            tar.add(file, f"{file.stem}.png")
+    rows = [f"images/{file.name},cat\n" for file in files]
+    (tmp_path / "train.csv").write_text("".join(["image,label\n", *rows]))
+    places = ("parquet/test-00000-of-00001.parquet", "shard.tar", "train.csv")
+    for place in places:
+        lines = hf_vit.predict(saved, tmp_path / place, output_dir=tmp_path / "out" / place)
+        assert [(line["label"], pytest.approx(line["score"], abs=1e-5)) for line in lines] == expected
+        assert {Path(line["file"]).stem for line in lines} == {"0", "1", "2"}
+        assert all(Path(line["written"][0]).is_file() for line in lines)
+    both = hf_vit.predict(saved, [tmp_path / "parquet", files[0]], output_dir=tmp_path / "both")
+    assert len({line["file"] for line in both}) == len({line["written"][0] for line in both}) == 7
 
 
 def test_bad_files_are_named_and_the_others_predicted(

@@ -3,12 +3,14 @@
 import math
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from hf_vit.visualize import (
@@ -24,7 +26,7 @@ from hf_vit.visualize import (
     overlay_segments,
     segmentation_palette,
 )
-from hf_vit.visualize.figures import arrange_pages, fit_line
+from hf_vit.visualize.figures import MAX_SIDE, arrange_pages, fit_line
 
 
 GRAY = np.array([128, 128, 128])
@@ -104,6 +106,27 @@ def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], row
             assert max(picture.size) <= 1600
     assert heights[0] < heights[1] == heights[2]
     assert rows <= MAX_ROWS
+
+
+@pytest.mark.parametrize("size", [(128, 168), (480, 380), (960, 500)])
+def test_any_number_of_tiles_has_its_pages(size: tuple[int, int]) -> None:
+    for count in range(1, 101):
+        tiles = [Image.new("RGB", size, "blue") for _ in range(count)]
+        pages = arrange_pages(tiles)
+        blue = sum(int((np.asarray(page) == (0, 0, 255)).all(axis=-1).sum()) for page in pages)
+        assert blue == count * size[0] * size[1]
+        assert all(max(page.size) <= MAX_SIDE for page in pages)
+
+
+def test_a_figure_in_memory_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda self, renderer: drawn.append(self) or draw(self, renderer))
+    file = BytesIO()
+    draw_segmentation([Image.new("RGB", (40, 30))], [np.zeros((30, 40), dtype=int)], None, ["sky"], file)
+    assert len(drawn) == 1
+    with Image.open(file) as picture:
+        assert picture.format == "PNG"
 
 
 @pytest.mark.parametrize(("size", "count", "pages"), [((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)])

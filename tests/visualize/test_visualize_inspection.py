@@ -10,6 +10,7 @@ from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassi
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.inspection import kinds_of, open_for_inspection
+from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import (
     draw_attention,
@@ -145,7 +146,7 @@ def inspect(workplace: Path, model: str, output: Path, *options: str, photos: st
     load_script("visualize").main(
         [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options]
     )
-    return sorted(file.name for file in output.iterdir())
+    return sorted(file.name for file in output.iterdir() if file.name != RECORD)
 
 
 def test_the_script_draws_all_kinds_that_a_model_has(

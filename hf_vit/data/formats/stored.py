@@ -13,13 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, config, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
+from ...model.remote_code import is_within_reach
 from .archives import check_parquet, check_tars
 from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
@@ -85,6 +86,9 @@ def _explained(options: SourceOptions) -> Iterator[None]:
     """Names what lies near where a dataset was looked for that is neither here nor on the Hub."""
     try:
         validate_repo_id(options.source)
+        prepared = Path(config.HF_DATASETS_CACHE, options.source.replace("/", "___"))
+        if not prepared.is_dir() and not is_within_reach(options.source, "dataset"):
+            raise ConnectionError(f"Couldn't reach {options.source!r} on the Hub")
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(

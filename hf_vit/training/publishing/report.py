@@ -157,9 +157,9 @@ def write_scores(
     for name, text in {
         f"{split}_scores.json": json.dumps(scores, indent=2) + "\n",
         f"{split}_confusion_matrix.json": json.dumps({"labels": names, "confusion_matrix": matrix.tolist()}) + "\n",
-        f"{split}_predictions.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
     }.items():
         write_whole(folder / name, text)
+    write_lines(folder / f"{split}_predictions.jsonl", lines)
     draw_confusion_matrix(matrix, names, folder / f"{split}_confusion_matrix.png")
     return scores
 
@@ -172,11 +172,18 @@ def score_split(
     Returns the scores, which the evaluator has too then, and the file names of the pictures by their captions.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
+    trainer.predictions = []
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
+    lines, trainer.predictions = trainer.predictions, None
     scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
     draw_examples(trainer, examples, folder / f"{split}_examples.png")
     pictures = {evaluator.caption: f"{split}_examples.png"}
     if trainer.is_world_process_zero():
+        if any(lines):
+            write_lines(
+                folder / f"{split}_predictions.jsonl",
+                ({"file": file, **line} for file, line in zip(examples.rows["file"], lines, strict=False)),
+            )
         pictures |= write_metrics(folder, split, scores, evaluator) | evaluator.draw_scores(folder, split)
     return scores, pictures
 
@@ -209,6 +216,11 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 def write_json(file: Path, content: Any) -> None:
     """Writes what JSON can hold."""
     write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Writes JSON lines."""
+    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def known(value: float) -> float | None:

@@ -79,6 +79,12 @@ def output_files(folder: str | os.PathLike[str]) -> list[Path]:
     )
 
 
+def evaluation_files(folder: str | os.PathLike[str], split: str) -> list[Path]:
+    """Returns the files that an evaluation of a split may write into a folder."""
+    kinds = [pattern.removeprefix("*") for pattern in REPORT_FILES if pattern.startswith("*")]
+    return [Path(folder) / f"{name}{kind}" for name in (split, "zero_shot") for kind in kinds]
+
+
 def write_whole(file: Path, text: str) -> None:
     """Writes a text file so that, whenever the machine fails, the old content or all of the new one stands there."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")

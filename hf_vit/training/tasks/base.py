@@ -73,6 +73,7 @@ class EvaluatedModel:
             "such split) or train; by default the first of these that there is."
         },
     )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the files of an earlier evaluation."})
 
 
 @dataclass

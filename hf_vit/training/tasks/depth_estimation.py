@@ -65,6 +65,12 @@ class DepthEvaluator(Evaluator):
             for result, predicted, labels in zip(maps, outputs.predicted_depth, batch["labels"], strict=True)
         ]
 
+    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
+        """Returns the least, the median and the largest value, and their unit."""
+        values = {"min": prediction.min(), "median": prediction.median(), "max": prediction.max()}
+        unit = "relative inverse depth" if self.is_relative else "meters"
+        return {"unit": unit, **{name: round(float(value), 4) for name, value in values.items()}}
+
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Predicts for every pixel its mean depth in training, where images are of one size; else resized."""
         total = count = torch.zeros(())

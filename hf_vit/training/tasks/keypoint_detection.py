@@ -66,6 +66,11 @@ class KeypointEvaluator(Evaluator):
             for (pose,), loss in zip(found, losses.tolist(), strict=True)
         ]
 
+    def describe(self, prediction: Prediction, target: Target) -> dict[str, Any]:
+        """Returns the box of an object, and its keypoints with their scores."""
+        found = {"labels": self.metric.names, "box": target["box"].tolist()}
+        return found | {name: value.tolist() for name, value in prediction.items()}
+
     def has_truth(self, target: Target) -> bool:
         """Whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())

@@ -21,8 +21,10 @@ from ...data import (
 )
 from ...evaluation import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.universal import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
+from ...model.pipeline_hf_vit import CORNERS
 from ...model.task_detection import (
     HfViTForObjectDetection,
     class_loss_of,
@@ -84,6 +86,17 @@ class DetectionEvaluator(Evaluator):
         classes, distances, overlaps = prediction_losses(*prediction, [label], model.options)
         boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
         return float(classes), float(boxes)
+
+    def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
+        """Returns label, score and box of each object that passes the threshold."""
+        kept = prediction["scores"] >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
+        columns = (prediction[name][kept].tolist() for name in ("class_labels", "scores", "boxes"))
+        return {
+            "objects": [
+                {"label": self.metric.names[label], "score": score, "box": dict(zip(CORNERS, box, strict=True))}
+                for label, score, box in zip(*columns, strict=True)
+            ]
+        }
 
     def has_truth(self, target: Target) -> bool:
         """Whether there is an object that is no crowd."""

@@ -92,6 +92,13 @@ class SemanticEvaluator(Evaluator):
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
+    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
+        """Returns the share of each class in the pixels, the largest first."""
+        numbers, counts = (values.tolist() for values in prediction.unique(return_counts=True))
+        shares = [round(count / prediction.numel(), 6) for count in counts]
+        found = [{"label": self.metric.names[k], "share": share} for k, share in zip(numbers, shares, strict=True)]
+        return {"classes": sorted(found, key=lambda entry: -entry["share"])}
+
     def has_truth(self, target: Tensor) -> bool:
         """Whether any pixel has a class."""
         return bool((target != IGNORED_LABEL).any())

@@ -18,7 +18,16 @@ from transformers import (
 
 from ...data import load_universal_segmentation
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
-from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric, class_map
+from ...evaluation.universal import (
+    DEFAULT_THRESHOLD,
+    INSTANCE,
+    PANOPTIC,
+    SEMANTIC,
+    TRIED,
+    TRIED_THRESHOLDS,
+    UniversalMetric,
+    class_map,
+)
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
@@ -94,6 +103,23 @@ class UniversalEvaluator(Evaluator):
             )
             for i in alone
         ]
+
+    def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
+        """Returns label, score and area of each segment or, if there is no panoptic part, of each likely instance."""
+        if PANOPTIC in prediction:
+            numbers, parts = (prediction[PANOPTIC][name] for name in ("segmentation", "segments_info"))
+            found = [(part["label_id"], part["score"], numbers == part["id"]) for part in parts]
+        else:
+            columns = ("class_labels", "scores", "masks")
+            found = list(zip(*(prediction[INSTANCE][name] for name in columns), strict=True))
+        least = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
+        return {
+            "segments": [
+                {"label": self.metric.names[label], "score": round(score, 6), "area": int(mask.sum())}
+                for label, score, mask in found
+                if score >= least
+            ]
+        }
 
     def has_truth(self, target: dict[str, Any]) -> bool:
         """Whether there is any mask with a pixel."""

@@ -1,0 +1,176 @@
+"""Commands never write over inputs or over files of others, and replace an earlier run on request alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hf_vit
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTImageProcessor,
+)
+from hf_vit.outputs import check_outputs, record_outputs
+
+from ..helpers.dense_trainings import train, write_scenes
+from ..helpers.models import small_config
+
+
+CLASSES = {
+    "classes": HfViTForImageClassification,
+    "masks": HfViTForSemanticSegmentation,
+    "depths": HfViTForDepthEstimation,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved models."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model_class in CLASSES.items():
+        model = model_class(small_config(image_size=16, patch_size=8))
+        model.save_pretrained(folder / name)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photos with masks and depth maps next to them."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(1, 4):
+        noise = np.random.default_rng(number).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.jpg")
+        Image.fromarray(noise[..., 0]).save(folder / f"{number}_mask.png")
+        np.save(folder / f"{number}_depth.npy", noise[..., 0])
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("masks", {"output_dir": "."}, r"1_mask\.png exists and was not written by this command"),
+        ("depths", {"output_dir": "."}, r"1_depth\.npy exists and was not written by this command"),
+        ("classes", {"picture": "1.jpg"}, r"1\.jpg is an input and would be overwritten"),
+        ("classes", {"picture": "2_mask.png"}, r"2_mask\.png exists and was not written by this command"),
+        ("classes", {"output_dir": ".", "picture": "1_picture.png"}, r"1_picture\.png would be written twice"),
+    ],
+)
+def test_inputs_and_files_of_others_stay(
+    model: str, options: dict[str, str], message: str, overwrite: bool, models: Path, photos: Path
+) -> None:
+    before = contents(photos)
+    places = {name: photos / place for name, place in options.items()}
+    with pytest.raises(ValueError, match=message):
+        hf_vit.predict(models / model, sorted(photos.glob("*.jpg")), **places, overwrite=overwrite)
+    assert contents(photos) == before
+
+
+def test_a_link_to_a_photo_is_not_written_through(models: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.png").symlink_to(photos / "1.jpg")
+    before = contents(photos)
+    with pytest.raises(ValueError, match="is an input"):
+        hf_vit.predict(models / "classes", photos / "1.jpg", picture=tmp_path / "link.png", overwrite=True)
+    assert contents(photos) == before
+
+
+def test_an_earlier_run_is_replaced_on_request_alone(models: Path, photos: Path, tmp_path: Path) -> None:
+    outputs = {"output_dir": tmp_path / "new", "picture": tmp_path / "all.png"}
+    first = hf_vit.predict(models / "masks", photos / "1.jpg", **outputs)
+    with pytest.raises(ValueError, match=r"exists, from an earlier run\. Replace it with --overwrite"):
+        hf_vit.predict(models / "masks", photos / "1.jpg", **outputs)
+    assert hf_vit.predict(models / "masks", photos / "1.jpg", **outputs, overwrite=True) == first
+    mask = Path(first[0]["written"][0])
+    mask.write_bytes(mask.read_bytes() + b"edited by hand")
+    with pytest.raises(ValueError, match=r"1_mask\.png exists and was not written by this command, or was changed"):
+        hf_vit.predict(models / "masks", photos / "1.jpg", **outputs, overwrite=True)
+
+
+def test_a_photo_of_the_same_name_elsewhere_keeps_its_outputs(models: Path, photos: Path, tmp_path: Path) -> None:
+    (written,) = hf_vit.predict(models / "depths", photos / "1.jpg", output_dir=tmp_path / "new")
+    (tmp_path / "other").mkdir()
+    Image.new("RGB", (30, 30)).save(tmp_path / "other" / "1.png")
+    before = contents(tmp_path / "new")
+    with pytest.raises(ValueError, match=r"exists, from an earlier run"):
+        hf_vit.predict(models / "depths", tmp_path / "other", output_dir=tmp_path / "new")
+    assert contents(tmp_path / "new") == before
+    assert all(Path(file).name in before for file in written["written"])
+
+
+def test_relative_depth_leaves_depth_maps_of_others_alone(tmp_path: Path, photos: Path) -> None:
+    model = HfViTForDepthEstimation(
+        small_config(image_size=16, patch_size=8, depth_config={"depth_estimation_type": "relative"})
+    )
+    model.save_pretrained(tmp_path / "relative")
+    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / "relative")
+    (photos / "1_depth.npy").unlink()
+    Image.new("I;16", (24, 20)).save(photos / "1_depth.png")
+    (line,) = hf_vit.predict(tmp_path / "relative", photos / "1.jpg", output_dir=photos)
+    assert [Path(file).name for file in line["written"]] == ["1_depth.npy", "1_picture.png"]
+
+
+@pytest.mark.parametrize("picture", ["all", "all.jsonl", "all.pdq"])
+def test_a_picture_of_unknown_format_is_refused_first(picture: str, models: Path, photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"No picture can be written to .* Use \.png or \.jpg"):
+        hf_vit.predict(models / "classes", photos, picture=photos / picture)
+
+
+def test_the_scores_of_a_model_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, model = write_scenes(tmp_path / "scenes"), tmp_path / "model"
+    train("semantic_segmentation", data, model, "--max_steps", "1", "--eval_strategy", "no")
+    before = contents_of_reports(model)
+    options = {"report": lambda _: None, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    with pytest.raises(ValueError, match=r"validation_.* exists and was not written by this command"):
+        hf_vit.evaluate(model, data, output_dir=model, overwrite=True, **options)
+    assert contents_of_reports(model) == before
+    scores = hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", **options)
+    with pytest.raises(ValueError, match=r"validation_.* exists, from an earlier run"):
+        hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", **options)
+    assert hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", overwrite=True, **options) == scores
+    hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", split="train", **options)  # other files
+
+
+def contents_of_reports(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("validation_*")}
+
+
+def visualize(model: Path, photo: Path, folder: Path, *options: str) -> None:
+    from hf_vit.commands.visualize import main
+
+    words = [str(model), str(photo), "--output_dir", str(folder), "--kinds", "rollout", *options]
+    main(words, None, lambda _: None)
+
+
+def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
+    (photos / "1_rollout.png").write_bytes(b"mine")
+    with pytest.raises(SystemExit, match=r"1_rollout\.png exists and was not written by this command"):
+        visualize(models / "classes", photos / "1.jpg", photos, "--overwrite")
+    assert (photos / "1_rollout.png").read_bytes() == b"mine"
+    visualize(models / "classes", photos / "2.jpg", photos)
+    with pytest.raises(SystemExit, match="from an earlier run"):
+        visualize(models / "classes", photos / "2.jpg", photos)
+    visualize(models / "classes", photos / "2.jpg", photos, "--overwrite")
+
+
+@pytest.mark.parametrize("name", ["a.png", "mit Leerzeichen  zwei.png", "ü.png"])
+def test_files_are_recognized_by_their_content(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("first")
+    record_outputs([file])
+    file.write_text("second")
+    record_outputs([file])
+    check_outputs([file], overwrite=True)
+    copied = tmp_path / "copied"
+    file.rename(copied)
+    with pytest.raises(ValueError, match="was not written by this command"):
+        check_outputs([copied], overwrite=True)
+    check_outputs([file])  # it is gone
