@@ -155,7 +155,8 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     if new.position_embedding_type == "sincos2d":
         table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
     elif table is not None:
-        table = as_parameter(_resized_table(table, old, new, draw), table)
+        # The fixed table that becomes a learned one may have another dtype.
+        table = as_parameter(_resized_table(table, old, new, draw).to(kernels.dtype), table)
     embeddings.position_embeddings = table
 
 
