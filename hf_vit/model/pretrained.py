@@ -51,8 +51,11 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+def read_config(
+    name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
+) -> dict[str, Any]:
     """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
+    # `trust_remote_code`, from the Auto classes, is not passed on: the library warns that it has no effect here.
     path = Path(name_or_path)
     if path.is_file():
         return {}
