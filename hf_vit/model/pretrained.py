@@ -25,7 +25,10 @@ from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized
 
 
-GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
+GEOMETRY = (
+    *("image_size", "patch_size", "num_channels"),
+    *("use_cls_token", "use_distillation_token", "num_register_tokens"),
+)
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
@@ -234,9 +237,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         name too: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
-        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
-        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
-        the backbone has, or their shapes.
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token`,
+        `use_distillation_token` and `num_register_tokens` are changed after loading, by `apply_geometry`. No other
+        field may change which weights the backbone has, or their shapes.
 
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
