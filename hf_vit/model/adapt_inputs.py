@@ -17,8 +17,8 @@ Size = int | list[int] | tuple[int, int]
 ChannelMode = Literal["repeat", "mean"]
 
 
-class HfViTInputSized(nn.Module):
-    """A layer of a head whose weights depend on the image size, patch size, channels or prefix tokens."""
+class HfViTInputSized:
+    """A layer or model whose weights depend on the image size, patch size, channels or prefix tokens."""
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""

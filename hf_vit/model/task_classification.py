@@ -163,8 +163,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not new.use_distillation_token:
             self.distillation_classifier = None
         elif self.distillation_classifier is None:
-            self.distillation_classifier = HfViTClassifier(new.hidden_size, new.num_labels).to(self.classifier.weight)
-            self.distillation_classifier.initialize(new.initializer_range)
+            head = HfViTClassifier(new.hidden_size, new.num_labels).to(self.classifier.weight)
+            head.initialize(new.initializer_range)
+            self.distillation_classifier = head
 
     @can_return_tuple
     def forward(
