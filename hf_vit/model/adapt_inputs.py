@@ -17,8 +17,8 @@ Size = int | list[int] | tuple[int, int]
 ChannelMode = Literal["repeat", "mean"]
 
 
-class HfViTInputSized(nn.Module):
-    """A layer of a head whose weights depend on the image size, patch size, channels or prefix tokens."""
+class HfViTInputSized:
+    """A layer or model whose weights depend on the image size, patch size, channels or prefix tokens."""
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""
@@ -69,6 +69,7 @@ def apply_geometry(
     patch_size: Size | None = None,
     num_channels: int | None = None,
     use_cls_token: bool | None = None,
+    use_distillation_token: bool | None = None,
     num_register_tokens: int | None = None,
     pooling: Literal["cls", "mean"] | None = None,
     channel_mode: ChannelMode = "repeat",
@@ -88,6 +89,7 @@ def apply_geometry(
             `config.patch_padding` is scaled along.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether there is a CLS token. A new one, and its position, are drawn at random.
+        use_distillation_token: The same for the distillation token; a classifier gets or loses the head on it.
         num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
         pooling: "cls" or "mean", which can take each other's place.
         channel_mode: "repeat" or "mean", see `change_input_channels`.
@@ -100,6 +102,7 @@ def apply_geometry(
         "patch_size": patch_size,
         "num_channels": num_channels,
         "use_cls_token": use_cls_token,
+        "use_distillation_token": use_distillation_token,
         "num_register_tokens": num_register_tokens,
         "pooling": pooling,
     }
@@ -150,12 +153,14 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
 
     embeddings.patch_embeddings.set_kernels(as_parameter(resized, kernels), new.patch_padding)
     embeddings.cls_token = tokens(embeddings.cls_token, int(new.use_cls_token))
+    embeddings.distillation_token = tokens(embeddings.distillation_token, int(new.use_distillation_token))
     embeddings.register_tokens = tokens(embeddings.register_tokens, new.num_register_tokens)
     table = embeddings.position_embeddings
     if new.position_embedding_type == "sincos2d":
         table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
     elif table is not None:
-        table = as_parameter(_resized_table(table, old, new, draw), table)
+        # The fixed table that becomes a learned one may have another dtype.
+        table = as_parameter(_resized_table(table, old, new, draw).to(kernels.dtype), table)
     embeddings.position_embeddings = table
 
 
@@ -170,12 +175,15 @@ def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Ten
 
 
 def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns a position table (1, P + N, D) for another grid, with or without its first row, of the CLS token."""
+    """Returns a position table (1, P + N, D) for another grid and other tokens, whose positions are drawn if new."""
     table = resample_to_grid(table, old, new.grid_size, old.num_prefix_positions)
-    more = new.num_prefix_positions - old.num_prefix_positions
-    if more > 0:
-        return torch.cat((draw(more), table), dim=1)
-    return table[:, -more:] if more else table
+    tokens = ("use_cls_token", "use_distillation_token")
+    had, has = ([name for name in tokens if vars(config)[name]] for config in (old, new))
+    if had == has or not new.prefix_has_position:
+        return table
+    rows = {name: table[:, index : index + 1] for index, name in enumerate(had)}
+    prefix = [rows[name] if name in rows else draw(1) for name in has]
+    return torch.cat((*prefix, table[:, len(had) :]), dim=1)
 
 
 def as_parameter(values: Tensor, old: Tensor | None) -> nn.Parameter:

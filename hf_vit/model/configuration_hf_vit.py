@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -101,7 +102,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         …_config: Options of a task, see `HfViTTaskFields`.
 
     Raises:
-        ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
+        ValueError: if an unknown argument resembles a field, or the values do not fit together. The values are checked
+            again when a model is built and at saving.
     """
 
     model_type = "hf_vit"
@@ -186,6 +188,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return values
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if not kwargs.pop("_is_saved", False):
+            check_fields((name for name in kwargs if not name.startswith("_")), only_close=True)
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if kwargs.get("num_labels", 0) is None:
@@ -257,7 +261,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         for name in TASK_CONFIGS:
             if isinstance(kwargs.get(name), dict):
                 kwargs[name] = TASK_CONFIGS[name].merge(config_dict.get(name) or {}, kwargs[name])
-        return super().from_dict(config_dict, **kwargs)
+        return super().from_dict({**config_dict, "_is_saved": True}, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
         """Returns the whole configuration: `text_config` holds options, which the library would take for one."""
@@ -474,11 +478,19 @@ def number_labels(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
         raise ValueError(f"{name}={labels} must number the labels, as {form} does.") from error
 
 
-def check_fields(names: Iterable[str]) -> None:
-    """Raises `ValueError` if a name is no field of `HfViTConfig`, nor one of what else its constructor takes."""
-    unknown = set(names) - {field.name for field in fields(HfViTConfig)} - {*PROPERTIES, "attn_implementation"}
+def check_fields(names: Iterable[str], only_close: bool = False) -> None:
+    """Raises `ValueError` if a name is no field of `HfViTConfig`, nor one of what else its constructor takes.
+
+    With `only_close`, names that resemble no field pass: the library's own options, or those of other models.
+    """
+    known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, "attn_implementation"}
+    public = sorted(name for name in known if not name.startswith("_"))
+    closest = {name: get_close_matches(name, public, n=1, cutoff=0.75) for name in sorted(set(names) - known)}
+    unknown = [name for name in closest if closest[name] or not only_close]
     if unknown:
-        raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
+        meant = ", ".join(dict.fromkeys(field for name in unknown for field in closest[name]))
+        hint = f"Did you mean {meant}? " if meant else ""
+        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. {hint}help(HfViTConfig) lists them.")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

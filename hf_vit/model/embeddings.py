@@ -277,14 +277,15 @@ class HfViTEmbeddings(HfViTInitialized):
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
         """Returns what is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
-        table = self.position_embeddings
+        table, dtype = self.position_embeddings, self.patch_embeddings.projection.weight.dtype
         if table is None:
             return None
         num_prefix = self.config.num_prefix_positions
         num_without = self.config.num_prefix_tokens - num_prefix
 
         def resample(own_grid: Grid) -> Tensor:
-            positions = resample_to_grid(table, self.config, own_grid, num_prefix)
+            # Loading in half precision leaves the fixed table in float32.
+            positions = resample_to_grid(table, self.config, own_grid, num_prefix).to(dtype)
             if not num_without:
                 return positions
             nothing = positions.new_zeros(1, num_without, positions.shape[-1])

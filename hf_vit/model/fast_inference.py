@@ -90,6 +90,26 @@ class OptimizationReport:
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+class CompiledProgram:
+    """A compiled program, which cannot leave this process; a copy of its model shares it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self, pixel_values: Tensor) -> Any:
+        """Runs the program."""
+        return self.run(pixel_values)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledProgram":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "An optimized model holds a program that is compiled for this process, and cannot be pickled. Pickle the "
+            "model that it was made from, and call optimize_for_inference where it is opened."
+        )
+
+
 class FastForward:
     """The forward pass of an optimized model.
 
@@ -215,6 +235,7 @@ class Search:
         self, full: HfViTPreTrainedModel, eager: HfViTPreTrainedModel, program: Run | None = None
     ) -> FastForward:
         """Returns the forward pass of a candidate; see `FastForward`."""
+        program = None if program is None else CompiledProgram(program)
         return FastForward(self.model.forward, full, eager, program, self.images)
 
     def try_dtype(self, dtype: torch.dtype) -> None:

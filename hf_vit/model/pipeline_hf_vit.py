@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
 from .read_ahead import ReadAhead
@@ -128,6 +128,12 @@ class BatchedImagePipeline(Pipeline):
             options = fitting | (optimize if isinstance(optimize, dict) else {})
             self.fast_model = optimize_model(self.model, options)
             self._batch_size = options["batch_size"]  # other batches are not as fast
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the answer to an image, or those to many; `[]` for an empty list or dataset."""
+        inputs = args[0] if args else kwargs.get("inputs", kwargs.get("images"))
+        is_empty = isinstance(inputs, list | tuple | Dataset) and isinstance(inputs, Sized) and len(inputs) == 0
+        return [] if is_empty else super().__call__(*args, **kwargs)
 
     def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
         on_error = kwargs.pop("on_error", None)

@@ -26,7 +26,10 @@ from .layers import HfViTInitialized
 from .remote_code import check_reachable
 
 
-GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
+GEOMETRY = (
+    *("image_size", "patch_size", "num_channels"),
+    *("use_cls_token", "use_distillation_token", "num_register_tokens"),
+)
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
@@ -52,8 +55,11 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+def read_config(
+    name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
+) -> dict[str, Any]:
     """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
+    # `trust_remote_code`, from the Auto classes, is not passed on: the library warns that it has no effect here.
     path = Path(name_or_path)
     if path.is_file():
         return {}
@@ -231,9 +237,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         name too: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
-        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
-        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
-        the backbone has, or their shapes.
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token`,
+        `use_distillation_token` and `num_register_tokens` are changed after loading, by `apply_geometry`. No other
+        field may change which weights the backbone has, or their shapes.
 
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
+from .adapt_inputs import ChannelMode, HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel
@@ -141,7 +142,7 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
     distillation_logits: Tensor | None = None
 
 
-class HfViTForImageClassification(HfViTPreTrainedModel):
+class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
     """Predicts one label of an image, several, or values."""
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -156,6 +157,15 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             HfViTClassifier(config.hidden_size, config.num_labels) if config.use_distillation_token else None
         )
         self.post_init()
+
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+        """Adds a freshly drawn head on a new distillation token, or drops that of a token that is gone."""
+        if not new.use_distillation_token:
+            self.distillation_classifier = None
+        elif self.distillation_classifier is None:
+            head = HfViTClassifier(new.hidden_size, new.num_labels).to(self.classifier.weight)
+            head.initialize(new.initializer_range)
+            self.distillation_classifier = head
 
     @can_return_tuple
     def forward(

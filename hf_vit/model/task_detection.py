@@ -90,9 +90,10 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
         """Refuses another number of prefix tokens where positions between the blocks count them."""
         if self.mid_position_embeddings is not None and new.num_prefix_tokens != old.num_prefix_tokens:
             raise ValueError(
-                f"use_cls_token={new.use_cls_token} and num_register_tokens={new.num_register_tokens} do not fit the "
-                f"positions between the blocks, which were built for {old.num_prefix_tokens} tokens before the "
-                "patches. Change the backbone (HfViTModel), save it, and open it as HfViTForObjectDetection."
+                f"use_cls_token={new.use_cls_token}, use_distillation_token={new.use_distillation_token} and "
+                f"num_register_tokens={new.num_register_tokens} do not fit the positions between the blocks, which "
+                f"were built for {old.num_prefix_tokens} tokens before the patches. Change the backbone (HfViTModel), "
+                "save it, and open it as HfViTForObjectDetection."
             )
 
     @torch.no_grad()

@@ -142,7 +142,8 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
         """Returns what is added to the patches: (1, N, E), or (B, N, E) with a mask."""
         resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
-        return positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
+        positions = positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
+        return positions.to(self.embedding.weight.dtype)  # loading in half precision leaves the table in float32
 
 
 class HfViTSimMimDecoder(nn.Module):

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ..convert import load_image_processor
+from ..model.adapt_inputs import apply_geometry
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.nested_options import with_lists
@@ -64,8 +64,10 @@ def load_model(
             model = model_class(config)
             return model, HfViTImageProcessor.for_model(model)
         model, processor = tune(model_class, args, list(names), facts, fresh)
-        if use_distillation_token and "use_distillation_token" not in overrides:
-            model = with_distillation_token(model)
+        lacks_token = use_distillation_token and not model.config.use_distillation_token
+        if lacks_token and "use_distillation_token" not in overrides:
+            logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
+            apply_geometry(model, use_distillation_token=True)
         model.config._name_or_path = args.model_name_or_path  # which a model that is built again does not know
         return model, processor
     except StrictDataclassError as error:
@@ -166,7 +168,8 @@ def tune(
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }
-        model = model_class.from_pretrained(None, config=config, state_dict=weights)
+        with without_load_report():
+            model = model_class.from_pretrained(None, config=config, state_dict=weights)
     channels, patch = model.config.num_channels, model.config.patch_size
     size = overrides.get("image_size")
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
@@ -177,19 +180,16 @@ def change_config(config: HfViTConfig, fields: Mapping[str, Any]) -> HfViTConfig
     return HfViTConfig.from_dict({**config.to_dict(), **fields}, attn_implementation=config._attn_implementation)
 
 
-def with_distillation_token(model: Model) -> Model:
-    """Returns a model that has a distillation token, a fresh one with a fresh head where it had none."""
-    old = model.config
-    if old.use_distillation_token:
-        return model
-    logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
-    config = change_config(old, {"use_distillation_token": True})
-    weights, name = model.state_dict(), "model.embeddings.position_embeddings"
-    if name in weights and config.num_prefix_positions > old.num_prefix_positions:
-        cls, rest = weights[name].tensor_split((1,), dim=1)
-        row = torch.nn.init.trunc_normal_(torch.empty_like(cls), std=config.initializer_range)
-        weights[name] = torch.cat((cls, row, rest), dim=1)  # (1, P + N, D)
-    return type(model).from_pretrained(None, config=config, state_dict=weights)
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """Holds back the library's table of weights that a checkpoint lacks, where something else reports them."""
+    library = logging.get_logger("transformers.modeling_utils")
+    level = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(level)
 
 
 def open_with_options(

@@ -37,6 +37,7 @@ BACKBONE = [
     ("initializer-of-infinity", {"initializer_range": INFINITY}, "initializer_range=inf"),
     ("layerscale-of-nan", {"layerscale_value": NAN}, "layerscale_value=nan"),
     ("base-of-rotary-below-0", {"rope_theta": -1.0}, "rope_theta=-1.0"),
+    ("misspelled-field", {"drop_path": 0.1}, "no field drop_path | drop_path_rate"),
     ("unknown-activation", {"hidden_act": "sparkle"}, "hidden_act='sparkle'"),
     ("negative-registers", {"num_register_tokens": -1}, "num_register_tokens=-1"),
     ("pooling-of-a-missing-token", {"use_cls_token": False}, "pooling='cls' | use_cls_token=False"),

@@ -1,5 +1,6 @@
 """The configuration refuses what cannot be, keeps what was set, and says what it derives."""
 
+import copy
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -181,8 +182,31 @@ def test_presets() -> None:
     assert HfViTConfig.from_preset("huge").patch_size == HfViTConfig.from_preset("so400m").patch_size == 14
     with pytest.raises(ValueError, match=r"no preset 'giant'.*tiny, small, base"):
         HfViTConfig.from_preset("giant")
-    with pytest.raises(ValueError, match="no field drop_path"):
+    with pytest.raises(ValueError, match=r"no field drop_path\. Did you mean drop_path_rate\?"):
         HfViTConfig.from_preset("tiny", drop_path=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
+)
+def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
+    if meant is None:  # resembles none: the library keeps what it does not know
+        assert vars(HfViTConfig(**{given: 3}))[given] == 3
+    else:
+        with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
+            HfViTConfig(**{given: 3})
+        with pytest.raises(ValueError, match=f"Did you mean {meant}"):
+            HfViTConfig.from_preset("tiny", **{given: 3})
+    HfViTConfig().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), given: 3}))
+    opened = HfViTConfig.from_pretrained(tmp_path)
+    assert vars(opened)[given] == 3
+    opened.save_pretrained(tmp_path)
+    assert json.loads(file.read_text())[given] == 3
+    assert "_is_saved" not in file.read_text()
+    assert vars(copy.deepcopy(opened))[given] == 3
 
 
 def test_stages_follow_the_depth(tmp_path: Path) -> None:

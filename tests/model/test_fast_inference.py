@@ -1,5 +1,7 @@
 """Models that are made fast: same answers, never slower, and a word about everything that was left out."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,27 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path)
     saved = HfViTForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(saved(images).logits, model(images).logits)
+    assert torch.equal(copy.deepcopy(fast)(images).logits, fast(images).logits)
+    for pickles in (pickle.dumps, lambda value: torch.save(value, tmp_path / "model.pt")):
+        with pytest.raises(TypeError, match=r"compiled for this process, and cannot be pickled\. Pickle the model"):
+            pickles(fast)
+
+
+@pytest.mark.parametrize("compiles", [torch.compile, lambda model, backend: model.compile(backend=backend) or model])
+def test_what_torch_compiles_is_pickled_without_its_program(compiles: Callable[..., Any]) -> None:
+    model, images = make(), images_of()
+    expected = model(images).logits
+    compiled = compiles(model, backend="aot_eager")
+    assert largest_difference(compiled(images).logits, expected) < 1e-5
+    again = pickle.loads(pickle.dumps(compiled))
+    assert largest_difference(again(images).logits, expected) < 1e-5
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_an_optimized_model_without_a_program_is_pickled() -> None:
+    fast, images = optimize_for_inference(make(), compile=False), images_of()
+    again = pickle.loads(pickle.dumps(fast))
+    assert torch.equal(again(images).logits, fast(images).logits)
 
 
 def test_a_program_of_one_size_takes_positions_as_they_are() -> None:

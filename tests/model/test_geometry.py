@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from timm.layers import resample_patch_embed
 from timm.models import adapt_input_conv
 from torch import Tensor
+from transformers import AutoModelForImageClassification
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.model.adapt_inputs import apply_geometry, change_input_channels, resize_patch_kernels
@@ -29,6 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gray": {"num_channels": 1},
     "many channels": {"num_channels": 5, "channel_mode": "mean"},
     "registers": {"num_register_tokens": 3},
+    "distillation token": {"use_distillation_token": True},
     "no CLS": {"use_cls_token": False, "pooling": "mean"},
     "all": {
         "image_size": (24, 36),
@@ -248,6 +250,30 @@ def test_unchanged_weights_stay_the_same_parameters() -> None:
     model.resize_prefix_tokens(num_register_tokens=3)
     changed = {name for name, parameter in model.named_parameters() if before[name] is not parameter}
     assert changed == {"embeddings.register_tokens"}
+
+
+@pytest.mark.parametrize("opened_by", ["class", "Auto class"])
+def test_a_distillation_token_keeps_the_positions(opened_by: str, tmp_path: Path) -> None:
+    model = build(HfViTForImageClassification)
+    model.save_pretrained(tmp_path / "without")
+    kind: Any = HfViTForImageClassification if opened_by == "class" else AutoModelForImageClassification
+    distilled = kind.from_pretrained(tmp_path / "without", use_distillation_token=True)
+    assert distilled.config.use_distillation_token
+    old, new = model.state_dict(), distilled.state_dict()
+    table = new.pop("model.embeddings.position_embeddings")
+    assert torch.equal(table[:, [0, *range(2, 18)]], old.pop("model.embeddings.position_embeddings"))
+    fresh = {"model.embeddings.distillation_token", "distillation_classifier.weight", "distillation_classifier.bias"}
+    assert new.keys() - old.keys() == fresh
+    assert all(torch.equal(new[name], weight) for name, weight in old.items())
+    assert table[:, 1].any()
+    assert new["distillation_classifier.weight"].any()
+    distilled.save_pretrained(tmp_path / "with")
+    images = pixels(model.config)
+    again = kind.from_pretrained(tmp_path / "with")
+    assert torch.equal(again(images).distillation_logits, distilled(images).distillation_logits)
+    dropped = kind.from_pretrained(tmp_path / "with", use_distillation_token=False)
+    assert torch.equal(dropped(images).logits, model(images).logits)
+    assert dropped.distillation_classifier is None
 
 
 def test_registers_come_and_go_at_the_end() -> None:

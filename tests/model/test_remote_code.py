@@ -19,18 +19,20 @@ from hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForJointEmbedding,
     HfViTForKeypointDetection,
     HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
+    HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
     HfViTModel,
     HfViTPreTrainedModel,
 )
 from hf_vit.model.remote_code import AUTO_MAP
 
-from ..helpers.fresh import run_without_package
+from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
 from ..helpers.models import SMALL, pixels, small_config
 from ..helpers.references import draw_weights
@@ -346,6 +348,46 @@ def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(fo
                 saved[f"{name}_scores"] = found["scores"]
     torch.save(saved, tmp_path / "data.pt")
     check_output(run_without_package(OPEN_HEADS, tmp_path / "work", str(tmp_path), str(photo)))
+
+
+PIPELINE_TASKS: dict[type[HfViTPreTrainedModel], str] = {
+    HfViTModel: "image-feature-extraction",
+    HfViTForImageClassification: "image-classification",
+    HfViTForSemanticSegmentation: "image-segmentation",
+    HfViTForUniversalSegmentation: "image-segmentation",
+    HfViTForDepthEstimation: "depth-estimation",
+    HfViTForObjectDetection: "object-detection",
+    HfViTForKeypointDetection: "keypoint-detection",
+    HfViTForMaskedImageModeling: "",
+    HfViTForJointEmbedding: "",
+    HfViTForZeroShotImageClassification: "",  # its pipeline needs a tokenizer
+}
+# With all warnings, and what the library logs; the progress of loading is switched off by the environment.
+OPEN_QUIETLY = """
+import sys, warnings
+warnings.simplefilter("always")
+import transformers
+root, *opened = sys.argv[1:]
+for entry in opened:
+    name, task = entry.split(":")
+    model = getattr(transformers, name).from_pretrained(f"{root}/{name}", trust_remote_code=True)
+    assert (type(model).__module__.startswith("transformers_modules")) == (sys.modules.get("hf_vit") is None)
+    if task:
+        transformers.pipeline(task, model=f"{root}/{name}", trust_remote_code=True)
+"""
+
+
+@pytest.mark.parametrize("has_package", [True, False], ids=["with the package", "without"])
+def test_opening_prints_nothing(has_package: bool, tmp_path: Path) -> None:
+    opened = []
+    for model_class, task in PIPELINE_TASKS.items():
+        auto_class = next(name for name, place in AUTO_MAP.items() if place.endswith(f".{model_class.__name__}"))
+        model_class(small_config()).save_pretrained(tmp_path / auto_class)
+        HfViTImageProcessor().save_pretrained(tmp_path / auto_class)
+        opened.append(f"{auto_class}:{task}")
+    prefix, run = ("import hf_vit\n", run_with_package) if has_package else ("", run_without_package)
+    process = run(prefix + OPEN_QUIETLY, tmp_path / "work", str(tmp_path), *opened)
+    assert (process.stdout, process.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])

@@ -24,7 +24,7 @@ from hf_vit.model.read_ahead import ReadAhead
 from hf_vit.training import train_tokenizer
 
 from ..helpers.models import small_config
-from ..helpers.references import draw_weights
+from ..helpers.references import assert_close, draw_weights
 
 
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
@@ -105,13 +105,15 @@ def tokenizer() -> Any:
     return train_tokenizer(["a dog runs on the grass", "two cats", "a red car"] * 3, 400, 40)
 
 
-def build(case: Case, tokenizer: Any, **processing: Any) -> dict[str, Any]:
+def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", **processing: Any) -> dict[str, Any]:
     """Returns the parts of a pipeline."""
     options = {"ForObjectDetection": DETECTION}.get(case.model, {})
     if "ZeroShot" in case.model:
         own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
         options = {"text_config": {**TEXT, **own}}
-    model = getattr(hf_vit, f"HfViT{case.model}")(small_config(**options))
+    model = getattr(hf_vit, f"HfViT{case.model}")(
+        small_config(position_embedding_type=position_embedding_type, **options)
+    )
     draw_weights(model)
     processor = HfViTImageProcessor.for_model(model, **processing)
     parts = {"model": model.eval(), "image_processor": processor}
@@ -185,6 +187,56 @@ def test_every_kind_of_image_is_read(photos: list[str]) -> None:
     first, *others = classify(kinds)
     assert all(found == first for found in others)
     assert_same([classify(kind) for kind in kinds], [first] * len(kinds))
+
+
+@pytest.mark.parametrize("name", ["classes", "features", "words", "semantic", "depth", "objects", "keypoints"])
+def test_nothing_is_answered_by_nothing(name: str, photos: list[str], tokenizer: Any) -> None:
+    case = CASES.get(name, Case("keypoint-detection", "", "ForKeypointDetection"))
+    answer = pipeline(case.task, **build(case, tokenizer))
+    for nothing in ([], (), KeyDataset([], "file"), (photo for photo in ())):
+        assert list(answer(nothing, **case.options)) == []
+    assert answer([], **case.options) == []
+    assert answer([], batch_size=2, num_workers=0, **case.options) == []
+    if name == "keypoints":
+        assert answer([], boxes=[]) == []
+    elif name == "objects":
+        assert answer(images=[], **case.options) == answer(inputs=[], **case.options) == []
+        assert answer(images=photos[:1], **case.options) == answer(photos[:1], **case.options)
+
+
+HALF = ["classes", "pooled", "words", "semantic", "panoptic", "instances", "depth", "objects", "keypoints"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_with_fixed_positions(
+    name: str, dtype: str, photos: list[str], tokenizer: Any, tmp_path: Path
+) -> None:
+    case = CASES.get(name, Case("keypoint-detection", "", "ForKeypointDetection"))
+    options = {**case.options, **({"threshold": 0.0} if name == "objects" else {})}
+    preparation = PREPARATIONS["one size" if name == "keypoints" else "padded"]
+    for part in build(case, tokenizer, position_embedding_type="sincos2d", **preparation).values():
+        part.save_pretrained(tmp_path)
+    whole, half = (
+        pipeline(case.task, model=str(tmp_path), dtype=kind)(photos, batch_size=2, **options)
+        for kind in ("float32", dtype)
+    )
+    assert len(half) == len(whole) == len(photos)
+    for own, expected in zip(half, whole, strict=True):
+        if name in ("classes", "words"):  # likely classes may change places
+            scores, wanted = ({entry["label"]: entry["score"] for entry in answer} for answer in (own, expected))
+            assert scores == pytest.approx(wanted, abs=0.03)
+        elif name == "pooled":
+            assert_close(own.float(), expected, 0.05, "features")
+        elif name == "depth":
+            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # of up to 10
+        elif name == "semantic":
+            assert {entry["label"] for entry in own} & {entry["label"] for entry in expected}
+        elif name == "keypoints":
+            scores = [torch.tensor(answer[0]["scores"]).float() for answer in (own, expected)]
+            assert_close(*scores, 0.1, "scores")
+        else:
+            assert all(0 <= entry["score"] <= 1 for entry in own)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

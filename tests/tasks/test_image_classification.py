@@ -1,5 +1,7 @@
 """What the scripts put together: data, model, trainer, and the answers to bad input before training starts."""
 
+import logging
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +63,24 @@ def saved(tmp_path: Path) -> tuple[Path, HfViTForImageClassification]:
     model.save_pretrained(tmp_path / "saved")
     processor.save_pretrained(tmp_path / "saved")
     return tmp_path / "saved", model
+
+
+@pytest.mark.parametrize("use_distillation_token", [False, True])
+@pytest.mark.parametrize("names", [NAMES, ["bird", "cow"]])
+def test_the_library_reports_missing_weights_once(
+    names: list[str],
+    use_distillation_token: bool,
+    saved: tuple[Path, HfViTForImageClassification],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved[1].base_model.save_pretrained(saved[0] / "encoder")
+    shutil.copy(saved[0] / "preprocessor_config.json", saved[0] / "encoder")
+    library, reports = logging.getLogger("transformers.modeling_utils"), []
+    monkeypatch.setattr(library, "filters", [lambda record: not reports.append(record.getMessage())])
+    arguments = ModelArguments(str(saved[0] / "encoder"))
+    load_model(HfViTForImageClassification, arguments, names, use_distillation_token=use_distillation_token)
+    assert sum("LOAD REPORT" in report for report in reports) == 1
+    assert library.isEnabledFor(logging.WARNING)
 
 
 def test_a_new_model_has_the_labels_and_the_size_asked_for() -> None:

@@ -24,7 +24,7 @@ from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.remote_code import RemoteCodeError, refusing_code
 from ...model.task_classification import HfViTForImageClassification
-from ..models import load_with_info, shorten
+from ..models import load_with_info, shorten, without_load_report
 from .teacher import Teacher, TeacherView, check_colors
 
 
@@ -64,12 +64,12 @@ def open_model(
 
     Raises `ValueError` if a weight is not finite, as all that is learned from it would be.
     """
-    config = config_of_others(name)
-    if config is None:
-        model, info = load_with_info(our_class, name, {})
-        model, missing = model.to(dtype), sorted(info["missing_keys"])
-    else:
-        model, missing = open_auto(auto_class, name, dtype, trust_remote_code)
+    with without_load_report():
+        if config_of_others(name) is None:
+            model, info = load_with_info(our_class, name, {})
+            model, missing = model.to(dtype), sorted(info["missing_keys"])
+        else:
+            model, missing = open_auto(auto_class, name, dtype, trust_remote_code)
     saved = {key: value for key, value in model.state_dict().items() if key not in missing}
     if broken := [key for key, value in saved.items() if not value.isfinite().all()]:
         raise ValueError(

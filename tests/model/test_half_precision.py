@@ -1,0 +1,155 @@
+"""Models in half precision answer and train as in float32, however they were loaded and whatever their positions."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+from hf_vit.model import fast_inference
+from hf_vit.model.fast_inference import optimize_for_inference
+
+from ..helpers.models import TRAINING_CASES, pixels, small_config
+from ..helpers.references import assert_close, draw_weights
+
+
+DTYPES = (torch.bfloat16, torch.float16)
+TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.02}
+POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
+# One query: among several, rounding decides which of them takes the first place.
+ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
+                                  "num_groups": 1}}  # fmt: skip
+# How a model in float32, saved in `whole`, or in half precision, saved in `half`, is opened in half precision.
+Opening = Callable[[type[HfViTPreTrainedModel], Path, torch.dtype], HfViTPreTrainedModel]
+OPENINGS: dict[str, Opening] = {
+    "dtype": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype),
+    "device_map": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype, device_map="auto"),
+    "saved": lambda kind, folder, _: kind.from_pretrained(folder / "half"),
+    "saved, device_map": lambda kind, folder, _: kind.from_pretrained(folder / "half", device_map="auto"),
+    "cast": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole").to(dtype),
+}
+both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def floats_of(outputs: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in outputs.items() if isinstance(value, Tensor) and value.is_floating_point()}
+
+
+def check_openings(
+    kind: type[HfViTPreTrainedModel], batch: dict[str, Any], dtype: torch.dtype, folder: Path, **overrides: Any
+) -> None:
+    """Opens a saved model in every way and compares what it answers with float32; with a loss, takes a step."""
+    model = kind(small_config(**overrides))
+    draw_weights(model)
+    model.eval().save_pretrained(folder / "whole")
+    copy.deepcopy(model).to(dtype).save_pretrained(folder / "half")
+    torch.manual_seed(0)
+    expected = floats_of(model(**batch))
+    for name, opening in OPENINGS.items():
+        half = opening(kind, folder, dtype)
+        assert half.dtype == dtype
+        torch.manual_seed(0)
+        actual = floats_of(half(**batch))
+        assert actual.keys() == expected.keys()
+        for output, value in actual.items():
+            assert torch.isfinite(value).all(), (name, output)
+            assert_close(value.float(), expected[output], TOLERANCES[dtype], f"{output}, {name}")
+        if "loss" in actual:
+            half.train()(**batch).loss.backward()
+            assert all(
+                weight.grad.dtype == dtype and torch.isfinite(weight.grad).all()
+                for weight in half.parameters()
+                if weight.grad is not None
+            )
+
+
+@both_dtypes
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_every_task_with_fixed_positions(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    case = TRAINING_CASES[name]
+    overrides = {**case.overrides, "position_embedding_type": "sincos2d"}
+    if name.startswith("deformable"):
+        overrides["detection_config"] = {**overrides["detection_config"], **ONE_QUERY["detection_config"]}
+    kind = next(parent for parent in case.model_class.__mro__ if parent.__module__.startswith("hf_vit."))
+    batch = case.make_batch(small_config(**overrides), 2)
+    if kind is HfViTForZeroShotImageClassification:
+        batch["return_loss"] = True
+    check_openings(kind, batch, dtype, tmp_path, **overrides)
+
+
+@both_dtypes
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("kind", [HfViTModel, HfViTForMaskedImageModeling])
+@pytest.mark.parametrize("grid", [(4, 4), (3, 5)], ids=["native grid", "another grid"])
+def test_every_type_of_positions(
+    grid: tuple[int, int], kind: Any, positions: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    batch = {"pixel_values": pixels(small_config(), 2, grid)}
+    check_openings(kind, batch, dtype, tmp_path, position_embedding_type=positions)
+
+
+@both_dtypes
+def test_backbone(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = HfViTBackbone(small_config(position_embedding_type="sincos2d")).eval()
+    model.save_pretrained(tmp_path)
+    images = pixels(model.config)
+    (actual,) = HfViTBackbone.from_pretrained(tmp_path, dtype=dtype)(images).feature_maps
+    assert_close(actual.float(), model(images).feature_maps[0], TOLERANCES[dtype], "maps")
+
+
+@both_dtypes
+@pytest.mark.parametrize("kind", [HfViTForMaskedImageModeling, HfViTForImageClassification])
+def test_a_checkpoint_without_the_tables_of_the_head(kind: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    HfViTModel(small_config(position_embedding_type="sincos2d")).save_pretrained(tmp_path)
+    model = kind.from_pretrained(tmp_path, dtype=dtype)
+    assert all(torch.isfinite(value).all() for value in floats_of(model(pixels(model.config))).values())
+
+
+@both_dtypes
+def test_fixed_positions_that_become_learned_have_the_dtype_of_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = HfViTModel(small_config(position_embedding_type="sincos2d"))
+    draw_weights(model)
+    model.eval().save_pretrained(tmp_path)
+    half = HfViTModel.from_pretrained(tmp_path, dtype=dtype, image_size=(24, 40))
+    assert {weight.dtype for weight in half.parameters()} == {dtype}
+    images = pixels(model.config, grid=(3, 5))
+    assert_close(half(images)[0].float(), model(images)[0], TOLERANCES[dtype], "tokens")
+
+
+@both_dtypes
+@pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTForZeroShotImageClassification])
+def test_a_half_precision_model_is_optimized(
+    kind: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_inference, "race", lambda *_: (0.5, 2.0))  # every candidate is twice as fast
+    whole = kind(small_config(position_embedding_type="sincos2d")).eval()
+    whole.save_pretrained(tmp_path)
+    model = kind.from_pretrained(tmp_path, dtype=dtype)
+    fast = optimize_for_inference(model, compile=False)
+    assert fast.report.best.name != f"as given, {str(dtype).removeprefix('torch.')}", fast.report
+    images = pixels(model.config)
+    given = {} if kind is HfViTForImageClassification else {"input_ids": torch.arange(9)[None]}
+    actual, expected = fast(pixel_values=images, **given)[0], whole(pixel_values=images, **given)[0]
+    assert actual.dtype == dtype
+    assert_close(actual.float(), expected, TOLERANCES[dtype], "outputs")
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_float32_under_autocast_keeps_its_tokens_in_float32(positions: str) -> None:
+    config = small_config(position_embedding_type=positions, use_cls_token=False, pooling="mean")
+    model = HfViTModel(config)
+    with torch.autocast("cpu", torch.bfloat16):
+        tokens = model.embed(pixels(config))[0]
+    has_table = positions not in ("rotary", "none")
+    assert tokens.dtype == (torch.float32 if has_table else torch.bfloat16)
