@@ -130,6 +130,9 @@ class HfViTTrainer(Trainer):
             ValueError: if an option is out of range, does not fit the model, or does not go with another.
         """
         super().__init__(*args, **kwargs)
+        if is_adapted(self.plain_model):
+            self.model = self.model_wrapped = self.plain_model
+            self.model._hf_peft_config_loaded = True
         # Of several GPUs in one process each would need its share of what is counted.
         counts = isinstance(self.plain_model, HfViTForObjectDetection | HfViTForKeypointDetection)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
