@@ -114,6 +114,16 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
     model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
 
 
+def prepare_adapter(model: nn.Module, args: Any) -> nn.Module:
+    """Returns the plain model that trains, with the adapter of `LoraArguments` or that of a `PeftModel` in it."""
+    plain_model = unwrap_peft(model)
+    if isinstance(args, LoraArguments) and args.lora_rank is not None:
+        add_lora(plain_model, args)
+    elif is_adapted(plain_model):
+        plain_model._hf_peft_config_loaded = True
+    return plain_model
+
+
 def is_trained(module: nn.Module) -> bool:
     """Returns whether any weight of a module is trained."""
     return any(parameter.requires_grad for parameter in module.parameters())

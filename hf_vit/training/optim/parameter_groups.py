@@ -9,6 +9,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ...model.encoder import HfViTLayer
 from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import HfViTPreTrainedModel
+from ...model.task_joint_embedding import HfViTForJointEmbedding
+from ...model.task_mim import HfViTForMaskedImageModeling
 
 
 # What multiplies its input by a matrix. All else is added (biases, tokens, positions), scales (norms, LayerScale,
@@ -19,6 +22,21 @@ DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
 def find_backbone(model: nn.Module) -> HfViTModel | None:
     """Returns the image tower of a model, which may be the model itself, or None if it has none of ours."""
     return next((module for module in model.modules() if isinstance(module, HfViTModel)), None)
+
+
+def may_lack_gradients(model: nn.Module) -> bool:
+    """Returns whether a step may leave parameters that train without a gradient."""
+    if not isinstance(model, HfViTPreTrainedModel) or (backbone := find_backbone(model)) is None:
+        return True
+    token = backbone.embeddings.mask_token
+    is_masked = isinstance(model, HfViTForMaskedImageModeling | HfViTForJointEmbedding) and (
+        model.options.objective in ("simmim", "dino")
+    )
+    # No gradient reaches blocks behind the last one that a head reads.
+    tasks = [options for options in model.config.to_dict().values() if isinstance(options, dict)]
+    return (token is not None and token.requires_grad and not is_masked) or any(
+        "out_indices" in task for task in tasks
+    )
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
