@@ -229,26 +229,13 @@ class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
             init.zeros_(self.bias)
 
 
-class HfViTAllReduce(torch.autograd.Function):
-    """The sum over all processes, which is also that of its gradients."""
-
-    @staticmethod
-    def forward(_: Any, values: Tensor) -> Tensor:
-        """Adds up values of the same shape."""
-        total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        """Adds up gradients."""
-        return HfViTAllReduce.apply(gradient)
-
-
 def sum_over_processes(values: Tensor) -> Tensor:
     """Adds up the values of all processes, with their gradients."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return HfViTAllReduce.apply(values)
+        values = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(values.detach())
+        if values.requires_grad:
+            values.register_hook(sum_over_processes)
     return values
 
 

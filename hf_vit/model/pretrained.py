@@ -296,8 +296,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Adds an adapter of peft as the library does.
 
         Raises:
-            ValueError: if its `target_modules` are of another model, naming those of this one, or if the library
-                refuses the installed version of peft.
+            ValueError: if its `target_modules` are of another model, naming those of this one.
         """
         was_adapted: bool = self._hf_peft_config_loaded  # type: ignore[has-type]
         try:
@@ -306,13 +305,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
             self._hf_peft_config_loaded = was_adapted
             layers = [name for name, layer in self.named_modules() if isinstance(layer, nn.Linear)]
             ends = sorted({".".join(name.split(".")[-2:]) for name in layers if ".layers." in name})
-            advice = (
-                f"The linear layers of attention and MLP are here {', '.join(ends)}: query, key and value are one, "
-                "attention.qkv."
-            )
             if "version" in str(error):
-                advice = "With the installed one, use peft.get_peft_model(model, config), or train with lora_rank."
-            raise ValueError(f"{error}{'.' * (not str(error).endswith('.'))} {advice}") from error
+                raise ValueError(
+                    f"{error}. With the installed one, use peft.get_peft_model(model, config)."
+                ) from error
+            raise ValueError(
+                f"{error} The linear layers of attention and MLP are here {', '.join(ends)}: query, key and value are "
+                "one, attention.qkv."
+            ) from error
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
         """Whether attention weights are asked for, by argument or else by the configuration."""

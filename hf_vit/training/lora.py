@@ -17,14 +17,9 @@ from ..model.pretrained import HfViTPreTrainedModel
 
 
 if is_peft_available():
-    from peft import (
-        LoraConfig,
-        PeftModel,
-        get_peft_model_state_dict,
-        inject_adapter_in_model,
-        set_peft_model_state_dict,
-    )
+    from peft import LoraConfig, PeftModel, inject_adapter_in_model
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.other import AuxiliaryTrainingWrapper
 
 
@@ -111,17 +106,16 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
     )
     # Not `model.add_adapter`: transformers 5.24 refuses versions of peft before 0.22.
     inject_adapter_in_model(config, model)
-    model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
 
 
-def prepare_adapter(model: nn.Module, args: Any) -> nn.Module:
+def prepare_adapter(model: Any, args: Any) -> Any:
     """Returns the plain model that trains, with the adapter of `LoraArguments` or that of a `PeftModel` in it."""
-    plain_model = unwrap_peft(model)
+    model = unwrap_peft(model)
     if isinstance(args, LoraArguments) and args.lora_rank is not None:
-        add_lora(plain_model, args)
-    elif is_adapted(plain_model):
-        plain_model._hf_peft_config_loaded = True
-    return plain_model
+        add_lora(model, args)
+    if is_adapted(model):
+        model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
+    return model
 
 
 def is_trained(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...model.encoder import HfViTLayer
 from ...model.modeling_hf_vit import HfViTModel
-from ...model.pretrained import HfViTPreTrainedModel
+from ...model.pretrained import MASK_TOKEN, HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_mim import HfViTForMaskedImageModeling
 
@@ -25,18 +25,14 @@ def find_backbone(model: nn.Module) -> HfViTModel | None:
 
 
 def may_lack_gradients(model: nn.Module) -> bool:
-    """Returns whether a step may leave parameters that train without a gradient."""
-    if not isinstance(model, HfViTPreTrainedModel) or (backbone := find_backbone(model)) is None:
+    """Returns whether a step may leave parameters that train without a gradient: a mask token, or the last blocks."""
+    if not isinstance(model, HfViTPreTrainedModel):
         return True
-    token = backbone.embeddings.mask_token
-    is_masked = isinstance(model, HfViTForMaskedImageModeling | HfViTForJointEmbedding) and (
-        model.options.objective in ("simmim", "dino")
-    )
-    # No gradient reaches blocks behind the last one that a head reads.
-    tasks = [options for options in model.config.to_dict().values() if isinstance(options, dict)]
-    return (token is not None and token.requires_grad and not is_masked) or any(
-        "out_indices" in task for task in tasks
-    )
+    objectives = HfViTForMaskedImageModeling | HfViTForJointEmbedding
+    is_masked = isinstance(model, objectives) and model.options.objective in ("simmim", "dino")
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    reads_blocks = ("out_indices" in task for task in model.config.to_dict().values() if isinstance(task, dict))
+    return any(reads_blocks) or not (is_masked or all(not name.endswith(MASK_TOKEN) for name in trained))
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
