@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 
 
 # What each command is for; its function is `main` in the file of its name in `hf_vit.commands`.
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The command line without the program's name; by default that of this process.
     """
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of classes in a locale that cannot print them
     say = partial(print, flush=True)
     if name in ("-h", "--help"):
         say(help_page())

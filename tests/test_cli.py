@@ -1,20 +1,26 @@
 """The command `hf-vit` and the same from Python: what is said, what is refused, and what comes of it."""
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from PIL import Image
 from transformers import TrainingArguments
 
 import hf_vit
 from hf_vit import cli
+from hf_vit.commands import info
 from hf_vit.flags import named_recipes
 from hf_vit.flags.parser import name_words, unknown_option
 from hf_vit.training import TASKS, given_arguments, parse_arguments
@@ -285,6 +291,72 @@ def test_info_tells_what_a_model_is(
     assert f"accuracy {result.scores['accuracy']:.4g}" in said
     cli.main(["info"])
     assert f"hf-vit {hf_vit.__version__}" in capsys.readouterr().out
+
+
+COMMANDS = (
+    *(name for name in cli.COMMANDS if name != "train"),
+    *("train", "train image-classification", "features extract", "features evaluate"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_usage_names_its_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        cli.main([*command.split(), "--help"])
+    assert re.search(rf"^[Uu]sage: hf-vit {command} ", capsys.readouterr().out, flags=re.MULTILINE)
+
+
+def test_info_lists_every_extra_with_its_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cli.main(["info"])
+    said = capsys.readouterr().out
+    for extra in project["optional-dependencies"]:
+        assert f"Extra {extra}: " in said
+    for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "schedulefree", "peft", "onnxruntime", "ruff"):
+        assert f" {name} {version(name)}" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ("2.14.1", False),
+        ("2.14.9", False),
+        ("2.9.0+cpu", False),
+        ("2.15.0", True),
+        ("2.8.1", True),
+        ("3.0", True),
+    ],
+)
+def test_info_names_versions_outside_of_the_tested_range(
+    found: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("# Tested\ntorch==2.14.1\nJinja2==3.1.6\n")
+    monkeypatch.setattr(info, "CONSTRAINTS", (tmp_path / "none.txt", constraints))
+    monkeypatch.setattr(info.metadata, "version", lambda name: {"torch": found, "jinja2": "3.1.6"}[name])
+    lines = list(info.untested_versions({"torch": SpecifierSet(">=2.9"), "jinja2": SpecifierSet(">=3.1")}))
+    assert bool(lines) == shown
+    if shown:
+        (line,) = lines
+        assert line == f"Outside of the tested versions (>=2.9, up to 2.14.1, see {constraints}): torch {found}"
+
+
+def test_a_locale_of_ascii_prints_all_that_a_model_says(tmp_path: Path) -> None:
+    names = {"label2id": {"café": 0, "狗": 1}, "id2label": {0: "café", 1: "狗"}}
+    config = hf_vit.HfViTConfig(**SHAPE, image_size=16, **names)
+    hf_vit.HfViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    hf_vit.HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "model")
+    Image.new("RGB", (16, 16)).save(tmp_path / "bär.png")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "hf_vit", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+        return done.stdout.decode("ascii")
+
+    assert r"caf\xe9, \u72d7" in run("info", "model")
+    (answer,) = run("predict", "model", "bär.png").splitlines()
+    assert {label["label"] for label in json.loads(answer)["top_k"]} == {"café", "狗"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ..model.pretrained import read_config
 
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "convert")
     parser.add_argument("source", nargs="?", help="folder, file of weights, or name on the Hub")
     parser.add_argument("output", nargs="?", type=Path, help="new folder")
     parser.add_argument("--to", choices=list(convert.LAYOUTS), help="layout to export one of our own models to")

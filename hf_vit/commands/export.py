@@ -17,7 +17,7 @@ from ..flags.parser import OneLineParser, exit_in_one_line
 
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "export")
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub")
     parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="what to write (default: onnx)")
     parser.add_argument("--output_dir", type=Path, required=True, help="new folder")

@@ -1,10 +1,10 @@
 """Writes the features of images to files, or scores them by the classes of the images.
 
+Usage: hf-vit features {extract,evaluate} ...
+
 Examples:
     hf-vit features extract facebook/dinov2-base photos --features cls mean --output_dir outputs/features
     hf-vit features evaluate outputs/features
-    hf-vit features extract --help
-    hf-vit features evaluate --help
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
         description: Beginning of `--help`.
         report: Prints a line.
     """
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "features evaluate")
     parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
     parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
     parser.add_argument(

@@ -1,7 +1,5 @@
 """Tells what is installed and what it brings, or what a saved or published model is.
 
-Usage: hf-vit info [MODEL]
-
 Examples:
     hf-vit info
     hf-vit info outputs/photos
@@ -10,19 +8,22 @@ Examples:
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from huggingface_hub import ModelCard
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from .. import __version__
 from ..extras import install_command
-from ..flags.named_recipes import named_recipes
+from ..flags.named_recipes import PACKAGE, named_recipes
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
@@ -32,17 +33,8 @@ from ..training.lora import count_parameters
 from ..training.tasks import TASKS
 
 
-LIBRARIES = ("torch", "torchvision", "transformers", "datasets", "accelerate", "huggingface-hub")
-# What each extra brings, and the modules that it is made of
-EXTRAS = {
-    "train": ("training, scores and pictures", ("torchvision", "faster_coco_eval", "matplotlib", "sklearn", "scipy")),
-    "torchvision": ("images are resized faster", ("torchvision",)),
-    "schedulefree": ("optimizers without a schedule, --optim schedule_free_adamw", ("schedulefree",)),
-    "peft": ("small changes of large models, LoRA", ("peft",)),
-    "export": ("programs for ONNX and OpenVINO", ("onnx", "onnxruntime", "onnxscript", "openvino")),
-    "executorch": ("programs for ExecuTorch", ("executorch",)),
-    "dev": ("what the tests need", ("pytest", "timm", "torchmetrics", "pycocotools")),
-}
+# Tested versions, of an installed package and of a checkout
+CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraints.txt")
 MOST_NAMES = 12  # of classes
 
 
@@ -54,7 +46,7 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
         description: Beginning of `--help`.
         report: Prints a line.
     """
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "info")
     parser.add_argument("model", nargs="?", help="folder or file of a saved model, or its name on the Hub")
     with exit_in_one_line(ValueError, OSError):
         model = parser.parse_args(arguments).model
@@ -65,22 +57,43 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
 def describe_installation() -> Iterator[str]:
     """Yields versions, hardware, extras and recipes."""
     yield f"hf-vit {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in LIBRARIES)
+    libraries = requirements()
+    yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in libraries)
+    yield from untested_versions(libraries)
     memory = in_words(psutil.virtual_memory().total)
     yield f"Hardware: {os.cpu_count()} CPU cores, {memory} of memory, {', '.join(accelerators()) or 'no GPU'}"
-    for extra, (use, modules) in EXTRAS.items():
-        missing = [name for name in modules if find_spec(name) is None]
-        state = f"without {', '.join(missing)}: {install_command(extra)}" if missing else "installed"
-        yield f"Extra {extra} ({use}): {state}"
+    for extra in sorted(metadata.metadata("hf-vit").get_all("Provides-Extra") or []):
+        versions = {name: version_of(name) for name in requirements(extra)}
+        missing = [name for name, found in versions.items() if found is None]
+        state = [f"{name} {found}" for name, found in versions.items() if found is not None]
+        state += [f"without {' and '.join(missing)}: {install_command(extra)}"] * bool(missing)
+        yield f"Extra {extra}: {', '.join(state)}"
     yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
 
 
-def version_of(name: str) -> str:
-    """Returns the version of a package."""
+def requirements(extra: str = "") -> dict[str, SpecifierSet]:
+    """Returns the ranges of the packages that hf-vit requires, or of those that an extra adds, by their names."""
+    found = map(Requirement, metadata.requires("hf-vit") or [])
+    return {r.name: r.specifier for r in found if (r.marker.evaluate({"extra": extra}) if r.marker else not extra)}
+
+
+def untested_versions(libraries: Mapping[str, SpecifierSet]) -> Iterator[str]:
+    """Yields a line on the libraries that are older than required, or newer than the tested minor version."""
+    file = next(filter(Path.is_file, CONSTRAINTS))
+    pins = [line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line]
+    tested = {canonicalize_name(name): Version(text) for name, text in pins}
+    for name, allowed in libraries.items():
+        installed, newest = version_of(name), tested[canonicalize_name(name)]
+        if installed and (installed not in allowed or installed.release[:2] > newest.release[:2]):
+            yield f"Outside of the tested versions ({allowed}, up to {newest}, see {file}): {name} {installed}"
+
+
+def version_of(name: str) -> Version | None:
+    """Returns the version of a package, None if it is not installed."""
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return "is not installed"
+        return Version(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def accelerators() -> list[str]:

@@ -22,7 +22,7 @@ from ..prediction import MAX_TILES, predict_files
 
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "predict")
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub")
     parser.add_argument(
         "inputs", nargs="+", type=Path, help="image files, folders of them, or parquet files, tar files and tables"

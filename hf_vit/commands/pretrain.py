@@ -19,7 +19,7 @@ from ..training.tasks import TASKS
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
     labeled = [dashed for name in TASKS if (dashed := name.replace("_", "-")) not in METHODS]
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "pretrain")
     parser.add_argument("data", nargs="+", help="folders, files, or names on the Hub")
     parser.add_argument("--labels", help="folder, file, or name on the Hub of images with labels (default: data)")
     parser.add_argument("--task", choices=labeled, help="what to train with labels (default: image-classification)")

@@ -19,7 +19,7 @@ from ..training import check_upload, list_upload, publish
 
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "push")
     parser.add_argument("folder", type=Path, help="folder of a saved model with its image processor and its card")
     parser.add_argument("repo_id", help="name on the Hub, user/name; made where it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make the new repository private")

@@ -51,7 +51,7 @@ def check(args: argparse.Namespace) -> None:
 
 def make_parser(description: str | None) -> OneLineParser:
     """Returns the parser of the command line."""
-    parser = OneLineParser(description)
+    parser = OneLineParser(description, "visualize")
     parser.add_argument("model", help="folder or file of a saved model, or its name on the Hub, ours or published")
     parser.add_argument("photos", nargs="+", type=Path, help="image files, and folders that are searched for them")
     parser.add_argument("--output_dir", type=Path, required=True, help="where to write the pictures")

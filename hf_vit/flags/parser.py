@@ -111,7 +111,9 @@ def exit_in_one_line(*errors: type[Exception]) -> Iterator[None]:
 class OneLineParser(argparse.ArgumentParser):
     """Refuses a command line by a `ValueError` of one line, without a page on how it is used."""
 
-    def __init__(self, description: str | None = None, **options: Any) -> None:
+    def __init__(self, description: str | None = None, command: str = "", **options: Any) -> None:
+        program = os.path.basename(sys.argv[0])
+        options["prog"] = f"{program} {command}".strip() if program == "hf-vit" else program
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:

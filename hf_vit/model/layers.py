@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from transformers import initialization as init
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
@@ -81,6 +80,12 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
         init.uniform_(self.weight, -self.initial_limit, self.initial_limit)
         if self.bias is not None:
             init.constant_(self.bias, self.initial_bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C', H', W')."""
+        # Through a view, whose gradient has the strides of the weight, which DDP compares, whatever those of the maps.
+        weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
+        return self._conv_forward(input, weight, self.bias)
 
 
 class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
@@ -227,7 +232,10 @@ class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
 def sum_over_processes(values: Tensor) -> Tensor:
     """Adds up the values of all processes, with their gradients."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return all_reduce(values)
+        values = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(values.detach())
+        if values.requires_grad:
+            values.register_hook(sum_over_processes)
     return values
 
 

@@ -311,6 +311,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
             self._hf_peft_config_loaded = was_adapted
             layers = [name for name, layer in self.named_modules() if isinstance(layer, nn.Linear)]
             ends = sorted({".".join(name.split(".")[-2:]) for name in layers if ".layers." in name})
+            if "version" in str(error):
+                raise ValueError(
+                    f"{error}. With the installed one, use peft.get_peft_model(model, config)."
+                ) from error
             raise ValueError(
                 f"{error} The linear layers of attention and MLP are here {', '.join(ends)}: query, key and value are "
                 "one, attention.qkv."

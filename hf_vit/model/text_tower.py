@@ -114,11 +114,10 @@ class HfViTTextModel(HfViTPreTrainedModel):
 
     def _attention_mask(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
         """Returns the mask of padding, and of later tokens if causal, as the attention implementation takes it."""
-        given = {"config": self.config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+        given = (self.config, hidden_states, attention_mask)
         if not output_attentions:
-            if self.options.is_causal:
-                return create_causal_mask(**given, past_key_values=None)
-            return create_bidirectional_mask(**given)
+            # The name of the fourth argument, the cache, depends on the version of transformers.
+            return create_causal_mask(*given, None) if self.options.is_causal else create_bidirectional_mask(*given)
         texts, length = hidden_states.shape[:2]
         seen = torch.ones(length, length, dtype=torch.bool, device=hidden_states.device)
         seen = (seen.tril() if self.options.is_causal else seen).expand(texts, 1, -1, -1)  # (T, 1, S, S)

@@ -17,8 +17,9 @@ from ..model.pretrained import HfViTPreTrainedModel
 
 
 if is_peft_available():
-    from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import LoraConfig, PeftModel, inject_adapter_in_model
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.other import AuxiliaryTrainingWrapper
 
 
@@ -95,16 +96,26 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
             f"{type(model).__name__}. Give some of `[name for name, _ in model.named_modules()]`."
         )
     heads = [name for name, child in model.named_children() if name not in towers and is_trained(child)]
-    model.add_adapter(
-        LoraConfig(
-            r=args.lora_rank,
-            lora_alpha=args.lora_alpha or 2 * args.lora_rank,
-            lora_dropout=args.lora_dropout,
-            target_modules=targets,
-            modules_to_save=heads,
-        )
+    config = LoraConfig(
+        base_model_name_or_path=base,
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or 2 * args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules=targets,
+        modules_to_save=heads,
     )
-    model.peft_config[active_adapter(model)].base_model_name_or_path = base
+    # Not `model.add_adapter`: transformers 5.24 refuses versions of peft before 0.22.
+    inject_adapter_in_model(config, model)
+
+
+def prepare_adapter(model: Any, args: Any) -> Any:
+    """Returns the plain model that trains, with the adapter of `LoraArguments` or that of a `PeftModel` in it."""
+    model = unwrap_peft(model)
+    if isinstance(args, LoraArguments) and args.lora_rank is not None:
+        add_lora(model, args)
+    if is_adapted(model):
+        model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
+    return model
 
 
 def is_trained(module: nn.Module) -> bool:
@@ -113,13 +124,14 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Returns whether a model has adapters in it, by `add_lora` or by its own `add_adapter`."""
-    return isinstance(model, PreTrainedModel) and model._hf_peft_config_loaded
+    """Returns whether a model has adapters in it: by `add_lora`, by its own `add_adapter`, or by `get_peft_model`."""
+    return isinstance(model, PreTrainedModel) and is_peft_available() and bool(adapted_modules(model))
 
 
 def active_adapter(model: PreTrainedModel) -> str:
     """Returns the name of the active adapter of a model."""
-    (name,) = model.active_adapters()
+    layer = next(module for _, module in adapted_modules(model) if isinstance(module, BaseTunerLayer))
+    (name,) = layer.active_adapters
     return str(name)
 
 
@@ -186,16 +198,16 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 def as_peft_model(model: PreTrainedModel) -> "PeftModel":
     """Wraps an adapted model as the library's Trainer knows adapters, which it then saves and loads alone."""
     name, weights = active_adapter(model), adapter_weights(model)
-    # peft draws the adapter again, and warns that there is one.
+    # peft draws the adapter again, warns that there is one, and asks by a deprecated name for checkpointing.
     with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+        warnings.filterwarnings("ignore", "Already found a `peft_config` attribute|`is_gradient_checkpointing` is")
         wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
     set_peft_model_state_dict(wrapped, weights, adapter_name=name)
     return wrapped
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
-    """Returns the model that `as_peft_model` has wrapped, and any other one as it is."""
+    """Returns the model inside a `PeftModel`, and any other one as it is."""
     if is_peft_available() and isinstance(model, PeftModel):
         base: nn.Module = model.get_base_model()
         return base

@@ -34,19 +34,10 @@ from .callbacks.resume import DistillationCheckpoints, NewOptions, ResumeArgumen
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .distillation.base import PROJECTION_NAME, Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
-from .lora import (
-    LoraArguments,
-    add_lora,
-    as_peft_model,
-    check_adapter,
-    is_adapted,
-    merge,
-    save_adapter,
-    unwrap_peft,
-)
+from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
 from .optim.muon import Muon
-from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups
+from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups, may_lack_gradients
 from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, tag_version
 from .regularization import repeated_augmentation_sampler
 from .saving.checkpoints import (
@@ -136,8 +127,9 @@ class HfViTTrainer(Trainer):
         # It would hide a loss that is not finite, and wait for the GPU at every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
-        if isinstance(self.args, LoraArguments) and self.args.lora_rank is not None:
-            add_lora(self.model, self.args)
+        self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
+        if self.args.ddp_find_unused_parameters is None:  # to look for some costs time in every step
+            self.accelerator.ddp_handler.find_unused_parameters &= may_lack_gradients(self.model)
         self.peft_model: Any = None  # around an adapted model, while the library trains and evaluates it
         self.distillation = distillation
         sizes = size_transforms(self.args, self.model) if isinstance(self.args, SizeArguments) else []

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families import FAMILIES
@@ -251,6 +253,14 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
+def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
+    """Resamples as SigLIP 2 did before transformers 5.24, whose own weights differ in the last bits of float32."""
+    (shape,) = spatial_shapes.unique(dim=0).tolist()
+    target = {"size": shape, "mode": "bilinear", "align_corners": False, "antialias": True}
+    resampled = F.interpolate(positions.float().permute(2, 0, 1)[None], **target)  # (1, D, h, w)
+    return resampled.flatten(2).mT.expand(len(spatial_shapes), max_length, -1).to(positions.dtype)
+
+
 @torch.no_grad()
 def run_source(case: Case, source: nn.Module, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
     """The source's outputs; in float64 it resamples in float32 as we do by design, where it would in float64."""
@@ -259,6 +269,10 @@ def run_source(case: Case, source: nn.Module, size: tuple[int, int], dtype: torc
         for name, parameter in source.named_parameters():
             if "position_embedding" in name:
                 parameter.data = parameter.data.float()
+        if dtype == torch.float64:
+            for module in source.modules():
+                if isinstance(module, Siglip2VisionEmbeddings):
+                    module.resize_positional_embeddings = interpolate_positions
     inputs = case.inputs(draw_images(size, dtype))
     return flatten(case.part(source)(**inputs, **case.arguments, output_hidden_states=True), case.outputs)
 
@@ -293,6 +307,14 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         for output, value in expected.items():
             assert value.std() >= 0.1, f"{output} hardly varies"
             assert_close(actual[output], value, 1e-9 if dtype == torch.float64 else 1e-4, f"{output} at {size}")
+
+
+@pytest.mark.parametrize("grid", [(3, 6), (9, 7), (2, 2)])
+def test_siglip_2_resamples_like_the_reference_up_to_float32(grid: tuple[int, int]) -> None:
+    positions, length = torch.randn(4, 4, 32, generator=torch.Generator().manual_seed(0)), grid[0] * grid[1]
+    shapes = torch.tensor([grid] * 2)
+    expected = Siglip2VisionEmbeddings.resize_positional_embeddings(positions, shapes, length)
+    assert_close(interpolate_positions(positions, shapes, length), expected, 1e-6, "resampled positions")
 
 
 # Models that take images of 36 pixels, of which patches of 8 leave a rest of 4.

@@ -299,10 +299,12 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
 
 
 class WithPointsOnALattice(HfViTForUniversalSegmentation):
-    """Always as in evaluation: in training the points of a mask's loss are drawn at random, others in each process."""
+    """Takes the points of an evaluation: in training those of a mask's loss are random, others in each process."""
 
     def train(self, mode: bool = True) -> Self:
-        return super().train(False)
+        super().train(mode)
+        self.training = False  # of the loss; the layers train
+        return self
 
 
 class WithFixedSlices(HfViTForJointEmbedding):

@@ -200,6 +200,13 @@ def test_a_causal_tower_sees_no_token_behind() -> None:
         assert torch.equal(states[0][:, :4], states[1][:, :4]) is not sees
 
 
+@all_towers
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_a_text_tower_calls_nothing_deprecated(tower: str) -> None:
+    model = build(tower)
+    model(**batch_of(model))
+
+
 def test_pooling() -> None:
     states = torch.arange(2 * 4 * 1.0).reshape(2, 4, 1)
     texts = torch.tensor([[5, 9, 9, 0], [5, 6, 7, 8]])

@@ -32,9 +32,15 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest value
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes write what they get and print."""
+    return tmp_path_factory.mktemp("two_processes")
+
+
+@pytest.fixture(scope="module")
+def two_processes(folder_of_two: Path) -> list[dict[str, Any]]:
     """What each of two processes got."""
-    folder = tmp_path_factory.mktemp("two_processes")
+    folder = folder_of_two
     distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
@@ -115,6 +121,12 @@ def test_two_processes_learn_the_adapter_of_one(two_processes: list[dict[str, An
     for process in two_processes:
         assert_close(process["adapter"]["losses"], alone["losses"], 1e-5, "losses")
         assert_close(process["adapter"]["weights"], alone["weights"], 1e-5, "weights")
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_two_processes_print_no_warning(folder_of_two: Path) -> None:
+    lines = (folder_of_two / "output.txt").read_text().splitlines()
+    assert not [line for line in lines if "warn" in line.lower()]
 
 
 def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:

@@ -2,19 +2,22 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import pipeline
+from transformers.integrations import peft as integration
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
+from hf_vit.training.lora import is_adapted
 from hf_vit.training.saving.checkpoints import find_fault
 from hf_vit.training.saving.checksums import seal
 
@@ -72,7 +75,9 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     assert type(trainer.model) is case.model_class
     first = outputs_of(model, batch)
     check_same(first, outputs_of(case.model_class.from_pretrained(base), batch))
-    trainer.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        trainer.train()
     trainer.save_model()
     learned = outputs_of(model, batch)
     assert not torch.allclose(learned[0], first[0])
@@ -196,6 +201,13 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
     assert config["depth_config"] == model.options.to_full_dict()
 
 
+@pytest.fixture
+def any_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the library take the installed peft, whose version it may refuse."""
+    monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
+
+
+@pytest.mark.usefixtures("any_peft")
 def test_layers_of_another_model_are_answered_with_our_own() -> None:
     model = HfViTForImageClassification(small_config())
     with pytest.raises(
@@ -204,6 +216,51 @@ def test_layers_of_another_model_are_answered_with_our_own() -> None:
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
     model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # nothing is left of the first attempt
     assert model.active_adapters() == ["default"]
+
+
+def test_a_version_of_peft_that_the_library_refuses_is_answered_with_what_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
+    model = HfViTForImageClassification(small_config())
+    with pytest.raises(
+        ValueError, match=r">= 99\.0\. With the installed one, use peft\.get_peft_model\(model, config\)"
+    ):
+        model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))
+    assert not is_adapted(model)
+
+
+@pytest.mark.usefixtures("any_peft")
+@pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
+def test_an_adapter_of_the_user_learns_resumes_and_is_merged(way: str, tmp_path: Path) -> None:
+    case = TRAINING_CASES["class_numbers"]
+    saved_base("class_numbers", tmp_path / "base")
+    batch = case.make_batch(small_config(**case.overrides), 8)
+
+    def make_trainer(folder: Path) -> HfViTTrainer:
+        torch.manual_seed(0)
+        model = case.model_class.from_pretrained(tmp_path / "base")
+        config = LoraConfig(r=2, target_modules=["attention.qkv"], modules_to_save=["classifier"])
+        if way == "get_peft_model":
+            model = get_peft_model(model, config)
+        else:
+            model.add_adapter(config)
+        options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
+        args = arguments(folder, lora_rank=None, **options)
+        return HfViTTrainer(model=model, args=args, train_dataset=examples_of(batch), data_collator=collate)
+
+    trainer = make_trainer(tmp_path / "whole")
+    first = outputs_of(trainer.model, batch)
+    trainer.train()
+    trainer.save_model()
+    learned = outputs_of(trainer.model, batch)
+    assert not torch.allclose(learned[0], first[0])
+    again = make_trainer(tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(torch.equal(one, other) for one, other in zip(outputs_of(again.model, batch), learned, strict=True))
+    check_same(outputs_of(case.model_class.from_pretrained(tmp_path / "whole"), batch), learned)
+    base = case.model_class.from_pretrained(tmp_path / "base")
+    check_same(outputs_of(PeftModel.from_pretrained(base, tmp_path / "whole" / "adapter"), batch), learned)
 
 
 def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from transformers import Trainer
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, freeze, make_parameter_groups
+from hf_vit.training.optim.parameter_groups import may_lack_gradients
 
-from ..helpers.models import TRAINING_CASES, VARIANTS, small_config
+from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
 from ..helpers.trainings import build, collate, flatten, training_arguments
 
 
@@ -26,6 +27,12 @@ WITHOUT_DECAY = re.compile(
     r"(token|word|token_type)_embeddings?\.weight$"
 )
 KINDS = ("", ", no decay")
+# Options with which the last blocks have no part in the loss
+UNUSED: dict[str, list[dict[str, Any]]] = {
+    "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
+    "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
+    "deformable": [{"detection_config": {**DEFORMABLE, "out_indices": [1, 2]}}],
+}
 
 
 def models() -> Iterator[HfViTPreTrainedModel]:
@@ -135,6 +142,18 @@ def test_training_is_the_librarys_where_its_groups_are_right(tmp_path: Path) -> 
     options = {"weight_decay": 0.5, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8, "config": config}
     ours, theirs = (train(tmp_path, "class_numbers", kind, **options) for kind in (HfViTTrainer, Trainer))
     assert torch.equal(flatten(list(ours.model.parameters())), flatten(list(theirs.model.parameters())))
+
+
+@pytest.mark.parametrize("num_layers", [3, 5])
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_parameters_without_a_gradient_are_foreseen(name: str, num_layers: int) -> None:
+    case = TRAINING_CASES[name]
+    for overrides in ({}, *UNUSED.get(name, ()), {"use_mask_token": True}):
+        config = small_config(**{**case.overrides, "num_hidden_layers": num_layers, **overrides})
+        model = build(case.model_class, config).train()
+        model(**case.make_batch(config, 4)).loss.backward()
+        lacks = [key for key, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+        assert may_lack_gradients(model) == bool(lacks), (overrides, lacks)
 
 
 def test_prefixes_are_whole_words() -> None:

@@ -9,6 +9,9 @@ from transformers.pytorch_utils import Conv1D
 
 from ...model.encoder import HfViTLayer
 from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import MASK_TOKEN, HfViTPreTrainedModel
+from ...model.task_joint_embedding import HfViTForJointEmbedding
+from ...model.task_mim import HfViTForMaskedImageModeling
 
 
 # What multiplies its input by a matrix. All else is added (biases, tokens, positions), scales (norms, LayerScale,
@@ -19,6 +22,17 @@ DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
 def find_backbone(model: nn.Module) -> HfViTModel | None:
     """Returns the image tower of a model, which may be the model itself, or None if it has none of ours."""
     return next((module for module in model.modules() if isinstance(module, HfViTModel)), None)
+
+
+def may_lack_gradients(model: nn.Module) -> bool:
+    """Returns whether a step may leave parameters that train without a gradient: a mask token, or the last blocks."""
+    if not isinstance(model, HfViTPreTrainedModel):
+        return True
+    objectives = HfViTForMaskedImageModeling | HfViTForJointEmbedding
+    is_masked = isinstance(model, objectives) and model.options.objective in ("simmim", "dino")
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    reads_blocks = ("out_indices" in task for task in model.config.to_dict().values() if isinstance(task, dict))
+    return any(reads_blocks) or not (is_masked or all(not name.endswith(MASK_TOKEN) for name in trained))
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
