@@ -26,8 +26,9 @@ from .data.formats.stored import TAR_SUFFIXES
 from .data.formats.tables import TABLE_SUFFIXES
 from .data.targets import encoded_bytes
 from .model.image_inputs import read_image
-from .model.pipeline_hf_vit import CORNERS, chosen_threshold
-from .model.pretrained import read_config
+from .model.nested_options import check_thresholds
+from .model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, check_optimize, chosen_threshold
+from .model.pretrained import check_trained, read_config
 from .model.remote_code import refusing_code
 from .model.task_detection import HfViTObjectDetectionPipeline
 from .model.task_keypoints import HfViTKeypointDetectionPipeline
@@ -154,6 +155,7 @@ def _lines(
             yield {"file": str(file), "error": answer}
             continue
         line = {"file": str(file), **predictor.describe(image, answer), **predictor.missed_score(file, image, answer)}
+        check_finite(line)
         if len(tiles) < max_tiles or stems:
             tile = predictor.draw(image, answer, file.name)
             if stems:
@@ -161,6 +163,16 @@ def _lines(
             if len(tiles) < max_tiles:
                 tiles.append(tile)
         yield line
+
+
+def check_finite(line: dict[str, Any]) -> None:
+    """Raises `ValueError` if a prediction has numbers that are infinite or NaN, which JSON cannot hold."""
+    try:
+        json.dumps(line, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(
+            f"The prediction for {line['file']} is infinite or NaN. Use an earlier checkpoint."
+        ) from error
 
 
 def _write(predictor: "Predictor", image: Image.Image, answer: Any, tile: Image.Image, stem: Path) -> list[str]:
@@ -217,6 +229,8 @@ def _open_predictor(
     nms_threshold: float | None,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
+    check_thresholds(threshold=threshold, nms_threshold=nms_threshold)
+    check_optimize(opening["optimize"])
     config = read_config(model)
     # timm's checkpoints, which transformers opens too, name no class.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
@@ -261,6 +275,11 @@ class Predictor(ABC):
             opening["optimize"] = {"batch_size": options.get("batch_size", 1)}
         with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
             self.run = pipeline(self.pipeline, model=model, **opening)
+        if not isinstance(self.run, BatchedImagePipeline):  # ours have checked it
+            check_trained(self.run.model, model)
+        if optimize:
+            report, kept = self.run.fast_model.report, self.run.fast_model.report.best
+            logger.warning(f"{report}\nKept: {kept.name}, {kept.ratio:.2f} times as fast as the model given.")
         self.options = {name: value for name, value in options.items() if value is not None}
         if self.task_config is not None:
             default = {} if self.threshold is None else {"threshold": self.threshold}

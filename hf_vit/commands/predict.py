@@ -78,6 +78,6 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
                 errors += 1
                 sys.stderr.write(f"{line['error']}\n")
             else:
-                report(json.dumps(line))
+                report(json.dumps(line, allow_nan=False))
         if errors:
             raise ValueError(f"{errors} of {total} files cannot be read as images.")

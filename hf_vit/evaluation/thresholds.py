@@ -47,13 +47,25 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
     values, hits = values[order], hits[order].cumsum()
     last = np.flatnonzero(np.diff(values, append=-np.inf))  # of equal scores all are answers, or none
     f1 = 2 * hits[last] / (last + 1 + num_truths)
-    # between the least score that is above and the largest that is not
-    ends = np.append(values[last[1:]], min(0.0, 2 * values[-1]))
-    cuts = (values[last] + ends) / 2
-    is_good = f1 >= f1.max() * (1 - min(max(TOLERANCE, 0.5 / num_truths), MAX_TOLERANCE))
-    good = cuts[is_good]
-    value = min(max(float(f"{good[len(good) // 2]:.3g}"), 0.0), 1.0)
+    # between the least score that is above and the largest that is not, as far as that is in [0, 1]
+    ends = np.append(values[last[1:]], 0.0)
+    is_possible = (values[last] > 0) & (ends <= 1)
+    highs, lows, f1 = values[last][is_possible].clip(max=1), ends[is_possible].clip(min=0), f1[is_possible]
+    if not f1.any():
+        return None
+    good = np.flatnonzero(f1 >= f1.max() * (1 - min(max(TOLERANCE, 0.5 / num_truths), MAX_TOLERANCE)))
+    middle = good[len(good) // 2]
+    value = number_between(lows[middle], highs[middle])
     return Threshold(value, f1_at(values, hits, num_truths, value))
+
+
+def number_between(low: float, high: float) -> float:
+    """Returns the middle of two scores in as few digits, three at least, as keep it there in single precision too."""
+    for digits in range(3, 18):
+        value = float(f"{(low + high) / 2:.{digits}g}")
+        if low < np.float32(value) < high and low < value < high:
+            return value
+    return float(low)  # with which only the upper score passes
 
 
 def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: float) -> float:

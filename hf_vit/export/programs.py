@@ -14,7 +14,7 @@ from ..convert import TASKS
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.embeddings import Grid
 from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel, read_config
+from ..model.pretrained import HfViTPreTrainedModel, check_trained, read_config
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
 from ..model.task_mim import HfViTForMaskedImageModeling
 
@@ -72,7 +72,7 @@ def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
         **kwargs: For `from_pretrained`, such as `revision`.
 
     Raises:
-        ValueError: if it is no model of ours that can be exported.
+        ValueError: if it is no model of ours that can be exported, or has weights that are missing or not finite.
         OSError: if there is no such model.
     """
     config = read_config(name_or_path, **kwargs)
@@ -83,7 +83,9 @@ def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
             f"{name_or_path} is {name} of model_type {config.get('model_type')!r}, which cannot be exported. It must "
             f"be one of {', '.join(classes)}; hf-vit convert turns other checkpoints into ours."
         )
-    return classes[name].from_pretrained(name_or_path, dtype=torch.float32, **kwargs).eval()
+    model: HfViTPreTrainedModel = classes[name].from_pretrained(name_or_path, dtype=torch.float32, **kwargs).eval()
+    check_trained(model, name_or_path, model.untrained_weights)
+    return model
 
 
 def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: int = 0) -> dict[str, Tensor]:

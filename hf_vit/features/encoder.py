@@ -11,7 +11,8 @@ from transformers import BaseImageProcessor, BatchFeature
 
 from ..convert import load_image_processor
 from ..model.modeling_hf_vit import HfViTModel
-from ..training.models import load_with_info, shorten
+from ..model.pretrained import check_trained
+from ..training.models import load_with_info
 from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
 
 
@@ -114,10 +115,7 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
         ValueError: if it is of another kind, or has no such features.
     """
     model, info = load_with_info(HfViTModel, name_or_path, {})
-    if missing := sorted(name for name in info["missing_keys"] if "pool" not in name):  # tokens do not go through it
-        raise ValueError(
-            f"{name_or_path} holds no weights for {shorten(missing, 3)}: its features would be drawn at random. Give "
-            "a model that was trained."
-        )
+    # tokens do not go through the pooling
+    check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
     processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
     return ImageEncoder(model.float().to(device), processor, features)

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
 from .nested_options import HfViTTaskConfig
-from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, copy_code
+from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
 from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 
 
@@ -236,6 +236,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Give the folder or repository of "
                 "a saved model."
             )
+        check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
         return fields, unused
 
     @classmethod

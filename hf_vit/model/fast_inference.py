@@ -21,7 +21,7 @@ from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_li
 from .configuration_hf_vit import to_pair
 from .int8_linear import quantize_blocks
 from .modeling_hf_vit import HfViTModel
-from .pretrained import HfViTPreTrainedModel
+from .pretrained import HfViTPreTrainedModel, check_trained, version_of
 from .task_classification import HfViTForImageClassification
 from .task_contrastive import HfViTForZeroShotImageClassification
 from .task_segmentation import HfViTForSemanticSegmentation
@@ -110,6 +110,43 @@ class CompiledProgram:
         )
 
 
+class WeightWatch:
+    """Notices in about 0.1 ms whether the weights or parts of a model have changed since this was made."""
+
+    # Fused optimizers and changes by way of `.data` raise no version counter, so a value of each tensor is compared.
+
+    def __init__(self, model: HfViTPreTrainedModel) -> None:
+        self.model = model
+        holders = [each for part in model.modules() for each in (part._parameters, part._buffers, part._modules)]
+        self.places = [(holder, name, held) for holder in holders for name, held in holder.items()]
+        self.tensors = [held for *_, held in self.places if isinstance(held, Tensor) and held.numel()]
+        self.samples = [largest_of(own.detach()) for own in self.tensors]
+        self.versions, self.values = self.read()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.check()
+        return type(self), (self.model,)  # copies have counters of their own
+
+    def read(self) -> tuple[list[tuple[int, int]], Tensor]:
+        """Returns version and address of each tensor, and its value that was the largest."""
+        return [(version_of(own), own.data_ptr()) for own in self.tensors], torch.stack(self.samples)
+
+    def check(self) -> None:
+        """Raises `ValueError` if a weight or part of the model has changed."""
+        versions, values = self.read()
+        is_same = versions == self.versions and torch.equal(values, self.values)
+        if not is_same or any(holder.get(name) is not held for holder, name, held in self.places):
+            raise ValueError(
+                f"The weights of {type(self.model).__name__} have changed since it was optimized, and the optimized "
+                "model still has the old ones. Call optimize_for_inference(model) again, or make a new pipeline."
+            )
+
+
+def largest_of(tensor: Tensor) -> Tensor:
+    """Returns a view () of the value of the largest magnitude, which almost any change of a tensor changes."""
+    return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
+
+
 class FastForward:
     """The forward pass of an optimized model.
 
@@ -119,6 +156,7 @@ class FastForward:
         eager: The same with tokens merged, if they are; runs images of any shape.
         program: What was compiled from it, for images of one shape; None where nothing was.
         images: Images of that shape and of the dtype that the program takes.
+        watch: Of the model as it was given.
     """
 
     def __init__(
@@ -128,13 +166,15 @@ class FastForward:
         eager: HfViTPreTrainedModel,
         program: Run | None,
         images: Tensor,
+        watch: WeightWatch,
     ) -> None:
         update_wrapper(self, given)
-        self.full, self.eager, self.program = full, eager, program
+        self.full, self.eager, self.program, self.watch = full, eager, program, watch
         self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
 
     def __call__(self, pixel_values: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Takes what `forward` of the model takes, and returns what it returns, without gradients."""
+        self.watch.check()
         has_more = any(args) or any(
             value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
             for name, value in kwargs.items()
@@ -185,11 +225,12 @@ def optimize_for_inference(
         A model of the same class with the same call, configuration and outputs, for inference alone. Its attribute
         `report` is an `OptimizationReport`. Images of another number or size run uncompiled in the precision that was
         kept, calls with more than images (padding, hidden states) also without merging. `save_pretrained` saves the
-        weights of the model given. Of a model of images and texts, the image side is optimized.
+        weights of the model given. If these change, or parts of the model are replaced, calls of the result raise
+        `ValueError`, and so does its `train()`. Of a model of images and texts, the image side is optimized.
 
     Raises:
         TypeError: if the model is none of this package.
-        ValueError: if an argument is out of range or does not fit the model, or outputs are drawn at random.
+        ValueError: if an argument or a weight is not as it must be, or outputs are drawn at random.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
     options |= {"int8": int8, "token_merging": token_merging, "max_seconds": max_seconds, "images": images}
@@ -199,6 +240,7 @@ def optimize_for_inference(
     if not isinstance(model, HfViTPreTrainedModel):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
     check_options(model, batch_size, int8, token_merging, max_seconds, images)
+    check_trained(model, model.name_or_path, model.untrained_weights)
     search = Search(model, measured_images(model, batch_size, image_size, images), images)
     for wanted in dtypes_to_try(dtype, model):
         search.try_dtype(wanted)
@@ -220,7 +262,7 @@ class Search:
 
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
         self.model, self.images, self.samples = model, images, samples
-        self.report = OptimizationReport(tuple(images.shape))
+        self.report, self.watch = OptimizationReport(tuple(images.shape)), WeightWatch(model)
         self.best = self.candidate(model, model)
         self.expected = self.best(images)
         if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:
@@ -236,7 +278,7 @@ class Search:
     ) -> FastForward:
         """Returns the forward pass of a candidate; see `FastForward`."""
         program = None if program is None else CompiledProgram(program)
-        return FastForward(self.model.forward, full, eager, program, self.images)
+        return FastForward(self.model.forward, full, eager, program, self.images, self.watch)
 
     def try_dtype(self, dtype: torch.dtype) -> None:
         """Tries the weights in another precision."""
@@ -319,7 +361,7 @@ def sharing(model: ModelT, **attributes: Any) -> ModelT:
     """Returns a model of the same parts, and so the same weights, with other attributes."""
     # Not by copy.copy, which installs hooks in the parts a second time.
     other = type(model).__new__(type(model))
-    other.__dict__.update(vars(model), **attributes)
+    other.__dict__.update(vars(model), _is_optimized=True, **attributes)
     return other
 
 

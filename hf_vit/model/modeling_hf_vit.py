@@ -420,6 +420,7 @@ class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtr
     """The stock pipeline of features in batches; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
+    needs_head: ClassVar[bool] = False
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Returns the options of the image processor, those of the call among them, and of the pipeline."""
@@ -430,7 +431,7 @@ class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtr
         self, outputs: Any, parts: list[Part], pool: bool | None = None, return_tensors: bool = False
     ) -> list[Any]:
         """Returns the features of each image, (1, L, D), or (1, D) with `pool`."""
-        if pool and "pooler_output" not in outputs:
+        if pool and ("pooler_output" not in outputs or self.model.untrained_weights):
             raise ValueError("pool=True asks for a pooled output, which this model has none of. Leave pool out.")
         features = (outputs["pooler_output"] if pool else outputs[0]).cpu().split(1)
         return list(features) if return_tensors else [own.tolist() for own in features]

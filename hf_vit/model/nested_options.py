@@ -68,10 +68,11 @@ def check_weights(values: dict[str, Any]) -> None:
         raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
 
 
-def check_threshold(threshold: float | None) -> None:
-    """Raises `ValueError` if a threshold of scores is given and none of probabilities."""
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"score_threshold={threshold} must lie in [0, 1]; None leaves it to the caller.")
+def check_thresholds(**thresholds: Any) -> None:
+    """Raises `ValueError` if a threshold is given and does not lie in [0, 1]."""
+    for name, value in thresholds.items():
+        if value is not None and (isinstance(value, str) or not 0 <= value <= 1):
+            raise ValueError(f"{name}={value!r} must lie in [0, 1].")
 
 
 def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:

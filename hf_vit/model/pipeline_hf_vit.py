@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
+from .nested_options import check_thresholds
+from .pretrained import check_trained
 from .read_ahead import ReadAhead
 from .task_configurations import TASK_CONFIGS
 
@@ -106,6 +108,7 @@ class BatchedImagePipeline(Pipeline):
     _postprocess_params: dict[str, Any]
     _batch_size: Any
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold is the default
+    needs_head: ClassVar[bool] = True  # `from_pretrained` refuses a backbone with missing weights in any case
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Returns a pipeline of the stock class for a model of others."""
@@ -116,9 +119,11 @@ class BatchedImagePipeline(Pipeline):
         return super().__new__(cls)
 
     def __init__(self, *args: Any, optimize: bool | dict[str, Any] | None = None, **kwargs: Any) -> None:
+        check_optimize(optimize)
         for name in ("batch_size", "num_workers"):
             kwargs[name] = AUTO if kwargs.get(name) is None else kwargs[name]
         super().__init__(*args, **kwargs)
+        check_trained(self.model, self.model.name_or_path, self.model.untrained_weights if self.needs_head else ())
         if self.task_config is not None:
             self._postprocess_params = chosen_threshold(self.model.config, self.task_config) | self._postprocess_params
         self.fast_model: Any = None
@@ -126,7 +131,7 @@ class BatchedImagePipeline(Pipeline):
             suited = 1 if self.device.type == "cpu" else self.suited_counts()[1]
             fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
             options = fitting | (optimize if isinstance(optimize, dict) else {})
-            self.fast_model = optimize_model(self.model, options)
+            self.fast_model, self._optimized = optimize_model(self.model, options), self.model
             self._batch_size = options["batch_size"]  # other batches are not as fast
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +142,7 @@ class BatchedImagePipeline(Pipeline):
 
     def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
         on_error = kwargs.pop("on_error", None)
+        check_thresholds(**{name: value for name, value in kwargs.items() if name.endswith("threshold")})
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return {**preprocess, **check_on_error(on_error)}, forward, postprocess
 
@@ -173,6 +179,8 @@ class BatchedImagePipeline(Pipeline):
         self, inputs: Any, num_workers: Any, batch_size: Any, preprocess: Any, forward: Any, postprocess: Any
     ) -> Iterator[Any]:
         """Yields the answer to each image, in order."""
+        if self.fast_model is not None and self._optimized is not self.model:
+            raise ValueError("The model of this pipeline was replaced after it had been optimized. Make a new one.")
         options, preprocess, forward = self.begin_call(dict(preprocess), forward)
         answer = partial(self._answer_batch, options=options, forward=forward, postprocess=postprocess)
         photos, is_waiting = self._read_all(
@@ -274,6 +282,12 @@ def check_on_error(on_error: str | None) -> dict[str, str]:
     if on_error not in (None, *ON_ERROR):
         raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
     return {} if on_error is None else {"on_error": on_error}
+
+
+def check_optimize(optimize: Any) -> None:
+    """Raises `ValueError` if the option of a pipeline is neither a bool, nor None, nor a dictionary of options."""
+    if not isinstance(optimize, bool | dict | None):
+        raise ValueError(f"optimize={optimize!r} must be True, False or options of optimize_for_inference.")
 
 
 def optimize_model(model: Any, options: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from .configuration_hf_vit import to_pair
 from .image_crops import crop_regions, points_from_crops, read_object_boxes
 from .image_geometry import resized_size
 from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
+from .nested_options import check_thresholds
 from .task_detection import box_overlaps
 from .task_keypoints import decode_heatmaps
 
@@ -207,11 +208,12 @@ class HfViTPostProcessing:
             `return_coco_annotation` the list of each mask's runs, row by row [first pixel from 1, length, ...].
 
         Raises:
-            ValueError: if the outputs are of another model, sizes or masks do not fit them, or both
-                forms of masks are asked for.
+            ValueError: if the outputs are of another model, sizes or masks do not fit them, a threshold is not in
+                [0, 1], or both forms of masks are asked for.
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
+        check_thresholds(threshold=threshold, mask_threshold=mask_threshold)
         outputs = named_outputs(outputs)
         maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
@@ -266,6 +268,8 @@ class HfViTPostProcessing:
         outputs = named_outputs(outputs)
         is_universal = "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        check_thresholds(threshold=threshold, mask_threshold=mask_threshold)
+        check_thresholds(overlap_mask_area_threshold=overlap_mask_area_threshold)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -339,11 +343,10 @@ class HfViTPostProcessing:
             right and bottom in pixels; without `target_sizes` relative to what the model sees of the image.
 
         Raises:
-            ValueError: if the outputs are of another model, or sizes do not fit them.
+            ValueError: if the outputs are of another model, sizes do not fit them, or a threshold is not in [0, 1].
         """
         nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
-        if nms_threshold is not None and not 0 <= nms_threshold <= 1:
-            raise ValueError(f"nms_threshold={nms_threshold} is an IoU and must lie in [0, 1]; 0.7 is usual.")
+        check_thresholds(threshold=threshold, nms_threshold=nms_threshold)
         outputs = with_probabilities(named_outputs(outputs), self.class_scores)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
@@ -385,6 +388,7 @@ class HfViTPostProcessing:
             ValueError: if the outputs are of another model, boxes or sizes do not fit them, or the image processor
                 makes no crops.
         """
+        check_thresholds(threshold=threshold)
         outputs = named_outputs(outputs)
         check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
         if not self.do_affine_crop:

@@ -5,9 +5,10 @@ import gc
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -143,6 +144,28 @@ def check_weights(
         )
 
 
+def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection[str] = ()) -> None:
+    """Raises `ValueError` if a model cannot predict: weights are `missing`, or any is infinite or NaN."""
+    name = name_or_path or "This model"
+    if missing:
+        raise ValueError(
+            f"{name} holds no weights for {first_names(missing, 3)} of {type(model).__name__}: it was trained for "
+            "something else. Train it for this first, or give a model that was."
+        )
+    if broken := [key for key, weight in model.state_dict().items() if not is_finite(weight)]:
+        raise ValueError(
+            f"{name} has weights that are infinite or NaN in {model.dtype}: {first_names(broken, 3)}. Download or "
+            "save it again, or use an earlier checkpoint."
+        )
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Returns whether no value of a tensor is infinite or NaN; True for integers and tensors without data."""
+    if not weight.is_floating_point() or weight.itemsize < 2 or weight.is_meta or weight.numel() == 0:
+        return True
+    return all(math.isfinite(extreme) for extreme in weight.aminmax())  # one pass without copies, unlike `isfinite`
+
+
 def is_backbone(name: str, config: HfViTConfig) -> bool:
     """Returns whether a tensor of the base model holds trained features."""
     is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
@@ -155,6 +178,11 @@ def is_left_out(name: str, config: HfViTConfig) -> bool:
     number = name.removeprefix("encoder.layers.").partition(".")[0]
     # blocks at the end may be left out
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Returns the counter of in-place changes, -1 for tensors of inference mode, which have none."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def first_names(names: Any, limit: int = 6) -> str:
@@ -186,6 +214,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _starts_as_mae = False
     # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
+    # Version counters of the weights that `from_pretrained` drew at random, by name
+    _drawn: Mapping[str, int] = MappingProxyType({})
+    _is_optimized = False  # by `optimize_for_inference`
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # once more: fields may have been set after it was built
@@ -198,6 +229,23 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if self.base_model is self:
             self._output_capturing_hooks_installed = False
             maybe_install_capturing_hooks(self)
+
+    @property
+    def untrained_weights(self) -> list[str]:
+        """Names of the weights that the checkpoint did not have and that have not been loaded or trained since."""
+        weights = self.state_dict(keep_vars=True)
+        return [name for name in self._drawn.keys() & weights.keys() if self._drawn[name] == version_of(weights[name])]
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches between training and evaluation mode; `ValueError` for an optimized model."""
+        if mode and self._is_optimized:
+            raise ValueError(
+                f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Train the "
+                "model that was given to it, and optimize that again."
+            )
+        if mode:
+            self._drawn = {}  # fused optimizers change weights without raising the version counter
+        return super().train(mode)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -277,6 +325,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     has_new_labels |= model.config.num_labels != len(saved.get("id2label", DEFAULT_LABELS))
                 check_weights(model, info, pretrained_model_name_or_path, has_new_labels)
             model.config._name_or_path = str(pretrained_model_name_or_path)
+            drawn = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+            weights = model.state_dict(keep_vars=True)
+            model._drawn = {key: version_of(weights[key]) for key in drawn & weights.keys()}
         if geometry:
             apply_geometry(model, **geometry)
         loaded: Any = (model, info) if wants_info else model  # annotated as the library does

@@ -31,9 +31,10 @@ AUTO_MAP = {
     "AutoModelForPreTraining": "task_joint_embedding.HfViTForJointEmbedding",
     "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
 }
+FEATURES = "image-feature-extraction"  # of models with any head
 # By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
 PIPELINES = {
-    "AutoModel": ("image-feature-extraction", "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
+    "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
     "AutoModelForImageClassification": (
         "image-classification",
         "task_classification.HfViTImageClassificationPipeline",
@@ -55,6 +56,19 @@ CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
 }
 CUSTOM_PIPELINES["HfViTForMaskedImageModeling"] = CUSTOM_PIPELINES["HfViTModel"]
 CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
+
+
+def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
+    """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
+    # Where this package is not installed, the library opens other tasks with its own pipelines, which check nothing.
+    if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
+        return
+    own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])
+    if task not in own:
+        raise ValueError(
+            f"{name} was saved as {architectures[0]} and has no trained head for {task!r}. Give the pipeline "
+            f"{' or '.join(map(repr, dict.fromkeys([*own, FEATURES])))}, or a model that was trained for {task!r}."
+        )
 
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:

@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from .nested_options import HfViTTaskConfig, check_defaults, check_positive, check_threshold, check_weights
+from .nested_options import HfViTTaskConfig, check_defaults, check_positive, check_thresholds, check_weights
 
 
 # What of detection has a part in one decoder only
@@ -103,7 +103,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
         check_positive({name: vars(self)[name] for name in counts})
         check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
-        check_threshold(self.score_threshold)
+        check_thresholds(score_threshold=self.score_threshold)
         least = 1 if self.decoder == "deformable" else 0
         if self.num_layers is not None and self.num_layers < least:
             raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
@@ -170,7 +170,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             raise ValueError(f"keypoint_weights={list(self.keypoint_weights)} must not be negative; 0 ignores one.")
         if self.oks_sigmas is not None:
             check_positive({"oks_sigmas": self.oks_sigmas})
-        check_threshold(self.score_threshold)
+        check_thresholds(score_threshold=self.score_threshold)
 
 
 @strict
@@ -420,7 +420,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
                 f"{self.importance_sample_ratio} must lie in [0, 1]."
             )
         check_weights({name: vars(self)[name] for name in ("class_weight", "mask_weight", "dice_weight")})
-        check_threshold(self.score_threshold)
+        check_thresholds(score_threshold=self.score_threshold)
 
 
 @strict

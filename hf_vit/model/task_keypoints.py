@@ -31,6 +31,7 @@ from .layers import (
     without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .nested_options import check_thresholds
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part, check_on_error
 from .task_configurations import HfViTKeypointConfig
 
@@ -458,6 +459,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         timeout: float | None = None,
         on_error: str | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        check_thresholds(threshold=threshold)
         preprocess = ({} if timeout is None else {"timeout": timeout}) | check_on_error(on_error)
         forward = {} if flip_test is None else {"flip_test": flip_test}
         return preprocess, forward, {} if threshold is None else {"threshold": threshold}

@@ -14,7 +14,7 @@ from ..model.adapt_inputs import apply_geometry
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.nested_options import with_lists
-from ..model.pretrained import HfViTPreTrainedModel, check_weights, read_config
+from ..model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, read_config
 from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
 from .arguments import ModelArguments
 
@@ -237,11 +237,7 @@ def _without_heads(names: Iterable[str]) -> list[str]:
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
     """Opens a saved or published model; `ValueError` if it has no trained head."""
     model, info = load_with_info(model_class, name_or_path, {})
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(
-            f"{name_or_path} holds no weights for {shorten(missing, 3)} of {model_class.__name__}: it was trained for "
-            "something else. Train it for this first, or give a model that was."
-        )
+    check_trained(model, name_or_path, info["missing_keys"])
     return model
 
 
@@ -252,10 +248,12 @@ def load_with_info(
 
     Raises:
         OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or an override changes the shape of its weights.
+        ValueError: if it is of another kind, an override changes the shape of its weights, or these are not finite.
     """
     with naming(name_or_path):
-        return model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
+        model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
+    check_trained(model, name_or_path)
+    return model, info
 
 
 def read_config_of(name_or_path: str) -> dict[str, Any]:

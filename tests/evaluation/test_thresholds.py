@@ -37,6 +37,33 @@ def test_it_lies_in_the_middle_of_a_gap() -> None:
     assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1")
 
 
+@pytest.mark.parametrize(
+    ("scores", "correct"),
+    [
+        ([0.9999, 0.9998, 0.9997], [True, True, False]),
+        ([0.00012345, 0.000123449, 0.000123448], [True, True, False]),
+        ([0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)], [True, True, False]),  # neighbors
+        ([1.2, 1.1, 0.3], [True, True, False]),
+        ([1.0, 0.9999999, 0.9999998], [True, True, False]),
+    ],
+)
+def test_it_lies_between_the_right_scores(scores: list[float], correct: list[bool]) -> None:
+    values = np.array(scores, dtype=np.float32)
+    found = best_threshold(values, correct, 2)
+    assert found is not None
+    assert 0 <= found.value <= 1
+    assert (values > found.value).tolist() == (torch.from_numpy(values) > found.value).tolist() == correct
+    assert found.quality == 1
+
+
+def test_scores_that_no_threshold_passes_choose_none() -> None:
+    assert best_threshold([0.0, -0.1], [True, False], 1) is None
+    found = best_threshold([1.3, 1.2, 0.4], [True, False, False], 1)
+    assert found is not None
+    assert 0.4 < found.value <= 1  # 1.25, the best one, is no probability
+    assert found.quality == pytest.approx(2 / 3)
+
+
 def test_one_object_more_or_less_decides_nothing() -> None:
     scores = np.linspace(0.9, 0.1, 81)  # 40 right ones, then one of two, then none
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)

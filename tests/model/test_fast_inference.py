@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from transformers import pipeline
 
 from hf_vit import (
     HfViTConfig,
@@ -17,6 +19,7 @@ from hf_vit import (
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForZeroShotImageClassification,
+    HfViTImageProcessor,
     HfViTModel,
     HfViTTextConfig,
     optimize_for_inference,
@@ -284,3 +287,81 @@ def test_models_in_training_mode_and_of_others_are_refused() -> None:
         optimize_for_inference(make().train())
     with pytest.raises(TypeError, match="not Linear"):
         optimize_for_inference(nn.Linear(2, 2))  # type: ignore[type-var]
+
+
+def step(model: Any) -> None:
+    """A step of the default optimizer, which does not raise version counters."""
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW(model.parameters(), fused=True).step()
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "loaded": lambda model: model.load_state_dict(make(initializer_range=0.5).state_dict()),
+    "assigned": lambda model: model.load_state_dict(make(initializer_range=0.5).state_dict(), assign=True),
+    "in place": lambda model: nn.init.normal_(model.classifier.bias),
+    "one value": lambda model: model.classifier.weight.requires_grad_(False)[0, 0].add_(1),
+    "by way of data": lambda model: model.classifier.weight.data.mul_(2),
+    "other data": lambda model: setattr(model.classifier.weight, "data", torch.ones(5, 32)),
+    "other weight": lambda model: setattr(model.classifier, "weight", nn.Parameter(torch.ones(5, 32))),
+    "other head": lambda model: setattr(model, "classifier", nn.Linear(32, 5)),
+    "other encoder": lambda model: setattr(model, "model", make(HfViTModel)),
+    "fused step": step,
+    "other precision": lambda model: model.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("of_given", [False, True])
+def test_optimized_models_notice_other_weights(change: Callable[[Any], object], of_given: bool) -> None:
+    model, images = make(), images_of()
+    fast = optimize_for_inference(model, compile=False)
+    assert torch.isfinite(fast.eval()(images).logits).all()
+    change(model if of_given else fast)
+    with pytest.raises(ValueError, match="weights of HfViTForImageClassification have changed since it was optimized"):
+        fast(images)
+
+
+def test_the_image_side_notices_other_weights() -> None:
+    model = make(HfViTForZeroShotImageClassification, text_config=HfViTTextConfig(**TEXT))
+    fast = optimize_for_inference(model, compile=False)
+    fast.load_state_dict({name: weight + 1 for name, weight in model.state_dict().items()})
+    with pytest.raises(ValueError, match="weights of HfViTModel have changed"):
+        fast.get_image_features(images_of())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
+def test_copies_of_optimized_models_answer_and_notice(copied: Callable[[Any], Any]) -> None:
+    fast = optimize_for_inference(make(), compile=False)
+    other = copied(fast)
+    assert torch.equal(other(images_of()).logits, fast(images_of()).logits)
+    other.classifier.weight.data.mul_(2)
+    fast(images_of())
+    with pytest.raises(ValueError, match="have changed"):
+        other(images_of())
+
+
+@pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTForZeroShotImageClassification])
+def test_optimized_models_do_not_train(kind: type) -> None:
+    options = {"text_config": HfViTTextConfig(**TEXT)} if kind is HfViTForZeroShotImageClassification else {}
+    model = make(kind, **options)
+    fast = optimize_for_inference(model, compile=False)
+    with pytest.raises(ValueError, match=f"{kind.__name__} was made by optimize_for_inference and cannot be trained"):
+        fast.train()
+    assert not fast.eval().training
+    assert model.train().training
+
+
+def test_pipelines_notice_other_models() -> None:
+    options = {"image_processor": HfViTImageProcessor(size=32), "optimize": {"compile": False}}
+    photo = Image.new("RGB", (40, 40))
+    for change, message in [
+        (lambda pipe: setattr(pipe, "model", make(initializer_range=0.5)), "model of this pipeline was replaced"),
+        (lambda pipe: pipe.model.load_state_dict(make(initializer_range=0.5).state_dict()), "have changed since"),
+    ]:
+        pipe = pipeline("image-classification", model=make(), **options)
+        assert len(pipe(photo)) == 5
+        change(pipe)
+        for images in (photo, [photo, photo]):
+            with pytest.raises(ValueError, match=message):
+                pipe(images)

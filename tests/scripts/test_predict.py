@@ -1,6 +1,7 @@
 """The prediction script: what it reads, prints and draws, and what it says to mistakes."""
 
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,18 @@ def test_broken_files_keep_their_place_among_many(saved: Path, tmp_path: Path) -
     lines = list(predict_files(str(saved), files, batch_size=3))
     assert [line["file"] for line in lines] == list(map(str, files))
     assert [Path(line["file"]) for line in lines if "error" in line] == broken
+
+
+def test_the_report_of_an_optimization_is_logged(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    predict.main([str(saved), *write_images(tmp_path, 2), "--optimize"])
+    assert len(lines_of(capsys.readouterr().out)) == 2
+    (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.prediction"]
+    assert "| tried | milliseconds | times as fast | difference | verdict |" in report
+    assert "| as given, float32 |" in report
+    assert "| bfloat16 |" in report
+    assert re.search(r"Kept: .*, [0-9.]+ times as fast as the model given\.", report)
 
 
 def test_only_models_of_ours_are_optimized(tmp_path: Path) -> None:

@@ -82,3 +82,37 @@ def test_a_training_starts_with_whitened_patches(tmp_path: Path) -> None:
 def test_a_model_that_has_learned_keeps_its_patches(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--whiten_patches is for models from scratch.* somewhere has learned"):
         make_task(tmp_path, tmp_path / "output", "--whiten_patches", "true", "--model_name_or_path", "somewhere")
+
+
+def test_gray_images_in_three_channels_leave_colors_out() -> None:
+    gray = smooth_images()[:, :1]
+    images = gray * torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1) + torch.tensor([0.1, 0.0, -0.2]).view(3, 1, 1)
+    projection, states = embed(64, images)
+    assert states.std() > 0.3
+    color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
+    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()  # nothing along the grays
+    assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
+
+
+def test_patches_that_are_all_the_same_change_nothing() -> None:
+    model = HfViTModel(small_config())
+    before = model.embeddings.patch_embeddings.projection.weight.clone()
+    whiten_patches(model, torch.full((4, 3, 32, 32), 0.5), 0)
+    assert torch.equal(model.embeddings.patch_embeddings.projection.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(0, 3, 32, 32), "have no patches"),
+        (torch.full((2, 3, 32, 32), float("nan")), "infinite or NaN"),
+        (torch.full((2, 3, 32, 32), float("inf")), "infinite or NaN"),
+    ],
+)
+def test_samples_without_finite_patches_are_refused(images: Tensor, message: str) -> None:
+    model = HfViTModel(small_config())
+    before = model.embeddings.patch_embeddings.projection.weight.clone()
+    with pytest.raises(ValueError, match=message):
+        whiten_patches(model, images, 0)
+    assert torch.equal(model.embeddings.patch_embeddings.projection.weight, before)

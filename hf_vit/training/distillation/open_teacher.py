@@ -21,7 +21,7 @@ from ...convert.source import find_file, read_json
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.modeling_hf_vit import HfViTModel
-from ...model.pretrained import HfViTPreTrainedModel
+from ...model.pretrained import HfViTPreTrainedModel, check_trained
 from ...model.remote_code import RemoteCodeError, refusing_code
 from ...model.task_classification import HfViTForImageClassification
 from ..models import load_with_info, shorten, without_load_report
@@ -70,12 +70,7 @@ def open_model(
             model, missing = model.to(dtype), sorted(info["missing_keys"])
         else:
             model, missing = open_auto(auto_class, name, dtype, trust_remote_code)
-    saved = {key: value for key, value in model.state_dict().items() if key not in missing}
-    if broken := [key for key, value in saved.items() if not value.isfinite().all()]:
-        raise ValueError(
-            f"The teacher {name!r} has weights that are infinite or NaN in {dtype}: {shorten(broken, 3)}. Get it "
-            "again, or choose another one; --teacher_dtype float16 has room for numbers up to 65504 only."
-        )
+    check_trained(model, f"The teacher {name!r}")
     return model, missing
 
 

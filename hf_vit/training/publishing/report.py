@@ -144,6 +144,8 @@ def write_scores(
     """
     folder.mkdir(parents=True, exist_ok=True)
     logits = np.asarray(output.predictions, dtype=np.float64)
+    if not np.isfinite(logits).all():
+        raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
     predicted, labels = logits.argmax(axis=1), np.asarray(output.label_ids)
     matrix = ConfusionMatrix(keep_in_memory=True).compute(
@@ -215,7 +217,7 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 def write_json(file: Path, content: Any) -> None:
     """Writes what JSON can hold."""
-    write_whole(file, json.dumps(content, indent=2) + "\n")
+    write_whole(file, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
