@@ -155,7 +155,7 @@ def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection
     if broken := [key for key, weight in model.state_dict().items() if not is_finite(weight)]:
         raise ValueError(
             f"{name} has weights that are infinite or NaN in {model.dtype}: {first_names(broken, 3)}. Download or "
-            "save it again, or use an earlier checkpoint."
+            "save it again, load it in float32, or use an earlier checkpoint."
         )
 
 
