@@ -366,7 +366,6 @@ OTHER_SCRIPTS = [
             ("SAVED/classifier FOLDER/data --picture FOLDER/labeled.txt", "labeled.txt | .png"),
             ("SAVED/classifier FOLDER/data --picture FOLDER/labeled", "labeled | .png"),
             ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt/a.png", "Nothing can be written to"),
-            ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to | --output_dir"),
         ],
     ),
     *script_rows(
