@@ -157,14 +157,7 @@ def as_options(options: Mapping[str, Any], model_name_or_path: Any, dataset_name
     shared = {"model_name_or_path": model_name_or_path, "dataset_name": ",".join(as_list(dataset_name))}
     if twice := [name for name in shared if name in options]:
         raise ValueError(f"{twice[0]} is given by model or data already. Leave it out.")
-    return {name: as_text(value) for name, value in {**options, **shared}.items() if value is not None}
-
-
-def as_text(value: Any) -> Any:
-    """Returns a value as a recipe may hold it: paths as text, tuples as lists."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return [as_text(item) for item in value] if isinstance(value, list | tuple) else value
+    return {name: value for name, value in {**options, **shared}.items() if value is not None}
 
 
 def unguarded() -> dict[str, Any]:

@@ -6,6 +6,7 @@ Usage: hf-vit COMMAND ...
 # It answers `--help` and `--version` without the seconds that torch takes to be imported. As an import from the
 # package would bring that, this file has none, and is installed beside the package too, from where the command is
 # started.
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -51,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name == "--version":
         say(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
     elif name in COMMANDS:
+        try:
+            os.getcwd()
+        except FileNotFoundError:  # transformers cannot be imported from there
+            sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
         command = import_module(f"hf_vit.commands.{name}")
         command.main(rest, command.__doc__, say)
     else:

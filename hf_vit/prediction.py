@@ -25,6 +25,7 @@ from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .data.formats.stored import TAR_SUFFIXES
 from .data.formats.tables import TABLE_SUFFIXES
 from .data.targets import encoded_bytes
+from .extras import check_packages
 from .model.image_inputs import read_image
 from .model.nested_options import check_thresholds
 from .model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, check_optimize, chosen_threshold
@@ -103,7 +104,7 @@ def predict_files(
     _check_places(output_dir, picture)
     stored = {path: find_stored(path) for path in inputs}
     files = [file for path in inputs for file in stored[path] or find_images([path])]
-    options = {"threshold": threshold, "nms_threshold": nms_threshold}
+    options: Any = {"threshold": threshold, "nms_threshold": nms_threshold, "draws": bool(output_dir or picture)}
     opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
     predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
     predictor.rows = {file: row for found in stored.values() for file, row in found.items()}
@@ -227,6 +228,7 @@ def _open_predictor(
     *,
     threshold: float | None,
     nms_threshold: float | None,
+    draws: bool,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
     check_thresholds(threshold=threshold, nms_threshold=nms_threshold)
@@ -242,6 +244,8 @@ def _open_predictor(
         raise ValueError(f"--optimize is for models of hf_vit, but {model} is of type {config.get('model_type')!r}.")
     if "ForImageClassification" in name:
         return ClassificationPredictor(model, **opening, top_k=top_k, batch_size=batch_size)
+    if draws:
+        check_packages("A picture of the predictions", "matplotlib", "scipy")
     if "Segmentation" in name:
         is_semantic = subtask == "semantic" or "ForSemanticSegmentation" in name
         predictor = SemanticPredictor if is_semantic else PanopticPredictor

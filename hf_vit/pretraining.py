@@ -12,6 +12,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .calls import Paths, TrainingResult, as_list, train
+from .training.checks import check_output
+from .training.planning.arguments import check_minutes
 from .training.saving.output_folder import free_folder, is_free
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
@@ -91,7 +93,7 @@ def pretrain(
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
     known = data if labels is None else labels
-    has_labels = find_labels(task, method, data, labels, report)
+    has_labels = find_labels(task, method, data, labels, report, options)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
 
@@ -123,8 +125,7 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:
         raise ValueError(f"{task} has no labels that could tell what pretraining is worth: give another task.")
-    if not 0 < minutes < math.inf:
-        raise ValueError(f"minutes={minutes} must be a positive number of minutes, such as 60.")
+    check_minutes(minutes)
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
             f"{refused[0]} is not for three trainings of which two start from scratch and one from the encoder. "
@@ -143,6 +144,7 @@ def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) ->
     if resume == is_free(folder):
         fault = "has nothing to resume: leave resume out" if resume else "is not empty: give another, or set resume"
         raise ValueError(f"output_dir={folder} {fault}.")
+    check_output(folder)
     return folder
 
 
@@ -152,11 +154,12 @@ def find_labels(
     data: Paths,
     labels: str | os.PathLike[str] | None,
     report: Callable[[str], None],
+    options: Mapping[str, Any],
 ) -> bool:
     """Returns whether there are labels to compare by; raises as `train` if what is named is bad."""
 
     def look(task: str, data: Paths) -> None:
-        train(task, data, max_steps=1, dry_run=True, report=lambda _: None)
+        train(task, data, **{"max_steps": 1, **options, "dry_run": True}, report=lambda _: None)
 
     if labels is not None:  # which are trained on before these images would be opened
         look(method, data)

@@ -67,7 +67,7 @@ class Case:
     processes: int = 1
 
     def command(self, place: Path, output: Path, steps: int) -> list[str]:
-        """Returns the arguments of its training, the same ones whether or not it is resumed."""
+        """Returns the arguments of its training, which resumes if it has begun."""
         model = MODEL if self.task == "image_text" else {k: v for k, v in MODEL.items() if k != "text_config"}
         arguments = [
             "--choose_defaults",
@@ -84,7 +84,9 @@ class Case:
         arguments += ["--config_overrides", json.dumps({**model, "detection_config": self.detection})]
         arguments += ["--dataset_name", str(place / self.data), "--output_dir", str(output), "--max_steps", str(steps)]
         arguments += ["--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "3"]
-        arguments += ["--report_to", "none", "--eval_strategy", "no", "--resume_from_checkpoint", "last"]
+        arguments += ["--report_to", "none", "--eval_strategy", "no"]
+        if (output / "recipe.yaml").is_file():  # of a training that has begun
+            arguments += ["--resume_from_checkpoint", "last"]
         arguments += ["--per_device_train_batch_size", str(8 // self.processes)]
         return [*arguments, "--per_device_eval_batch_size", "4", *self.options]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from packaging.specifiers import SpecifierSet
 from PIL import Image
 from transformers import TrainingArguments
@@ -23,7 +25,7 @@ from hf_vit import cli
 from hf_vit.commands import info
 from hf_vit.flags import named_recipes
 from hf_vit.flags.parser import name_words, unknown_option
-from hf_vit.training import TASKS, given_arguments, parse_arguments
+from hf_vit.training import TASKS, HfViTTrainingArguments, given_arguments, parse_arguments
 from hf_vit.training.recipe import as_words, has_recipe
 from hf_vit.training.run import command_line
 from hf_vit.training.saving.output_folder import free_folder, last_folder
@@ -191,7 +193,7 @@ def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:
     assert by_file == given_arguments(types, [*rest, "--recipe", "bccd"])
     assert by_file == given_arguments(types, [{"recipe": file, "dataset_name": "cells", "seed": 3}])
     assert by_file == given_arguments(types, [by_file])
-    assert by_file == given_arguments(types, as_words([by_file]))
+    assert by_file == given_arguments(types, as_words(types, [by_file]))
     assert [has_recipe(words) for words in ([file], rest, [*rest, "--recipe=bccd"], [{"seed": 3}])] == [
         *(True, False),
         *(True, False),
@@ -205,11 +207,11 @@ def test_a_card_names_the_command_that_trains_once_more(monkeypatch: pytest.Monk
         "out",
     ]
     words = ["--seed", "1", "--eval_scales", "1", "2", "--bf16", "true", "--output_dir", "out"]
-    program = ("train", "image-text")
-    assert command_line(arguments, program, world_size=1) == ["hf-vit", *program, *words]
+    program, types = ("train", "image-text"), TASKS["semantic_segmentation"].argument_types()
+    assert command_line(types, arguments, program, world_size=1) == ["hf-vit", *program, *words]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     launcher = ["torchrun", "--nnodes", "2", "--nproc_per_node", "2", "-m", "hf_vit"]
-    assert command_line(arguments, program, world_size=4) == [*launcher, *program, *words]
+    assert command_line(types, arguments, program, world_size=4) == [*launcher, *program, *words]
 
 
 def test_the_folder_to_resume_in_is_the_last_one_that_was_given_out(tmp_path: Path) -> None:
@@ -227,7 +229,8 @@ def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(workplace.rglob("*"))
-    words = as_words([{**OPTIONS, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}])
+    given = {**OPTIONS, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+    words = as_words(TASKS["image_classification"].argument_types(), [given])
     cli.main(["train", "image-classification", "photos", *words, "--dry_run", "--push_to_hub"])
     said = capsys.readouterr().out
     parameters = re.findall(r"Model: ([\d,]+) parameters\. Output: outputs/photos-image-classification", said)
@@ -393,3 +396,28 @@ def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
             runpy.run_module("hf_vit", run_name="__main__")
     """
     assert run_with_package(code, tmp_path, fresh=True).stdout == f"hf-vit {hf_vit.__version__}\n"
+
+
+def test_a_working_directory_that_is_gone_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    code = "import os, sys; os.chdir('gone'); os.rmdir(os.getcwd()); import cli; cli.main(sys.argv[1:])"
+    # As the installed command does: without an import from the package before.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "hf_vit")}
+    for command in cli.COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-c", code, command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert done.stderr == "hf-vit: The working directory no longer exists. Change to another one: cd ~\n"
+        (tmp_path / "gone").mkdir()
+
+
+def test_a_launcher_that_starts_one_process_in_place_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = launch_command_parser().parse_args(["--cpu", "--num_processes", "2", "train.py"])
+    _, environment = prepare_simple_launcher_cmd_env(_validate_launch_command(args)[0])
+    for name in ("ACCELERATE_USE_CPU", "MASTER_ADDR"):
+        monkeypatch.setenv(name, environment[name])
+    with pytest.raises(ValueError, match=r"MULTI_CPU.*torchrun --nproc_per_node N"):
+        HfViTTrainingArguments("out", use_cpu=True)
+    monkeypatch.delenv("MASTER_ADDR")
+    HfViTTrainingArguments("out", use_cpu=True)

@@ -12,6 +12,7 @@ from transformers import AutoModelForImageClassification
 
 import hf_vit
 from hf_vit import PretrainingResult, cli, pretrain, pretraining
+from hf_vit.training.planning import keep_budget, plan
 
 from .helpers.datasets import write_class_folders
 
@@ -141,13 +142,16 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ({"method": "dinosaur"}, "no method 'dinosaur'.*joint-embedding"),
         ({"task": "joint-embedding"}, "joint-embedding has no labels"),
         ({"minutes": 0}, "minutes=0 must be a positive number"),
+        ({"minutes": 1e-9}, "minutes=1e-09 must be a positive number, at least 0.01"),
+        ({"minutes": float("nan")}, "minutes=nan must be a positive number"),
+        ({"output_dir": "/dev/null/out"}, "Nothing can be written to /dev/null/out"),
         ({"preset": "tiny"}, "preset is not for three trainings.*config_overrides"),
         ({"whiten_patches": True}, "whiten_patches is not for three trainings"),
         ({"model_name_or_path": "saved"}, "model_name_or_path is not for three trainings"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((OSError, ValueError), match=message):
         pretrain("photos", **options)
 
 
@@ -177,6 +181,8 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
+    for module in (plan, keep_budget):  # three seconds are too few for 20 steps of each training
+        monkeypatch.setattr(module, "LEAST_STEPS", 1)
     said: list[str] = []
     result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.05, report=said.append, **OPTIONS)
     assert result.encoder.output_dir == Path("outputs/photos-pretraining/encoder")

@@ -13,6 +13,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
 from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_mim import HfViTForMaskedImageModeling
+from ..training.checks import check_output
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
 from .formats import FORMATS, check_format, write_program
@@ -56,6 +57,7 @@ def export_model(
     """
     chosen = check_format(format)
     check_new_folder(output_dir)
+    check_output(Path(output_dir))
     source = os.fspath(model)
     opened = open_model(source, **kwargs)
     bounds = chosen.bounds(opened)

@@ -13,6 +13,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_xla_available
 
+from ..data.formats.files import split_names
 from ..model.configuration_hf_vit import PRESETS
 from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
@@ -308,11 +309,6 @@ class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, Strea
         self.check_stream(self.max_train_samples)
 
 
-def split_names(names: str | None) -> list[str]:
-    """Returns names that are written with commas between them."""
-    return [name.strip() for name in names.split(",")] if names else []
-
-
 def split_sources(names: str) -> list[str]:
     """Returns paths or names on the Hub that are written with commas between them; a single path may have some."""
     return [names] if Path(names).expanduser().exists() else split_names(names)
@@ -387,8 +383,12 @@ class HfViTTrainingArguments(
     report_to: str = field(
         default="tensorboard" if is_tensorboard_available() else "none", metadata=LIBRARY["report_to"].metadata
     )
+    optim_target_modules: list[str] | None = field(default=None, metadata=LIBRARY["optim_target_modules"].metadata)
 
     def __post_init__(self) -> None:
+        given: Any = self  # whose values have other types than they become
+        if isinstance(self.report_to, str):
+            given.report_to = split_names(self.report_to)
         check_ranges(self)
         self.check_plan()
         parse_changes(self.length_changes)
@@ -404,15 +404,26 @@ class HfViTTrainingArguments(
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
+        if self.optim_target_modules is not None and len(self.optim_target_modules) == 1:
+            given.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
         try:
             super().__post_init__()
         except TypeError as error:  # about an unknown name in a mapping
             raise ValueError(
                 f"An argument of the library does not fit: {error}. Correct it, or leave it out."
             ) from error
+        if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
+            raise ValueError(
+                "accelerate launch starts one process on CPUs (MULTI_CPU, --cpu), where several are asked for. Use "
+                "torchrun --nproc_per_node N in its place."
+            )
         check_optimization(self)
         self.check_averaging(str(self.optim))
         self.check_lora()
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Returns the number of warm-up steps; a single step has none, as its learning rate would be 0."""
+        return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
 
 
 def usable_cores() -> int:

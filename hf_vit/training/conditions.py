@@ -12,7 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ..data.fingerprint import file_list, fingerprint
 from .arguments import StreamArguments, split_sources
 from .recipe import is_free
-from .saving.checkpoints import CONDITIONS
+from .saving.checkpoints import read_conditions
 from .tasks.base import Task
 
 
@@ -56,12 +56,6 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values as they come out of a file of JSON."""
     content: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return content
-
-
-def read_conditions(checkpoint: str | Path) -> dict[str, Any]:
-    """Returns the conditions of the training of a checkpoint, empty if it is older than they are."""
-    file = Path(checkpoint) / CONDITIONS
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def check_changes(checkpoint: str | Path, values: Mapping[str, Any], is_accepted: bool) -> list[str]:

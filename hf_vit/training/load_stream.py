@@ -23,9 +23,9 @@ from ..data import (
 )
 from ..data.augmentation.datasets import label_target
 from ..data.datasets import SPLIT_SEED
-from ..data.formats.files import SPLITS
+from ..data.formats.files import SPLITS, split_names
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
-from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments, split_names
+from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments
 from .checks import check_steps
 from .load_data import HELD_OUT, UNREADABLE, at_most, fault_finder, load_targets, readable_images
 

@@ -53,7 +53,9 @@ class LoraArguments:
     )
 
     def check_lora(self) -> None:
-        """Raises `ValueError` if a value is out of range."""
+        """Raises `ValueError` if a value is out of range, `ImportError` if peft is missing."""
+        if self.lora_rank is not None:
+            check_packages("lora_rank", "peft", extra="peft")
         if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} leaves nothing to learn. Give at least 1; 8 is usual.")
         if self.lora_alpha is not None and self.lora_alpha < 1:

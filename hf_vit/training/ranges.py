@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 
 class Range(NamedTuple):
@@ -151,7 +151,13 @@ def check_library(args: TrainingArguments) -> None:
     known = ["none", "all", *sorted(INTEGRATION_TO_CALLBACK)]
     given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"report_to={args.report_to} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
+        raise ValueError(f"report_to={','.join(given)} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
+    available = {*get_available_reporting_integrations(), "flyte"}  # which the library does not look for
+    if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
+        raise ImportError(
+            f"report_to={missing[0]} needs a package that is missing. Install it (pip install {missing[0]}), or leave "
+            "it out: --report_to none."
+        )
     if args.use_liger_kernel:
         raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
     for name in MAPPINGS:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -91,8 +92,7 @@ def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: s
     those to choose from, is a `ValueError`.
     """
     parser = Parser(types, description)
-    # The parser has resolved their types.
-    kinds = {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
+    kinds = kinds_of(types)
     for name, value in recipe.items():
         if name in REFUSED:
             raise ValueError(ANSWERS[name])
@@ -103,20 +103,32 @@ def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: s
     return parser
 
 
+def kinds_of(types: Sequence[type]) -> dict[str, Any]:
+    """Returns the types of options by their names, of dataclasses that a parser was made for, which resolves them."""
+    return {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
+
+
 def as_default(name: str, value: Any, kind: Any) -> Any:
     """Returns a value of a recipe as text, which the parser converts, or as a list of the type that it has."""
     if get_origin(kind) is list:
         (item_type,) = get_args(kind)
         try:
-            return [item_type(item) for item in (value if isinstance(value, list) else [value])]
+            return [item_type(as_text(item)) for item in (value if isinstance(value, list | tuple) else [value])]
         except ValueError as error:
             raise ValueError(f"{name}={value!r} of the recipe does not fit: {error}") from error
-    text = (
-        value if isinstance(value, str) else str(value) if isinstance(value, Path) else json.dumps(value, default=str)
-    )
+    text = as_text(value)
     if get_origin(kind) is Literal and text not in map(str, get_args(kind)):
         raise ValueError(f"{name}={value!r} of the recipe is unknown. Choose {', '.join(map(str, get_args(kind)))}.")
     return text
+
+
+def as_text(value: Any) -> str:
+    """Returns a value of a recipe as on a command line: a list of names with commas between, see `split_names`."""
+    if isinstance(value, list | tuple) and all(
+        isinstance(item, str) and not re.search(r"^\[|,", item) for item in value
+    ):
+        return ",".join(value)
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value, default=str)
 
 
 def parse_arguments(
@@ -180,17 +192,17 @@ def as_mapping(value: Any) -> Any:
         return value
 
 
-def as_words(arguments: Arguments) -> list[str]:
-    """Returns a command line as words, also where it starts with a mapping."""
+def as_words(types: Sequence[type], arguments: Arguments) -> list[str]:
+    """Returns a command line of options of dataclasses as words, also where it starts with a mapping."""
+    kinds = kinds_of(types)
     words: list[str] = []
     for part in arguments:
         if not isinstance(part, Mapping):
             words.append(part)
             continue
         for name, value in part.items():
-            values = value if isinstance(value, list) else [value]
-            texts = [str(item) if isinstance(item, str | Path) else json.dumps(item, default=str) for item in values]
-            words += [f"--{name}", *texts] if value is not None else []
+            values = value if isinstance(value, list | tuple) and get_origin(kinds.get(name)) is list else [value]
+            words += [f"--{name}", *map(as_text, values)] if value is not None else []
     return words
 
 

@@ -21,7 +21,7 @@ from ..outputs import check_outputs, record_outputs
 from .arguments import ImageDataArguments, split_sources
 from .callbacks.clock import ExpectedEnd
 from .checks import check_output
-from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
+from .conditions import check_changes, describe_arguments, describe_data, with_changes
 from .distillation.base import check_projection
 from .dry_run import describe_plan
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, as_sentence, how_to_resume, in_one_line
@@ -38,7 +38,7 @@ from .recipe import (
     start_recipe,
     without_secrets,
 )
-from .saving.checkpoints import check_labels, on_first_process
+from .saving.checkpoints import check_labels, on_first_process, read_conditions
 from .saving.output_files import evaluation_files
 from .saving.output_folder import checkpoint_to_resume, free_folder, last_folder, occupied
 from .tasks import TASKS
@@ -69,7 +69,7 @@ def run(
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, arguments, stack, report, description, program)
-        with one_line_errors(NotFiniteError, OSError):
+        with one_line_errors(NotFiniteError, OSError, ValueError):
             complete(training)
 
 
@@ -88,7 +88,7 @@ def train(
         The training that has ended, with its scores; if it is a dry run it has none, and nothing is written.
 
     Raises:
-        ValueError: if an option, the data or the model is bad; nothing is written then.
+        ValueError: if an option, the data or the model is bad, or no step changes the weights; no model is saved then.
         OSError: if a file is missing or cannot be written, or an example cannot be read.
         ImportError: if a package is missing.
         NotFiniteError: if the loss becomes infinite or NaN.
@@ -157,7 +157,7 @@ def prepare(
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
-    command = shlex.join(command_line(arguments, program, args.world_size))
+    command = shlex.join(command_line(task.argument_types(), arguments, program, args.world_size))
     training = Training(task, trainer, checkpoint, command, report, planner)
     compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
     # What is compared is what was given: that is all that a checkpoint without conditions has beside it.
@@ -239,11 +239,13 @@ def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) 
 
 def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
-    task, trainer, report = training.task, training.trainer, training.report
+    task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
+    if not trainer.has_learned:
+        raise ValueError(f"No step has changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
     task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
@@ -291,9 +293,9 @@ def listed(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def command_line(arguments: Arguments, program: Sequence[str], world_size: int) -> list[str]:
+def command_line(types: Sequence[type], arguments: Arguments, program: Sequence[str], world_size: int) -> list[str]:
     """Returns the command that trains once more, on as many processes and machines, without secrets."""
-    words = without_secrets(as_words(arguments))
+    words = without_secrets(as_words(types, arguments))
     if world_size == 1:
         return ["hf-vit", *program, *words] if program else ["python", sys.argv[0], *words]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -38,7 +38,8 @@ from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapt
 from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
 from .optim.muon import Muon
 from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups, may_lack_gradients
-from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, tag_version
+from .optim.schedule import follow_lengths
+from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .regularization import repeated_augmentation_sampler
 from .saving.checkpoints import (
     CONDITIONS,
@@ -46,6 +47,7 @@ from .saving.checkpoints import (
     complete,
     delete_older,
     on_first_process,
+    read_conditions,
     stopped_early_at,
 )
 from .saving.output_files import ADAPTER_FOLDER, TRAINING_ARGS_JSON, write_whole
@@ -145,6 +147,8 @@ class HfViTTrainer(Trainer):
         self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
         self._flops: dict[tuple[int, int], int] = {}
         self._resumed_step = 0
+        self.lengths: dict[int, int] = {}  # by the step from which on they hold, see `planned_step`
+        self.has_learned = False  # whether a step had a learning rate above 0
         self.most_steps = 0  # that a training may get when it has begun, see `change_length`
         self._add_callbacks()
 
@@ -227,15 +231,6 @@ class HfViTTrainer(Trainer):
         finally:
             self.model, self.model_wrapped = before
 
-    def describe_teacher(self) -> dict[str, str]:
-        """Returns what a card shall say of the teacher, nothing if there is none."""
-        return {} if self.distillation is None else self.distillation.facts()
-
-    def describe_changes(self) -> dict[str, str]:
-        """Returns what a card shall say of changes since the training was started, nothing if there are none."""
-        changes = self.conditions.get("changes")
-        return {"resumed with changes": " / ".join(changes)} if changes else {}
-
     def flops_of_image(self, height: int, width: int) -> int:
         """Returns what `training_flops` counts for the model."""
         # Not functools.cache: a trainer that holds itself leaves its worker processes to the garbage collector, which
@@ -279,7 +274,7 @@ class HfViTTrainer(Trainer):
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
         """Returns the checkpoint to resume from, and notes its step."""
-        self._resumed_step = 0
+        self._resumed_step, self.lengths, self.has_learned = 0, {}, False
         checkpoint = on_first_process(self.args, lambda: chosen_checkpoint(wanted, self.args.output_dir))
         if checkpoint is None:
             return None
@@ -289,7 +284,9 @@ class HfViTTrainer(Trainer):
             logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
             self.args.max_steps = step
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-        self._resumed_step = int(state["global_step"])
+        self._resumed_step, self.has_learned = int(state["global_step"]), True
+        known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
+        self.lengths = {int(step): length for step, length in known.items()}
         return checkpoint
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -333,6 +330,7 @@ class HfViTTrainer(Trainer):
             count, (height, width) = len(images), images.shape[-2:]
             flops = self.flops_of_image(height, width) if best_flops(self.args) is not None else 0
             self.throughput.count(count, count * flops)
+        self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.safe_stop.add_loss(loss)
         return loss
@@ -389,7 +387,10 @@ class HfViTTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Builds the schedule, whose options may be shares of the training in place of steps."""
+        """Builds the schedule; if a training resumes with another length, the rest is spread over that."""
+        if [*self.lengths.values()][-1:] != [num_training_steps]:
+            self.lengths[self._resumed_step] = num_training_steps
+        num_training_steps = self.lengths[0]
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             for group in self.optimizer.param_groups:
@@ -399,9 +400,11 @@ class HfViTTrainer(Trainer):
             num_decay_steps = self.optimization.count_decay_steps(num_training_steps, num_warmup_steps)
             self.args.lr_scheduler_kwargs = {**(given or {}), "num_decay_steps": num_decay_steps}
         try:
-            return super().create_scheduler(num_training_steps, optimizer)
+            scheduler = super().create_scheduler(num_training_steps, optimizer)
         finally:
             self.args.lr_scheduler_kwargs = given
+        follow_lengths(scheduler, self.lengths)
+        return scheduler
 
     # Data
 
@@ -535,7 +538,8 @@ class HfViTTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            write_whole(folder / CONDITIONS, json.dumps({"hf_vit": __version__, **self.conditions}, indent=2) + "\n")
+            conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
+            write_whole(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
             if self.distillation is not None:
                 self.distillation.save(folder)
         self.accelerator.wait_for_everyone()  # before others write into it
@@ -684,9 +688,3 @@ class HfViTTrainer(Trainer):
 
         token = token if token is not None else self.args.hub_token
         return hf_api().run_as_future(upload)
-
-
-def report_failure(upload: Future[Any]) -> None:
-    """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
-    if not upload.cancelled() and (error := upload.exception()) is not None:
-        logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")

@@ -291,6 +291,19 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert {commit.repo for commit in hub.commits} == {"user/shirts"}
 
 
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_upload_whose_tag_fails_is_complete(saved: Path, tmp_path: Path, status: int) -> None:
+    with serve(tmp_path / "root") as hub:
+        hub.failures = [Failure("tag", status)]
+        done = run_script("push_to_hub", tmp_path / "work", str(saved), "user/shirts", **hub.client)
+        (commit,) = [commit for commit in hub.commits if commit.summary != "initial commit"]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("user/shirts")
+    assert commit.files == uploaded(saved, "user/shirts")
+    assert "The upload to user/shirts is complete, but it could not be tagged" in done.stderr
+    assert f"--revision {commit.oid}" in done.stderr
+
+
 PUBLISH_INTERRUPTED = """
 import sys
 from hf_vit.training import publish

@@ -254,7 +254,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
 
     def measure_wrongly(*args: Any) -> Pace:
         assert min(measure_pace(*args)) > 0
-        return Pace(step=4.0, image=0.0)
+        return Pace(step=1.8, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
     monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # a single correction
@@ -286,6 +286,50 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     assert weights == [first, first]
 
 
+def test_a_budget_for_hardly_a_step_is_refused_before_the_training(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=4.0, image=0.0))
+    message = r"--minutes 1 leaves time for 1\d steps of 4 s; a training needs 20\. .*image_size.*max_steps"
+    with pytest.raises(SystemExit, match=message):
+        train(command_of(photos, tmp_path / "out", "--minutes", "1"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_is_kept_leaves_twenty_steps(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
+    monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=1.8, image=0.0))
+    monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
+    monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
+    # A machine that has become slow: no time is left after the first step.
+    monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
+    train(command_of(photos, tmp_path / "out", "--minutes", "1"))
+    assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
+
+
+def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
+    """Begins a training with a budget that is spent."""
+    callback.start, callback.next_check = callback.budget.clock(), 1
+    callback.budget = replace(callback.budget, seconds=0.0)
+
+
+def test_no_report_is_written_of_a_model_that_has_not_changed(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"No step has changed the weights, at --learning_rate 0\. Set it higher"):
+        train(command_of(photos, tmp_path / "out", "--max_steps", "2", "--preset", "mnist", "--learning_rate", "0"))
+    assert not (tmp_path / "out" / "README.md").exists()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_single_step_changes_the_weights(photos: Path, tmp_path: Path) -> None:
+    train(command_of(photos, tmp_path / "out", "--max_steps", "1", "--preset", "mnist", "--save_strategy", "no"))
+    assert (tmp_path / "out" / "README.md").is_file()
+    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    assert history[0]["learning_rate"] > 0
+
+
 @pytest.mark.parametrize("length", ["--max_steps", "--num_train_epochs"])
 def test_a_budget_beside_a_length_is_refused(
     length: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -303,6 +347,7 @@ def test_a_budget_beside_a_length_is_refused(
     ("options", "message"),
     [
         (["--minutes", "0"], r"minutes=0\.0 must be a positive number"),
+        (["--minutes", "1e-9"], r"minutes=1e-09 must be a positive number, at least 0\.01"),
         (["--minutes", "4", "--choose_defaults", "false"], "minutes=4 leaves the number of steps to be chosen"),
     ],
 )

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
+from hf_vit.data.formats.keypoints import flip_pairs_of
 from hf_vit.training import (
+    TASKS,
     AugmentationArguments,
     ClassificationDataArguments,
     HfViTTrainingArguments,
@@ -14,6 +16,7 @@ from hf_vit.training import (
     RegularizationArguments,
 )
 from hf_vit.training.recipe import (
+    as_words,
     given_arguments,
     parse_arguments,
     read_recipe,
@@ -121,3 +124,46 @@ def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -
         "eval_flip": True,
         "eval_window_size": 8,
     }
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "words"),
+    [
+        ("semantic_segmentation", "class_names", ["sky", "road"], ["sky,road"]),
+        ("semantic_segmentation", "class_names", ("sky", "road"), ["sky,road"]),
+        ("semantic_segmentation", "class_names", ["door, double", "[x]"], ['["door, double", "[x]"]']),
+        ("object_detection", "class_names", ["cat"], ["cat"]),
+        ("universal_segmentation", "class_names", ["sky", "road"], ["sky,road"]),
+        ("universal_segmentation", "thing_classes", ["cat", "dog, small"], ['["cat", "dog, small"]']),
+        ("keypoint_detection", "flip_pairs", [["left", "right"], (0, 1)], ["left,right", "[0, 1]"]),
+        ("image_classification", "freeze", ["model.embeddings", "model.norm"], ["model.embeddings,model.norm"]),
+        ("image_classification", "report_to", ["none"], ["none"]),
+        ("image_classification", "report_to", ["tensorboard", "flyte"], ["tensorboard,flyte"]),
+        ("image_classification", "optim_target_modules", ["query", "key"], ["query", "key"]),
+        ("image_classification", "optim_target_modules", "all-linear", ["all-linear"]),
+        ("semantic_segmentation", "eval_scales", [0.5, 1], ["0.5", "1"]),
+        ("masked_image_modeling", "dataset_name", ["photos", "more"], ["photos,more"]),
+    ],
+)
+def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, value: Any, words: list[str]) -> None:
+    types = TASKS[task].argument_types()
+    places = {"dataset_name": "data", "output_dir": "out"}
+    given = [{**places, name: value}]
+    by_mapping, line = parse_arguments(types, given), as_words(types, given)
+    start = line.index(f"--{name}") + 1
+    assert line[start : start + len(words)] == words
+    assert by_mapping == parse_arguments(types, line)
+    recipe = given_arguments(types, given)
+    assert parse_arguments(types, [yaml.safe_load(yaml.safe_dump(recipe))]) == by_mapping
+
+
+def test_names_in_a_list_are_those_names() -> None:
+    def data_of(task: str, **options: Any) -> dict[str, Any]:
+        types = TASKS[task].argument_types()
+        return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[1].source_options()
+
+    names = ["sky", "door, double", "[x]"]
+    for task in ("semantic_segmentation", "object_detection", "universal_segmentation"):
+        assert data_of(task, class_names=names)["class_names"] == names
+    assert data_of("universal_segmentation", thing_classes=names)["thing_names"] == names
+    assert flip_pairs_of(["nose", "left, eye", "right, eye"], ['["left, eye", "right, eye"]']) == ((1, 2),)

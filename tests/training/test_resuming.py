@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_vit.training import ImageClassification, last_checkpoint, run
-from hf_vit.training.conditions import read_conditions
 from hf_vit.training.saving import output_folder
+from hf_vit.training.saving.checkpoints import read_conditions
 from hf_vit.training.saving.output_files import OUTPUT_FILES, is_named, output_files, write_whole
 
 from ..helpers.datasets import write_class_folders, write_pictures
@@ -260,6 +260,15 @@ def test_files_of_others_are_not_written_over(name: str, resumes: bool, place: P
         return
     message = refusal(*(LAST if resumes else ()))
     assert f"output holds {name}, which a training would write over or delete. Move it elsewhere, or choose" in message
+
+
+def test_last_in_a_folder_without_a_training_is_refused(place: Path) -> None:
+    for output in ("mistyped", "empty"):
+        Path("empty").mkdir(exist_ok=True)
+        message = refusal(*LAST, "--output_dir", output)
+        assert f"{output} holds no training to resume: no complete checkpoint, and no recipe.yaml" in message
+        assert not Path("mistyped").exists()
+        assert not any(Path("empty").iterdir())
 
 
 def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) -> None:

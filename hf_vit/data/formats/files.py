@@ -1,5 +1,6 @@
 """Files of datasets: how they are found, sorted by split, listed in messages, and how large their images are."""
 
+import json
 import os
 import re
 from collections import defaultdict
@@ -60,6 +61,12 @@ def report(count: int, finding: str) -> tuple[str, ...]:
     if count:
         logger.warning("%s.", finding)
     return (f"{finding}.",) if count else ()
+
+
+def split_names(names: str | None) -> list[str]:
+    """Splits names at commas; names that contain commas are written as a JSON list."""
+    given = json.loads(names) if names and names.startswith("[") else names.split(",") if names else []
+    return [str(name).strip() for name in given]
 
 
 def split_named(name: str) -> str | None:

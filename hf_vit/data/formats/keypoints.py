@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from .columns import SourceOptions
-from .files import MAX_NAMED, SPLITS, images_at, in_lines, listed
+from .files import MAX_NAMED, SPLITS, images_at, in_lines, listed, split_names
 from .objects import (
     ROUNDING,
     WHOLE_IMAGE,
@@ -267,7 +267,7 @@ def _given_pairs(names: Sequence[str], given: Sequence[str]) -> Pairs:
     numbers |= {str(number): number for number in range(len(names)) if str(number) not in numbers}
     pairs = []
     for text in given:
-        ends = [numbers.get(word.strip()) for word in text.split(",")]
+        ends = [numbers.get(word) for word in split_names(text)]
         if len(ends) != 2 or None in ends or ends[0] == ends[1]:
             raise ValueError(
                 f"flip_pairs has {text!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
+from ...data.formats.files import split_names
+
 
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 SCHEDULE_FREE = (
@@ -49,7 +51,7 @@ class OptimizationArguments:
 
     def frozen_prefixes(self) -> list[str]:
         """Returns the names in `freeze`."""
-        return [name.strip() for name in (self.freeze or "").split(",") if name.strip()]
+        return [name for name in split_names(self.freeze) if name]
 
     def count_decay_steps(self, num_training_steps: int, num_warmup_steps: int) -> int:
         """Returns the number of last steps in which the learning rate falls, which the warm-up must not meet."""

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
+LEAST_MINUTES = 0.01
+
+
 @dataclass
 class PlanArguments:
     """Options of how a training is planned; like `resume_from_checkpoint`, the Trainer itself does not use them."""
@@ -28,13 +31,18 @@ class PlanArguments:
         """Raises `ValueError` if the time is none, or is to be planned with nothing to choose."""
         if self.minutes is None:
             return
-        if not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes={self.minutes} must be a positive number of minutes, such as 10.")
+        check_minutes(self.minutes)
         if self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
                 "nothing. Give one of the two."
             )
+
+
+def check_minutes(minutes: float) -> None:
+    """Raises `ValueError` if a time is too short, infinite or NaN."""
+    if not LEAST_MINUTES <= minutes < math.inf:
+        raise ValueError(f"minutes={minutes} must be a positive number, at least {LEAST_MINUTES}. 10 is usual.")
 
 
 def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:

@@ -28,6 +28,7 @@ EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint 
 REPORT_SECONDS = 8.0  # pictures, curves, card and saving
 REPORTED_TWICE = 1.5  # the model, and what it is compared with
 LEAST_TIMED, MOST_TIMED = 5, 50  # steps
+LEAST_STEPS = 20  # of a training: a budget for fewer is refused
 LEFT_OUT = 2  # of them, the first ones, which prepare memory and find images that were read ahead
 TIMED_IMAGES = 32
 

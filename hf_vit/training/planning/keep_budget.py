@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..trainer import HfViTTrainer
 from .arguments import parse_changes
-from .budget import Budget, Pace
+from .budget import LEAST_STEPS, Budget, Pace
 
 
 FIRST_CHECK, INTERVAL = 0.15, 0.1  # of all steps
@@ -72,7 +71,8 @@ class KeepBudget(LengthChanges):
             return
         now = self.budget.clock()
         left = self.budget.seconds - now - self.budget.report_seconds(self.pace)
-        steps = min(done + max(1, int(left * done / (now - self.start))), self.trainer.most_steps)
+        steps = done + max(1, int(left * done / (now - self.start)))
+        steps = max(LEAST_STEPS, min(steps, self.trainer.most_steps))
         self.next_check = done + max(1, round(INTERVAL * steps))
         if abs(steps - state.max_steps) > LEAST_CHANGE * state.max_steps:
             self.changes[done] = steps
@@ -88,14 +88,6 @@ def change_length(trainer: HfViTTrainer, num_steps: int) -> None:
         trainer: Runs the training.
         num_steps: All of them, more than are done and at most `trainer.most_steps`.
     """
-    state = trainer.lr_scheduler.state_dict()
-    trainer.lr_scheduler = None
+    trainer.lengths[trainer.state.global_step] = num_steps
     trainer.args.max_steps = trainer.state.max_steps = num_steps
     trainer.state.compute_steps(trainer.args, num_steps)
-    scheduler = trainer.create_scheduler(num_steps)
-    scheduler.load_state_dict(state)
-    trainer.callback_handler.lr_scheduler = scheduler
-    if isinstance(scheduler, LambdaLR):  # others go by the scores
-        factors = (factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas)
-        for group, rate, factor in zip(trainer.optimizer.param_groups, scheduler.base_lrs, factors, strict=True):
-            group["lr"] = rate * factor

@@ -14,12 +14,12 @@ from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
 from ..arguments import StreamArguments
-from ..conditions import read_conditions
 from ..load_data import chooses_step
 from ..recipe import Arguments, given_arguments, has_recipe, parse_arguments
+from ..saving.checkpoints import read_conditions
 from ..tasks.base import Task
 from .arguments import PlanArguments
-from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
+from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
 from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
 from .facts import Facts
 from .gather import gather_facts
@@ -154,6 +154,11 @@ class Planner:
         choice = budget.choose(self.sizes(task, facts), needed, measure)
         if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
             choice = budget.plan(choice.size, measure(choice.size, choice.steps))
+        if choice.steps < LEAST_STEPS:
+            raise ValueError(
+                f"--minutes {minutes:g} leaves time for {choice.steps} steps of {choice.pace.step:.3g} s; a training "
+                f"needs {LEAST_STEPS}. Set --minutes higher, --image_size smaller, or --max_steps {choice.steps}."
+            )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
         chosen = self.choose(task, facts, batch=batch, **known)

@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import httpx, validate_repo_id  # the client's errors: httpx of hub 1, httpx2 of hub 2
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_imports
-from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
+from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
 from yaml import YAMLError
 
 from ... import __version__
@@ -22,6 +24,7 @@ from .local_paths import names_of_paths, without_local_paths
 from .model_card import TrainingInfo
 
 
+logger = logging.get_logger(__name__)
 # What a training resumes from, beside a saved model. All folders in it are of FSDP, or of averaged weights.
 CHECKPOINT_FILES = (
     *OUTPUT_FILES,
@@ -172,9 +175,17 @@ def publish(
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
     """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
 
-    Whoever opens the model by that revision always gets the same weights and code. No `token` means that of `api`.
+    Whoever opens the model by that revision always gets the same weights and code. No `token` means that of `api`. If
+    the Hub refuses the tag, a warning tells how to make it: the upload is complete without it.
     """
-    api.create_tag(repo_id, tag=f"v{__version__}", revision=commit, exist_ok=True, token=token)
+    tag = f"v{__version__}"
+    try:
+        api.create_tag(repo_id, tag=tag, revision=commit, exist_ok=True, token=token)
+    except (httpx.TransportError, HfHubHTTPError) as error:
+        logger.warning(
+            f"The upload to {repo_id} is complete, but it could not be tagged {tag}: {str(error).splitlines()[0]} "
+            f"Nothing needs to be uploaded again. Tag it with: hf repos tag create {repo_id} {tag} --revision {commit}"
+        )
 
 
 @contextmanager
@@ -248,3 +259,9 @@ def _check_card(card: Path) -> None:
             f"{card} has no metadata, so the Hub knows neither license nor task. Put at least `license: …` and "
             "`pipeline_tag: …` between two lines --- at its top, or write it with hf_vit.training.write_model_card."
         )
+
+
+def report_failure(upload: Future[Any]) -> None:
+    """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
+    if not upload.cancelled() and (error := upload.exception()) is not None:
+        logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")

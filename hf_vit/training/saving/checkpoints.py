@@ -227,6 +227,12 @@ def is_whole(weights: Path) -> bool:
         return False
 
 
+def read_conditions(checkpoint: str | Path) -> dict[str, Any]:
+    """Returns the conditions of the training of a checkpoint, empty if it is older than they are."""
+    file = Path(checkpoint) / CONDITIONS
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
 def stopped_early_at(checkpoint: str | os.PathLike[str]) -> int | None:
     """Returns the step at which early stopping has ended the training of a checkpoint, or None if it has not."""
     state = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))

@@ -146,17 +146,23 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
             folder of a checkpoint.
 
     Returns:
-        The folder, the same on all processes, or None for a training from scratch, as "last" does too where there is
-        no checkpoint yet.
+        The folder, the same on all processes, or None for a training from scratch, as "last" does too where a training
+        has ended before its first checkpoint.
 
     Raises:
-        ValueError: if the folder is no complete checkpoint, or the training would write over what is not its own.
+        ValueError: if the folder is no complete checkpoint, there is no training to resume, or it would write over
+            what is not its own.
     """
     wanted, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
 
     def find() -> str | None:
         checkpoint = find_checkpoint(wanted, output_dir)
         check_overwriting(output_dir, checkpoint, is_resumed=wanted is not None)
+        if wanted is not None and checkpoint is None and not (output_dir / RECIPE_NAME).is_file():
+            raise ValueError(
+                f"{output_dir} holds no training to resume: no complete checkpoint, and no {RECIPE_NAME}. Correct "
+                "--output_dir, or leave --resume_from_checkpoint out to start a new training."
+            )
         return checkpoint
 
     return on_first_process(args, find)

@@ -409,13 +409,13 @@ class Task(ABC):
 
     def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
         """Returns the lines of the card's table that the trainer's settings do not tell."""
-        evaluates = isinstance(trainer, EvaluatorTrainer)
+        evaluates, changes = isinstance(trainer, EvaluatorTrainer), trainer.conditions.get("changes")
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             "augmentation": describe_options(self.augmentation),
             **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
-            **trainer.describe_teacher(),
-            **trainer.describe_changes(),
+            **({} if trainer.distillation is None else trainer.distillation.facts()),
+            **({"resumed with changes": " / ".join(changes)} if changes else {}),
             **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),
             **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
         }

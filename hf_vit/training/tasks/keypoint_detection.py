@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
+from ...data.formats.files import split_names
 from ...evaluation import KeypointMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
 from ...visualize import draw_poses
-from ..arguments import LIBRARY, split_names
+from ..arguments import LIBRARY
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
 from .shared import (

@@ -19,6 +19,7 @@ from ...data import (
     load_object_detection,
     multi_scale_sizes,
 )
+from ...data.formats.files import split_names
 from ...evaluation import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import DEFAULT_THRESHOLD
@@ -33,7 +34,7 @@ from ...model.task_detection import (
     prediction_losses,
 )
 from ...visualize import draw_detections, draw_precision_recall
-from ..arguments import LIBRARY, split_names
+from ..arguments import LIBRARY
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights

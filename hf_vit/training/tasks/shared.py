@@ -10,12 +10,13 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import DensePredictionCollator, TargetData, dense_augmentation
+from ...data.formats.files import split_names
 from ...data.formats.orientation import AnnotationOrientation
 from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
-from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments, split_names
+from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..evaluator_trainer import TargetCollator
 from ..load_data import load_evaluation_targets, load_targets

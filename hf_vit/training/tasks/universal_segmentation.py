@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
+from ...data.formats.files import split_names
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import (
     DEFAULT_THRESHOLD,
@@ -31,7 +32,6 @@ from ...evaluation.universal import (
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
-from ..arguments import split_names
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
