@@ -589,7 +589,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             "lejepa", as `gaussian_weight`.
         num_prototypes: Number K of prototypes; for "dino", as all that follow.
         student_temperature: By which cosines with prototypes are divided.
-        teacher_temperature: The same for the teacher's.
+        teacher_temperature: The same for the teacher's, which rises from 0.04 over the first 30 % of training steps.
         patch_weight: Weight of the loss of masked patches, beside 1 for that of views.
         koleo_weight: Weight of how near features of different images are (https://arxiv.org/abs/1806.03198).
     """
