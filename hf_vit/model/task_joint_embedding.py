@@ -197,20 +197,18 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             return self._describe(views, local_pixel_values, patch_attention_mask, **kwargs)
         self._check_views(views, local_pixel_values, patch_attention_mask, bool_masked_pos)
         masks = None if bool_masked_pos is None else bool_masked_pos.flatten(0, 1)
-        seen, hidden = views.flatten(0, 1), None if as_teacher else masks
-        outputs = self.model(seen, bool_masked_pos=hidden, return_dict=True, **kwargs)
+        hidden, num_global = None if as_teacher else masks, views.shape[1]
+        outputs = self.model(views.flatten(0, 1), bool_masked_pos=hidden, return_dict=True, **kwargs)
         features = outputs.pooler_output.unflatten(0, views.shape[:2])  # (B, G, D)
         if local_pixel_values is not None:
             pooled = self.model(local_pixel_values.flatten(0, 1), return_dict=True).pooler_output
             features = torch.cat((features, pooled.unflatten(0, local_pixel_values.shape[:2])), dim=1)
         embeds, found = self.projector(features), dict[str, Tensor]()
-        # The last tokens are the patches, of which (M, K) are compared
         patches = None if masks is None else self.projector(outputs.last_hidden_state[:, -masks.shape[1] :][masks])
         if as_teacher:
-            found = self.assigned(embeds[:, : views.shape[1]], patches, teacher_temperature)
+            found = self.assigned(embeds[:, :num_global], patches, teacher_temperature)
         elif return_loss:
-            taught = teacher_probs, teacher_patch_probs
-            found = self.compared(embeds, features[:, : views.shape[1]], patches, masks, *taught)
+            found = self.compared(embeds, features[:, :num_global], patches, masks, teacher_probs, teacher_patch_probs)
         return HfViTJointEmbeddingOutput(
             **found,
             embeds=embeds,
@@ -245,7 +243,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> dict[str, Tensor]:
         """Returns the losses by their names, of embeddings (B, V, E) and the features (B, G, D) of global views.
 
-        For "dino", masked patches, their masks (B·G, N) and what a teacher has assigned are given too.
+        For "dino", masked patches (M, K), their masks (B·G, N) and what a teacher has assigned are given too.
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
