@@ -249,10 +249,7 @@ def blockwise_mask(
 
 
 def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
-    """Returns the mask (h, w) bool of one image, with `count` masked patches; see `blockwise_mask`.
-
-    `least` is the number of patches of the smallest block, unless fewer are missing; by default that of BEiT.
-    """
+    """Returns the mask (h, w) bool of one image: `count` patches, in blocks of `least` (that of BEiT) or more."""
     rows, columns = grid
     mask = torch.zeros(grid, dtype=torch.bool)
     smallest = max(1.0, SMALLEST_BLOCK * rows * columns) if least is None else least

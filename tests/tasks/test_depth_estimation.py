@@ -180,7 +180,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
         make_trainer(TASK, far, tmp_path / "out", *options)
     given = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **NEAR})]
     make_trainer(TASK, far, tmp_path / "out", *given)
-    assert "of the valid train pixels lie outside 0.001 to 30 m: they are not scored" in messages[0]
+    assert "of the valid train pixels lie outside 0.001 to 30 m, and are not trained, not scored" in messages[0]
 
 
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:

@@ -237,8 +237,8 @@ print(result["predicted_depth"])  # (height, width)""",
                     "max_depth of depth_config in --config_overrides, or set --max_eval_depth."
                 )
             if share > FEW_DROPPED:
-                logger.warning_once(f"{note}: they are not scored, and beyond the model's max_depth not trained.")
-                self.data_notes = [*self.data_notes, f"{note} and count for nothing."]
+                logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
+                self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
         return arguments
 
     def describe_targets(self, trainer: Any) -> str:
