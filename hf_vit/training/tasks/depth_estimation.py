@@ -233,8 +233,8 @@ print(result["predicted_depth"])  # (height, width)""",
             if share > MOST_DROPPED and not is_given:
                 raise ValueError(
                     f"{note}, the range of the model and its scores; 99 % are below {depths.quantile(0.99):.4g} m. "
-                    "Check --depth_scale, the units per meter. If it is right, give the range: train with the "
-                    "max_depth of depth_config in --config_overrides, or set --max_eval_depth."
+                    "Check --depth_scale, the units per meter. If it is right, give the range: max_depth of "
+                    "depth_config in --config_overrides, or --max_eval_depth."
                 )
             if share > FEW_DROPPED:
                 logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
