@@ -35,8 +35,7 @@ def read_pixels(file: str) -> np.ndarray:
         width, height = (side * size.get("shortest_edge", 0) // short for side in image.size)
         width, height = size.get("width", width), size.get("height", height)
         width, height = max(1, round(width / columns)) * columns, max(1, round(height / rows)) * rows
-        wide = image.resize((width, image.height), OPTIONS["resample"])
-        pixels = np.asarray(wide.resize((width, height), OPTIONS["resample"]))
+        pixels = np.asarray(image.resize((width, height), OPTIONS["resample"]))
     if OPTIONS.get("do_center_crop"):
         height, width = OPTIONS["crop_size"]["height"], OPTIONS["crop_size"]["width"]
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2

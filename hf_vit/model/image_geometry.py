@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.image_utils import PILImageResampling, SizeDict
+from transformers.image_transforms import get_size_with_aspect_ratio
+from transformers.image_utils import PILImageResampling, SizeDict, get_image_size_for_max_height_width
 from transformers.utils.import_utils import is_vision_available
 
 from .configuration_hf_vit import to_pair
@@ -116,33 +117,27 @@ def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float,
 
 
 def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the size before it is cut down, where both edges bound it in floats as transformers' YOLOS has it."""
-    # There 864 pixels may come out as 863, and are cut to 848.
-    short, long = min(height, width), max(height, width)
-    if {*size} != {"shortest_edge", "longest_edge"} or long / short * size["shortest_edge"] <= size["longest_edge"]:
-        return _scaled_size(height, width, size)
-    bounded = size["longest_edge"] * short / long
-    if height <= width and height == round(bounded):  # upright images go on
-        return height, width
-    new_short, new_long = round(bounded), int(bounded * long / short)
-    return (new_short, new_long) if height <= width else (new_long, new_short)
+    """Returns the size before it is rounded down to multiples, as transformers' YOLOS computes it."""
+    # Unlike DETR, YOLOS rescales an upright image that already has its size. 864 pixels may become 863, then 848.
+    is_bounded = {*size} == {"shortest_edge", "longest_edge"} and width < height
+    if is_bounded and height / width * size["shortest_edge"] > size["longest_edge"]:
+        short = size["longest_edge"] * width / height
+        return int(short * height / width), round(short)
+    return _scaled_size(height, width, size)
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """Returns the size before rounding to multiples, by whole-number arithmetic: floats lose a pixel now and then."""
+    """Returns the size before rounding to multiples, equal to the result of transformers' image processors."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:
-        if size["max_height"] * width <= size["max_width"] * height:
-            return size["max_height"], max(1, width * size["max_height"] // height)
-        return max(1, height * size["max_width"] // width), size["max_width"]
-    short, long = min(height, width), max(height, width)
-    if "shortest_edge" not in size:
-        return max(1, height * size["longest_edge"] // long), max(1, width * size["longest_edge"] // long)
-    if "longest_edge" not in size or size["shortest_edge"] * long <= size["longest_edge"] * short:
-        return height * size["shortest_edge"] // short, width * size["shortest_edge"] // short
-    new_short = max(1, round(size["longest_edge"] * short / long))
-    return (new_short, size["longest_edge"]) if height <= width else (size["longest_edge"], new_short)
+        return get_image_size_for_max_height_width((height, width), size["max_height"], size["max_width"])
+    if {*size} == {"shortest_edge", "longest_edge"}:
+        return get_size_with_aspect_ratio((height, width), size["shortest_edge"], size["longest_edge"])
+    edge, side = (
+        ("shortest_edge", min(height, width)) if "shortest_edge" in size else ("longest_edge", max(height, width))
+    )
+    return height * size[edge] // side, width * size[edge] // side
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -202,8 +197,6 @@ def pad_batch(
 
 def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
     """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width)."""
-    # First along the rows, then along the columns: left to itself, PIL chooses the order by release and size, and with
-    # it what bicubic's overshoot becomes.
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
     # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colors by alpha
@@ -212,5 +205,4 @@ def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageRe
 
 
 def _resize_array(array: np.ndarray, height: int, width: int, resample: PILImageResampling) -> np.ndarray:
-    widened = PIL.Image.fromarray(array).resize((width, array.shape[0]), resample)
-    return np.array(widened.resize((width, height), resample))
+    return np.array(PIL.Image.fromarray(array).resize((width, height), resample))

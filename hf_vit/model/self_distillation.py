@@ -1,7 +1,7 @@
 """Self-distillation: prototypes, assignments and losses. A model says of each view what its average says of others.
 
-Shapes: B images of a process, V views of an image, G of them global ones, K prototypes, M masked patches, N rows, D
-hidden size.
+Shapes: B images of a process, V views of an image, G of them global ones, K prototypes, M masked patches, N rows or
+patches, D hidden size.
 """
 
 from collections.abc import Callable
@@ -69,14 +69,17 @@ def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum
 
 
 @without_autocast
-def of_patches(logits: Tensor, assigned: Tensor, temperature: float) -> Tensor:
-    """Returns the mean cross-entropy of masked patches with cosines (M, K) to what they are assigned to when seen.
+def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
+    """Returns the cross-entropy of masked patches with cosines (M, K) to what they are assigned to when seen.
 
-    It is the loss of iBOT (https://arxiv.org/abs/2111.07832), over the masked patches of all processes.
+    It is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
+    (V, N) hides in each view, then over the views of all processes, of which those without a masked patch add 0.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    total = sum_over_processes(-(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum())
-    return total / sum_over_processes(total.new_tensor(float(len(logits)))).clamp_min(1)
+    entropies = -(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum(dim=-1)  # (M,)
+    counts = masks.sum(dim=1, keepdim=True).expand_as(masks)[masks]  # (M,)
+    total = sum_over_processes((entropies / counts).sum())
+    return total / sum_over_processes(total.new_tensor(float(len(masks))))
 
 
 @without_autocast

@@ -446,7 +446,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
             and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
         max_depth: Largest metric depth in meters, beyond which labels do not count; `None` leaves it open. Heads of
-            bins need it.
+            bins need it. Training chooses it for a fresh head by the training depths, 10 for rooms.
         min_depth: Depth in meters of the first bin, and the least of a label that counts in logarithms.
         num_bins: Number of bins of "linear" under metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
@@ -589,7 +589,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             "lejepa", as `gaussian_weight`.
         num_prototypes: Number K of prototypes; for "dino", as all that follow.
         student_temperature: By which cosines with prototypes are divided.
-        teacher_temperature: The same for the teacher's.
+        teacher_temperature: The same for the teacher's, which rises from 0.04 over the first 30 % of training steps.
         patch_weight: Weight of the loss of masked patches, beside 1 for that of views.
         koleo_weight: Weight of how near features of different images are (https://arxiv.org/abs/1806.03198).
     """

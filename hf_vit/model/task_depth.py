@@ -286,10 +286,11 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
     """Returns the mean over images of their losses; one without a valid pixel adds exactly zero.
 
-    `predicted` (B, h, w), meters or relative inverse depth, is resized to the labels (B, H, W) in meters, where 0,
-    negative, NaN and infinite are not valid, nor more than the `max_depth` of metric depth. `ValueError` for labels of
-    another shape or whole numbers.
+    `predicted` (B, h, w), meters or relative inverse depth, is resized to the labels (B, H, W) or (B, 1, H, W) in
+    meters, where 0, negative, NaN and infinite are not valid, nor more than the `max_depth` of metric depth.
+    `ValueError` for labels of another shape or whole numbers.
     """
+    labels = labels.squeeze(1) if labels.ndim == 4 else labels
     if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
         raise ValueError(
             f"labels must be floats (batch, height, width) in meters with batch {len(predicted)}, not {labels.dtype} "
@@ -380,7 +381,8 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) floats in meters; 0, NaN and more than `max_depth` mean that a pixel is not valid.
+            labels: (B, H, W) or (B, 1, H, W) floats in meters; 0, NaN and more than `max_depth` mean that a pixel is
+                not valid.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

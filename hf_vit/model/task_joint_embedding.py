@@ -22,7 +22,8 @@ from .self_distillation import HfViTPrototypes, assign, between_views, koleo_los
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
-# Where characteristic functions are compared: as the paper's code has it
+# Points of the characteristic functions, and with the symmetric half 33 points on [-3, 3], as in the authors' code
+# (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], a coarser rule.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
 Sum = Callable[[Tensor], Tensor]
 
@@ -166,6 +167,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         teacher_probs: Tensor | None = None,
         teacher_patch_probs: Tensor | None = None,
         as_teacher: bool = False,
+        teacher_temperature: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTJointEmbeddingOutput:
         """Runs the model.
@@ -181,6 +183,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             teacher_probs: (B, G, K), what a teacher has assigned; by default what this model does.
             teacher_patch_probs: (M, K), the same of the patches of `bool_masked_pos`, in its order.
             as_teacher: Whether to assign views and the patches of `bool_masked_pos`, and see all patches.
+            teacher_temperature: Temperature of these assignments, that of the options by default.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -194,19 +197,18 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             return self._describe(views, local_pixel_values, patch_attention_mask, **kwargs)
         self._check_views(views, local_pixel_values, patch_attention_mask, bool_masked_pos)
         masks = None if bool_masked_pos is None else bool_masked_pos.flatten(0, 1)
-        seen, hidden = views.flatten(0, 1), None if as_teacher else masks
-        outputs = self.model(seen, bool_masked_pos=hidden, return_dict=True, **kwargs)
+        hidden, num_global = None if as_teacher else masks, views.shape[1]
+        outputs = self.model(views.flatten(0, 1), bool_masked_pos=hidden, return_dict=True, **kwargs)
         features = outputs.pooler_output.unflatten(0, views.shape[:2])  # (B, G, D)
         if local_pixel_values is not None:
             pooled = self.model(local_pixel_values.flatten(0, 1), return_dict=True).pooler_output
             features = torch.cat((features, pooled.unflatten(0, local_pixel_values.shape[:2])), dim=1)
         embeds, found = self.projector(features), dict[str, Tensor]()
-        # The last tokens are the patches, of which (M, K) are compared
         patches = None if masks is None else self.projector(outputs.last_hidden_state[:, -masks.shape[1] :][masks])
         if as_teacher:
-            found = self.assigned(embeds[:, : views.shape[1]], patches)
+            found = self.assigned(embeds[:, :num_global], patches, teacher_temperature)
         elif return_loss:
-            found = self.compared(embeds, features[:, : views.shape[1]], patches, teacher_probs, teacher_patch_probs)
+            found = self.compared(embeds, features[:, :num_global], patches, masks, teacher_probs, teacher_patch_probs)
         return HfViTJointEmbeddingOutput(
             **found,
             embeds=embeds,
@@ -224,9 +226,9 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
         return {"loss": (1 - weight) * likeness + weight * spread, "view_loss": likeness, "gaussian_loss": spread}
 
-    def assigned(self, embeds: Tensor, patches: Tensor | None) -> dict[str, Tensor]:
+    def assigned(self, embeds: Tensor, patches: Tensor | None, temperature: float | None = None) -> dict[str, Tensor]:
         """Returns `teacher_probs` and `teacher_patch_probs` of cosines (B, G, K) and (M, K)."""
-        temperature = self.options.teacher_temperature
+        temperature = self.options.teacher_temperature if temperature is None else temperature
         found = {"teacher_probs": assign(embeds.flatten(0, 1), temperature).unflatten(0, embeds.shape[:2])}
         return found if patches is None else {**found, "teacher_patch_probs": assign(patches, temperature)}
 
@@ -235,12 +237,13 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         embeds: Tensor,
         features: Tensor,
         patches: Tensor | None = None,
+        masks: Tensor | None = None,
         probs: Tensor | None = None,
         patch_probs: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Returns the losses by their names, of embeddings (B, V, E) and the features (B, G, D) of global views.
 
-        For "dino" masked patches and what a teacher has assigned are given too.
+        For "dino", masked patches (M, K), their masks (B·G, N) and what a teacher has assigned are given too.
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
@@ -252,8 +255,8 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         if options.koleo_weight:
             parts["koleo_loss"] = koleo_loss(features)
             loss = loss + options.koleo_weight * parts["koleo_loss"]
-        if patches is not None and patch_probs is not None:
-            parts["patch_loss"] = of_patches(patches, patch_probs, options.student_temperature)
+        if patches is not None and masks is not None and patch_probs is not None:
+            parts["patch_loss"] = of_patches(patches, patch_probs, options.student_temperature, masks)
             loss = loss + options.patch_weight * parts["patch_loss"]
         return {"loss": loss, **parts}
 

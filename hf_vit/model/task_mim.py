@@ -248,11 +248,11 @@ def blockwise_mask(
     return mask.flatten(1)
 
 
-def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None) -> Tensor:
-    """Returns the mask (h, w) bool of one image, with `count` masked patches; see `blockwise_mask`."""
+def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
+    """Returns the mask (h, w) bool of one image: `count` patches, in blocks of `least` (that of BEiT) or more."""
     rows, columns = grid
     mask = torch.zeros(grid, dtype=torch.bool)
-    smallest = max(1.0, SMALLEST_BLOCK * rows * columns)
+    smallest = max(1.0, SMALLEST_BLOCK * rows * columns) if least is None else least
     while (missing := count - int(mask.sum())) > 0:
         size, aspect, y, x = torch.rand(4, generator=generator).tolist()
         area = smallest + size * max(0.0, missing - smallest)

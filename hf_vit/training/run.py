@@ -202,6 +202,8 @@ def report_plan(training: Training) -> None:
     sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
     size = f"{count_parameters(training.trainer.model):,} parameters"
     training.report(f"{task.examples.capitalize()}: {sizes}; {task.describe_held_out()}.")
+    if targets := task.describe_targets(training.trainer):
+        training.report(targets)
     training.report(f"Model: {size}. Output: {task.args.output_dir}")
 
 

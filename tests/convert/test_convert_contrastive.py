@@ -151,6 +151,11 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     expected = source.get_text_features(filled).pooler_output
     mask = torch.ones_like(texts)  # as tokenizers of others give it
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
+    # transformers' model computes other features unless its caller asks for padding="max_length".
+    short = source.get_text_features(texts).pooler_output
+    assert (short - expected).abs().max() > 0.1 * expected.abs().max()
+    as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})
+    assert_close(as_given.get_text_features(texts).pooler_output, short, 1e-4, "texts without padding")
     assert siglip.text_fields({"text_config": {"vocab_size": 256000}})["text_config"]["pad_token_id"] == 0
 
 

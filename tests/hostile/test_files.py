@@ -257,6 +257,14 @@ def no_depth(folder: Path) -> None:
         write_image(file, np.zeros((6, 8), np.uint16))
 
 
+def depth_floats_in_millimeters(folder: Path) -> None:
+    values = np.full((6, 8), 4000, np.float32)
+    values[0, 0] = 5
+    for file in folder.glob("*/depths/*.png"):
+        file.unlink()
+        write_image(file.with_suffix(".tiff"), Image.fromarray(values))
+
+
 def idx_files(folder: Path) -> tuple[Path, Path]:
     images, labels = sorted(folder.iterdir())
     return images, labels
@@ -341,6 +349,7 @@ DATASETS = [
             ("depth-in-color", depth(np.asarray(picture(0))), "0.jpg | mode RGB"),
             ("depth-that-is-text", write("train/depths/0.png", "far away"), "0.jpg | not an image"),
             ("depth-that-is-missing-everywhere", no_depth, "depth"),
+            ("depth-mostly-out-of-range", depth_floats_in_millimeters, "97.9% | 0.001 to 10 m | --depth_scale"),
         ],
     ),
     *data_rows(

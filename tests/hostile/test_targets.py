@@ -204,6 +204,7 @@ MODEL_ROWS = [
         labeled(
             ("depth-of-integers", torch.ones(2, 32, 32, dtype=torch.int64), "int64 | meters"),
             ("depth-of-fewer-images", torch.ones(1, 32, 32), "(1, 32, 32)"),
+            ("depth-of-three-channels", torch.ones(2, 3, 32, 32), "(2, 3, 32, 32)"),
         ),
     ),
     *rows(

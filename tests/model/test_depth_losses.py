@@ -168,6 +168,14 @@ def test_predictions_are_resized_to_the_labels() -> None:
         assert torch.equal(loss(coarse, labels, **options), loss(resized, labels, **options))
 
 
+def test_labels_may_have_a_channel() -> None:
+    predicted, labels, _ = batch()
+    for options in ALL:
+        assert torch.equal(loss(predicted, labels[:, None], **options), loss(predicted, labels, **options))
+    with pytest.raises(ValueError, match=r"labels must be floats \(batch, height, width\)"):
+        loss(predicted, labels[:, None].expand(-1, 3, -1, -1))
+
+
 def test_half_precision_is_compared_in_float32() -> None:
     predicted, labels, _ = batch()
     half = predicted.detach().bfloat16()

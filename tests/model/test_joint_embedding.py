@@ -31,6 +31,21 @@ def test_the_statistic_is_an_integral_over_characteristic_functions() -> None:
     assert float(gaussian_loss(embeds, slices)) == pytest.approx(np.mean(expected), rel=1e-6)
 
 
+def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listing() -> None:
+    # https://github.com/rbalestr-lab/lejepa, MINIMAL.md; the listing of the paper has linspace(-5, 5, 17).
+    for values in (torch.randn(64, 2, 5), torch.rand(64, 2, 5), 0.5 * torch.randn(64, 2, 5)):
+        slices = draw_slices(5, 9, torch.device("cpu"))
+        projected, found = (values @ slices)[..., None], {}
+        for name, points in (("code", torch.linspace(0, 3, 17)), ("listing", torch.linspace(-5, 5, 17))):
+            window = (-points.square() / 2).exp()
+            angles = projected * points
+            error = (angles.cos().mean(dim=0) - window).square() + angles.sin().mean(dim=0).square()
+            found[name] = torch.trapezoid(error * window, points).mean() * len(values)
+        found["code"] *= 2  # the negative points
+        torch.testing.assert_close(gaussian_loss(values, slices), found["code"])
+        assert float(found["code"] / found["listing"]) == pytest.approx(1, abs=0.05)
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda values: values * 0, lambda values: values * 2, lambda values: values + 1, torch.abs],

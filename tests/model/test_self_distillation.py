@@ -9,7 +9,7 @@ from hf_vit import HfViTConfig, HfViTForJointEmbedding
 from hf_vit.model.self_distillation import assign, between_views, koleo_loss, of_patches
 from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
 from hf_vit.training.callbacks.ema import WeightAverage
-from hf_vit.training.tasks.joint_embedding import MASKED_SHARES, Teach
+from hf_vit.training.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
 
 from ..helpers.models import DINO, TRAINING_CASES, small_config
 
@@ -57,9 +57,13 @@ def test_each_view_learns_from_all_global_ones_but_itself() -> None:
 
 def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     logits, assigned = torch.randn(5, 6), torch.randn(5, 6).softmax(dim=-1)
-    expected = torch.nn.functional.cross_entropy(logits / 0.1, assigned)
-    torch.testing.assert_close(of_patches(logits, assigned, 0.1), expected)
-    assert float(of_patches(logits[:0], assigned[:0], 0.1)) == 0
+    masks = torch.tensor([[True, True, False, True], [False] * 4, [False, False, True, False], [True] + [False] * 3])
+    first, second, third = (
+        torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
+    )
+    # The mean in each view first, then over all views, as DINOv2 weighs them by `masks_weight`.
+    torch.testing.assert_close(of_patches(logits, assigned, 0.1, masks), (first + second + third) / 4)
+    assert float(of_patches(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
 
 def test_images_are_drawn_away_from_the_nearest_other_one() -> None:
@@ -124,13 +128,52 @@ def test_the_teacher_has_the_averaged_weights_and_the_student_keeps_its_own() ->
     teacher = make_model().eval()
     teacher.load_state_dict(before)
     with torch.no_grad():
-        expected = teacher(views, bool_masked_pos=batch["bool_masked_pos"], as_teacher=True)
+        masks = batch["bool_masked_pos"]
+        expected = teacher(views, bool_masked_pos=masks, as_teacher=True, teacher_temperature=FIRST_TEMPERATURE)
     torch.testing.assert_close(batch["teacher_probs"], expected.teacher_probs)
     torch.testing.assert_close(batch["teacher_patch_probs"], expected.teacher_patch_probs)
-    shares = batch["bool_masked_pos"].float().mean(dim=-1)
-    assert (shares == 0).any()
-    assert (shares > 0).any()
-    assert float(shares.max()) <= MASKED_SHARES[1] + 0.35  # of 16 patches, each masked by chance
+    shares = masks.float().mean(dim=-1)
+    assert int((shares > 0).sum()) == shares.numel() // 2
+    assert float(shares.max()) <= MASKED_SHARES[1]
+
+
+def mask_trainer(world_size: int, process_index: int) -> Any:
+    args = type("Args", (), {"world_size": world_size, "process_index": process_index})
+    return type("Trainer", (), {"args": args})()
+
+
+def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> None:
+    config = make_model().config
+    side = 14 * config.patch_size
+    masks = Teach(mask_trainer(1, 0)).draw_masks(torch.zeros(20, 2, 3, side, side), config)
+    assert masks.shape == (20, 2, 196)
+    counts = masks.flatten(0, 1).sum(dim=-1).sort().values
+    assert not counts[:20].any()
+    edges = torch.linspace(*MASKED_SHARES, 21) * 196
+    assert (edges[:-1].floor() <= counts[20:]).all()
+    assert (counts[20:] <= edges[1:]).all()
+    masks = masks.flatten(0, 1).unflatten(1, (14, 14))
+    alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
+    assert float(alike) > 0.6  # 0.3 if each patch was masked by itself
+
+
+def test_masks_of_two_processes_are_those_of_one_with_all_images() -> None:
+    config, views = make_model().config, torch.zeros(6, 2, 3, 32, 32)
+    torch.manual_seed(3)
+    whole = Teach(mask_trainer(1, 0)).draw_masks(views, config)
+    parts = []
+    for index in range(2):
+        torch.manual_seed(3)
+        parts.append(Teach(mask_trainer(2, index)).draw_masks(views[:3], config))
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_the_temperature_of_a_teacher_rises_over_the_first_steps() -> None:
+    config = make_model(joint_embedding_config={**DINO, "teacher_temperature": 0.07}).config
+    temperatures = [warmed_temperature(config, progress) for progress in (0.0, 0.15, 0.3, 1.0)]
+    assert temperatures == pytest.approx([0.04, 0.055, 0.07, 0.07])
+    low = make_model(joint_embedding_config={**DINO, "teacher_temperature": 0.03}).config
+    assert warmed_temperature(low, 0.0) == 0.03
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """Both image processors: against the library and each other, sizes, padding, options, outputs."""
 
+import math
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from PIL.Image import Resampling
 from sklearn.datasets import load_sample_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import center_crop as torchvision_center_crop
 from transformers import ViTImageProcessor, ViTImageProcessorPil
-from transformers.image_utils import SizeDict
+from transformers.image_transforms import get_resize_output_image_size, get_size_with_aspect_ratio
+from transformers.image_utils import SizeDict, get_image_size_for_max_height_width
+from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
 from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
-from hf_vit.model.image_geometry import center_crop, output_size, to_size_dict
+from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, output_size, to_size_dict
 
 from ..helpers.images import BACKENDS, as_chw, noise
 
@@ -150,15 +156,45 @@ def test_output_size(image, size, multiple, expected):
     assert output_size(*image, size, multiple, "images[0]") == expected
 
 
-@pytest.mark.parametrize("size", [{"shortest_edge": 60}, {"shortest_edge": 60, "longest_edge": 70}])
-def test_aspect_ratio_sizes_are_the_librarys(size):
-    for seed in range(30):
-        height, width = np.random.default_rng(seed).integers(20, 300, 2)
-        array = np.zeros((3, height, width), dtype=np.uint8)
-        theirs = ViTImageProcessor(size=size)(array)["pixel_values"][0].shape
-        ours = output_size(int(height), int(width), size, None, "image")
-        # the library computes the long edge in floats and may lose a pixel of the bound
-        assert abs(ours[0] - theirs[1]) + abs(ours[1] - theirs[2]) <= ("longest_edge" in size)
+@pytest.mark.parametrize(
+    ("size", "theirs"),
+    [
+        ((60,), lambda image, edge: get_resize_output_image_size(np.empty((3, *image)), edge, False)),
+        ((60, 70), get_size_with_aspect_ratio),
+        ((40, 120), get_size_with_aspect_ratio),
+        ((800, 1333), get_size_with_aspect_ratio),
+        ((90, 70), get_image_size_for_max_height_width),
+        ((40, 40), get_image_size_for_max_height_width),
+        ((40, 120), partial(get_size_with_aspect_ratio_yolos, mod_size=16)),
+        ((800, 1344), partial(get_size_with_aspect_ratio_yolos, mod_size=16)),
+    ],
+)
+def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, theirs):
+    is_yolos, is_max = isinstance(theirs, partial), theirs is get_image_size_for_max_height_width
+    names = ("max_height", "max_width") if is_max else ("shortest_edge", "longest_edge")
+    options = {"multiple": (16, 16), "multiple_rounding": "down"} if is_yolos else {"multiple": None}
+    rng = np.random.default_rng(0)
+    sides = [(203, 55), (55, 203), (1, 500), (500, 1)]
+    sides += rng.integers(1, 1400, (3000, 2)).tolist()
+    sides += [(size[0], other) for other in range(1, 700, 7)] + [(other, size[0]) for other in range(1, 700, 7)]
+    for image in sides:
+        expected = tuple(max(side, 16 if is_yolos else 1) for side in theirs(image, *size))
+        if math.prod(expected) <= MAX_OUTPUT_PIXELS:
+            assert output_size(*image, dict(zip(names, size, strict=False)), name="image", **options) == expected, (
+                image
+            )
+
+
+@pytest.mark.parametrize("resample", [Resampling.BILINEAR, Resampling.BICUBIC])
+@pytest.mark.parametrize(("image", "size"), [((66, 106), (56, 231)), ((90, 40), (30, 80)), ((40, 60), (80, 30))])
+def test_the_pil_processor_resizes_as_pil_and_the_library_do(image, size, resample):
+    pixels = noise(*image, 3)
+    options = {"size": {"height": size[0], "width": size[1]}, "do_rescale": False, "do_normalize": False}
+    ours = BACKENDS["pil"](**options, resample=resample)(pixels, return_tensors="np")["pixel_values"][0]
+    theirs = ViTImageProcessorPil(**options, resample=resample)(pixels, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_array_equal(ours, theirs)
+    by_pil = Image.fromarray(pixels).resize(size[::-1], resample)
+    np.testing.assert_array_equal(ours, np.asarray(by_pil).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(

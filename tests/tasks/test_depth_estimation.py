@@ -1,23 +1,43 @@
 """Training of depth: how it is evaluated, and beside what."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
+from hf_vit.training import run
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
-from hf_vit.training.tasks.depth_estimation import DepthEvaluator, DepthModelArguments, DepthTrainingArguments
+from hf_vit.training.tasks import depth_estimation
+from hf_vit.training.tasks.depth_estimation import (
+    DepthEvaluator,
+    DepthModelArguments,
+    DepthTrainingArguments,
+    choose_max_depth,
+)
 
-from ..helpers.dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
+from ..helpers.dense_trainings import (
+    A_FEW_STEPS,
+    ALL_TASKS,
+    CONFIG,
+    arguments_of,
+    make_trainer,
+    scores_of,
+    train,
+    write_scenes,
+)
 
 
 TASK = "depth_estimation"
+FAR = {"depth_config": {**CONFIG["depth_config"], "max_depth": 70}}
+NEAR = {"depth_config": {**CONFIG["depth_config"], "max_depth": 30}}
 RELATIVE = {"depth_config": {**CONFIG["depth_config"], "depth_estimation_type": "relative"}}
 
 
@@ -94,6 +114,73 @@ def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, t
 def test_mistakes_are_found_before_training(options: list[str], message: str, scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(TASK, scenes, tmp_path, *options)
+
+
+@pytest.fixture(scope="module")
+def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes ten times as far away, 20 to 60 meters, as KITTI stores them: 256 units per meter, few known pixels."""
+    folder = tmp_path_factory.mktemp("streets") / "streets"
+    shutil.copytree(scenes, folder)
+    rng = np.random.default_rng(0)
+    for file in folder.glob("*/depths/*.png"):
+        meters = np.asarray(Image.open(file)) / 100
+        Image.fromarray((256 * meters * (rng.random(meters.shape) < 0.3)).astype(np.uint16)).save(file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("depths", "expected"),
+    [
+        (torch.rand(1000) * 9.99, 10),  # rooms, as in NYU Depth V2
+        (torch.rand(1000) * 0.5, 10),
+        (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a window
+        (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
+        (torch.rand(1000) * 75, 80),  # KITTI
+        (torch.rand(1000) * 9000, 10),  # millimeters
+    ],
+)
+def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds(
+    depths: torch.Tensor, expected: int
+) -> None:
+    assert choose_max_depth(depths) == expected
+
+
+def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_path: Path) -> None:
+    reports: list[str] = []
+    arguments = arguments_of(TASK, streets, tmp_path / "out", "--depth_scale", "256", *A_FEW_STEPS)
+    run(ALL_TASKS[TASK], arguments, None, report=reports.append)
+    model = HfViTForDepthEstimation.from_pretrained(tmp_path / "out")
+    assert model.options.max_depth == 80
+    printed = next(line for line in reports if line.startswith("Depths: "))
+    assert "Head: dpt, depth up to 80 m. Scores: the whole image, depths between 0.001 and 80 m" in printed
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "depth up to 80 m" in card
+    assert "depths between 0.001 and 80 m" in card
+    trainer = make_trainer(TASK, streets, tmp_path / "conv", "--depth_scale", "256", "--head", "conv")
+    assert (trainer.model.options.max_depth, trainer.evaluator.metric.max_depth) == (80, 80)
+    options = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **FAR})]
+    assert make_trainer(TASK, streets, tmp_path / "given", *options).model.options.max_depth == 70
+
+
+def test_depths_out_of_range_are_refused_unless_the_range_is_given(
+    streets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(depth_estimation.logger, "warning_once", messages.append)
+    HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")
+    HfViTImageProcessor(size=16).save_pretrained(tmp_path / "rooms")
+    options = ["--depth_scale", "256", "--model_name_or_path", str(tmp_path / "rooms")]
+    far = tmp_path / "far"  # from 20 meters on, but for one image in which all is near
+    shutil.copytree(streets, far)
+    for split in ("train", "val"):
+        file = far / split / "depths" / "0.png"
+        Image.fromarray((np.asarray(Image.open(file)) // 20).astype(np.uint16)).save(file)
+    message = r"9\d\.\d% of the valid train pixels lie outside 0\.001 to 10 m, .* 99 % are below .* --depth_scale"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(TASK, far, tmp_path / "out", *options)
+    given = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **NEAR})]
+    make_trainer(TASK, far, tmp_path / "out", *given)
+    assert "of the valid train pixels lie outside 0.001 to 30 m, and are not trained, not scored" in messages[0]
 
 
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:

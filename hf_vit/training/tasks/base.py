@@ -403,6 +403,10 @@ class Task(ABC):
         assert isinstance(trainer, EvaluatorTrainer)
         return score_naive_baseline(trainer, self.loaded.examples("train"), self.loaded.examples(split))
 
+    def describe_targets(self, trainer: HfViTTrainer) -> str:
+        """Returns what is chosen by the targets and stands in no option, in words; nothing for most tasks."""
+        return ""
+
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns lines of the card's table on a model's head and loss."""
         return {}

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
+from transformers.utils import logging
 
-from ...data import load_depth_estimation
+from ...data import TargetDataset, load_depth_estimation
 from ...evaluation import DepthMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
@@ -25,7 +27,12 @@ from ..publishing.model_card import Usage
 from .shared import AnnotatedDataArguments, DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
 
 
+logger = logging.get_logger(__name__)
 Alignment = Literal["median", "scale_shift"]
+NUM_MAPS, NUM_PIXELS = 200, 4096  # depth maps of a split, and about as many pixels of each, that choose the range
+# Ranges in meters to choose from: 10 is usual for rooms, 80 for KITTI. Larger depths are likely of another unit.
+MAX_DEPTHS = (10, 20, 30, 50, 80, 100, 150, 200, 300)
+FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of the valid pixels outside the range
 
 
 class DepthEvaluator(Evaluator):
@@ -104,6 +111,19 @@ class DepthEvaluator(Evaluator):
             f"{unit}, guessed from one image by what it has seen in training. With another camera, whose field of "
             "view is wider or narrower, all looks farther or nearer."
         )
+
+
+def sample_depths(examples: TargetDataset) -> Tensor:
+    """Returns valid depths (N,) in meters from some depth maps of a split, the same at each call."""
+    chosen = np.random.default_rng(0).permutation(len(examples))[:NUM_MAPS]
+    maps = (depth[(depth > 0) & depth.isfinite()] for depth in examples.select(chosen.tolist()).read_targets())
+    return torch.cat([depth[:: max(1, len(depth) // NUM_PIXELS)] for depth in maps])
+
+
+def choose_max_depth(depths: Tensor) -> int:
+    """Returns the least of `MAX_DEPTHS` that 1 % of the depths (N,) exceed at most; the least of all if none fits."""
+    fitting = (largest for largest in MAX_DEPTHS if float((depths > largest).float().mean()) <= FEW_DROPPED)
+    return next(fitting, MAX_DEPTHS[0])
 
 
 def _resized(depth: Tensor, size: tuple[int, int]) -> Tensor:
@@ -189,6 +209,43 @@ print(result["predicted_depth"])  # (height, width)""",
     data: DepthDataArguments
     args: DepthTrainingArguments
     evaluation: DepthEvaluationArguments
+
+    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # see `sample_depths`, by split
+
+    def note_data(self) -> list[str]:
+        """Reads some depths of each split, by which the range is chosen and checked; returns sentences on the data."""
+        self.depths = {split: sample_depths(self.loaded.examples(split)) for split in self.loaded.splits}
+        return super().note_data()
+
+    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
+        """Returns the range of the training depths."""
+        return {"depth_config": {"max_depth": choose_max_depth(self.depths["train"])}}
+
+    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the evaluator; raises `ValueError` if a split has no truth, or most of it is out of range."""
+        arguments = super().evaluation_arguments(model, processor)
+        evaluator: DepthEvaluator = arguments["evaluator"]
+        least, most = evaluator.metric.min_depth, evaluator.max_depth
+        is_given = self.evaluation.max_eval_depth is not None or "max_depth" in self.model.given_options()
+        for split, depths in self.depths.items():
+            share = float(((depths <= least) | (depths > most)).float().mean())
+            note = f"{share:.1%} of the valid {split} pixels lie outside {least:g} to {most:g} m"
+            if share > MOST_DROPPED and not is_given:
+                raise ValueError(
+                    f"{note}, the range of the model and its scores; 99 % are below {depths.quantile(0.99):.4g} m. "
+                    "Check --depth_scale, the units per meter. If it is right, give the range: max_depth of "
+                    "depth_config in --config_overrides, or --max_eval_depth."
+                )
+            if share > FEW_DROPPED:
+                logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
+                self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
+        return arguments
+
+    def describe_targets(self, trainer: Any) -> str:
+        """Returns the ranges of depth of data, head and scores, in words."""
+        most, evaluation = self.depths["train"].quantile(0.99), trainer.evaluator.describe_evaluation()
+        head = self.describe_model(trainer.model, None)["head"]
+        return f"Depths: 99 % of the training pixels are below {most:.4g} m. Head: {head}. Scores: {evaluation}."
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""

@@ -24,6 +24,7 @@ from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
+from ...model.task_mim import mask_of_blocks
 from ...visualize import draw_views
 from ..arguments import LIBRARY
 from ..models import input_size, load_model
@@ -36,7 +37,9 @@ from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
 
 SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
 TEACHER_DECAY = 0.996  # of averaged weights that teach, where no other is given
-MASKED_VIEWS, MASKED_SHARES = 0.5, (0.1, 0.5)
+# Masks and temperature of a teacher as in DINOv2 (https://github.com/facebookresearch/dinov2)
+MASKED_VIEWS, MASKED_SHARES, LEAST_BLOCK = 0.5, (0.1, 0.5), 4
+FIRST_TEMPERATURE, TEMPERATURE_WARMUP = 0.04, 0.3  # share of the training run until it is `teacher_temperature`
 
 
 @dataclass
@@ -190,7 +193,8 @@ class DrawViews:
 class Teach:
     """A `BatchTransform` that masks patches of global views, and has the averaged weights assign views and patches.
 
-    Half of the views are masked, each by another share, as in DINOv2 (https://arxiv.org/abs/2304.07193); all processes
+    As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views of all processes are masked, in blocks whose
+    shares are spread evenly over `MASKED_SHARES`, and the temperature of the assignments rises at first. All processes
     draw the numbers of all. A model without a mask token has views alone.
 
     Args:
@@ -204,9 +208,10 @@ class Teach:
         model, average, views = self.trainer.model, self.trainer.average, batch["pixel_values"]
         assert average is not None
         masks = self.draw_masks(views, model.config) if model.config.use_mask_token else None
+        temperature = warmed_temperature(model.config, progress)
         model.eval()
         with torch.no_grad(), average.applied():
-            taught = model(views, bool_masked_pos=masks, as_teacher=True)
+            taught = model(views, bool_masked_pos=masks, as_teacher=True, teacher_temperature=temperature)
         model.train()
         if masks is None:
             return {**batch, "teacher_probs": taught.teacher_probs}
@@ -215,12 +220,25 @@ class Teach:
 
     def draw_masks(self, views: Tensor, config: HfViTConfig) -> Tensor:
         """Returns which patches of global views (B, G, C, H, W) are masked, (B, G, N) bool."""
-        args, patch = self.trainer.args, to_pair(config.patch_size)
-        num_patches = (views.shape[-2] // patch[0]) * (views.shape[-1] // patch[1])
-        drawn = torch.rand(args.world_size, *views.shape[:2], 2 + num_patches)[args.process_index].to(views.device)
-        least, most = MASKED_SHARES
-        shares = (least + (most - least) * drawn[..., :1]) * (drawn[..., 1:2] < MASKED_VIEWS)
-        return drawn[..., 2:] < shares
+        args, (height, width) = self.trainer.args, to_pair(config.patch_size)
+        grid = views.shape[-2] // height, views.shape[-1] // width
+        masks = torch.zeros(*views.shape[:2], *grid, dtype=torch.bool)
+        shape = args.world_size, *views.shape[:2]
+        numbers = torch.randperm(math.prod(shape)).view(shape)[args.process_index]  # (B, G)
+        seeds = torch.randint(2**31, shape)[args.process_index]
+        num_masked, (least, most) = int(MASKED_VIEWS * math.prod(shape)), MASKED_SHARES
+        for image, view in (numbers < num_masked).nonzero().tolist():
+            generator = Generator().manual_seed(int(seeds[image, view]))
+            place = (numbers[image, view] + torch.rand((), generator=generator)) / num_masked
+            count = int((least + (most - least) * float(place)) * math.prod(grid))
+            masks[image, view] = mask_of_blocks(grid, count, generator, LEAST_BLOCK)
+        return masks.flatten(2).to(views.device)
+
+
+def warmed_temperature(config: HfViTConfig, progress: float) -> float:
+    """Returns the temperature of a teacher at a share of the training run, which rises linearly at first."""
+    last: float = HfViTJointEmbeddingConfig.of(config.joint_embedding_config).teacher_temperature
+    return last - max(0.0, last - FIRST_TEMPERATURE) * max(0.0, 1 - progress / TEMPERATURE_WARMUP)
 
 
 @dataclass(frozen=True)
