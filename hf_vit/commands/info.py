@@ -66,7 +66,7 @@ def describe_installation() -> Iterator[str]:
         versions = {name: version_of(name) for name in requirements(extra)}
         missing = [name for name, found in versions.items() if found is None]
         state = [f"{name} {found}" for name, found in versions.items() if found is not None]
-        state += [f"without {' and '.join(missing)}: {install_command(extra)}"] * bool(missing)
+        state += [f"without {', '.join(missing)}: {install_command(extra)}"] * bool(missing)
         yield f"Extra {extra}: {', '.join(state)}"
     yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
 

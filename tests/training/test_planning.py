@@ -291,7 +291,7 @@ def test_a_budget_for_hardly_a_step_is_refused_before_the_training(
 ) -> None:
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=4.0, image=0.0))
-    message = r"--minutes 1 leaves time for 1\d steps of 4 s; a training needs 20\. .*image_size.*max_steps"
+    message = r"--minutes 1 leaves time for 1\d of at least 20 steps, each of 4 s\. .*image_size.*max_steps"
     with pytest.raises(SystemExit, match=message):
         train(command_of(photos, tmp_path / "out", "--minutes", "1"))
     assert not (tmp_path / "out").exists()

@@ -156,8 +156,8 @@ class Planner:
             choice = budget.plan(choice.size, measure(choice.size, choice.steps))
         if choice.steps < LEAST_STEPS:
             raise ValueError(
-                f"--minutes {minutes:g} leaves time for {choice.steps} steps of {choice.pace.step:.3g} s; a training "
-                f"needs {LEAST_STEPS}. Set --minutes higher, --image_size smaller, or --max_steps {choice.steps}."
+                f"--minutes {minutes:g} leaves time for {choice.steps} of at least {LEAST_STEPS} steps, each of "
+                f"{choice.pace.step:.3g} s. Set --minutes higher, --image_size smaller, or --max_steps {LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}

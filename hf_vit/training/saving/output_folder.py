@@ -158,11 +158,13 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
     def find() -> str | None:
         checkpoint = find_checkpoint(wanted, output_dir)
         check_overwriting(output_dir, checkpoint, is_resumed=wanted is not None)
-        if wanted is not None and checkpoint is None and not (output_dir / RECIPE_NAME).is_file():
-            raise ValueError(
-                f"{output_dir} holds no training to resume: no complete checkpoint, and no {RECIPE_NAME}. Correct "
-                "--output_dir, or leave --resume_from_checkpoint out to start a new training."
-            )
+        if wanted is not None and checkpoint is None:
+            if not (output_dir / RECIPE_NAME).is_file():
+                raise ValueError(
+                    f"{output_dir} holds no training to resume: no complete checkpoint, and no {RECIPE_NAME}. Correct "
+                    "--output_dir, or leave --resume_from_checkpoint out to start a new training."
+                )
+            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts from scratch.")
         return checkpoint
 
     return on_first_process(args, find)
@@ -173,10 +175,7 @@ def find_checkpoint(wanted: str | None, output_dir: Path) -> str | None:
     if wanted is None:
         return None
     if str(wanted).lower() in ("last", "true"):
-        checkpoint = last_checkpoint(output_dir)
-        if checkpoint is None:
-            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts from scratch.")
-        return checkpoint
+        return last_checkpoint(output_dir)
     return str(chosen_checkpoint(wanted, str(output_dir)))
 
 
