@@ -3,8 +3,8 @@
 Shapes: C channels, H W pixels, M masks, N objects, K keypoints, h w pixels of the result.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from math import cos, radians, sin
 from typing import Any
 
@@ -40,15 +40,16 @@ MIN_SIDE = 1.0  # pixels of the result; less of an object is none
 MIN_IMAGE_SIDE = 4  # pixels; the random crops of torchvision have no whole pixel of smaller ones
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Augmentation:
     """What the augmentations of all targets share; classes rather than closures pass to worker processes."""
 
     size: tuple[int, int]
-    num_channels: int
-    scale_range: tuple[float, float]
-    horizontal_flip: float
-    photometric: float
+    _: KW_ONLY
+    num_channels: int = 3
+    scale_range: tuple[float, float] = (0.5, 2.0)
+    horizontal_flip: float = 0.5
+    photometric: float = 0.5
 
     def __post_init__(self) -> None:
         check_probabilities(horizontal_flip=self.horizontal_flip, photometric=self.photometric)
@@ -64,18 +65,9 @@ class _Augmentation:
         return distort(image) if torch.rand(()) < self.photometric else image
 
 
-def dense_augmentation(
-    size: tuple[int, int],
-    *,
-    num_channels: int = 3,
-    scale_range: tuple[float, float] = (0.5, 2.0),
-    keep_aspect_ratio: bool = True,
-    max_class_share: float = 0.75,
-    horizontal_flip: float = 0.5,
-    max_rotation: float = 0.0,
-    photometric: float = 0.5,
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of training examples for segmentation and depth, which also brings them to one size.
+@dataclass(frozen=True)
+class DenseAugmentation(_Augmentation):
+    """Augments training examples for segmentation and depth, which also brings them to one size.
 
     An image is scaled at random, and a crop of it, or where it is smaller a frame around it, is taken. Where the image
     does not reach, it is gray, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
@@ -96,32 +88,15 @@ def dense_augmentation(
         photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1]. The
             target stays as it is.
 
-    Returns:
-        A function from an example (an image of any kind and size in `image`, a target of its size in
-        `segmentation_map`, `masks` and `class_labels`, or `depth_map`, and whatever else) to one with `image`
-        (C, h, w) uint8 and its target (h, w) or (M, h, w).
-
     Raises:
         ImportError: if torchvision is not installed.
         ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
-    return _DenseAugmentation(
-        size=size,
-        num_channels=num_channels,
-        scale_range=scale_range,
-        horizontal_flip=horizontal_flip,
-        photometric=photometric,
-        keep_aspect_ratio=keep_aspect_ratio,
-        max_class_share=max_class_share,
-        max_rotation=max_rotation,
-    )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _DenseAugmentation(_Augmentation):
-    keep_aspect_ratio: bool
-    max_class_share: float
-    max_rotation: float
+    _: KW_ONLY
+    keep_aspect_ratio: bool = True
+    max_class_share: float = 0.75
+    max_rotation: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,6 +105,12 @@ class _DenseAugmentation(_Augmentation):
         check_rotation(self.max_rotation)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        """Returns an example with `image` (C, h, w) uint8 and its target (h, w) or (M, h, w).
+
+        Args:
+            example: An image of any kind and size in `image`, a target of its size in `segmentation_map`, `masks` and
+                `class_labels`, or `depth_map`, and whatever else.
+        """
         example = without_crowds(example)
         name = next(name for name in OUTSIDE if name in example)
         image, target = read_uint8(example["image"], self.num_channels), example[name]
@@ -167,17 +148,9 @@ def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tupl
     return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GRAY), turned
 
 
-def detection_augmentation(
-    size: tuple[int, int],
-    *,
-    num_channels: int = 3,
-    scale_range: tuple[float, float] = (0.5, 2.0),
-    iou_crop: float = 0.0,
-    horizontal_flip: float = 0.5,
-    photometric: float = 0.5,
-    keep_aspect_ratio: bool = False,
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of training examples for object detection, which also brings them to one size.
+@dataclass(frozen=True)
+class DetectionAugmentation(_Augmentation):
+    """Augments training examples for object detection, which also brings them to one size.
 
     An image is scaled at random, and a crop of it, or where it is smaller a gray frame around it, is taken
     (https://arxiv.org/abs/2012.07177). An object stays if the center of its box does, clipped to the image; it goes
@@ -195,37 +168,27 @@ def detection_augmentation(
         keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
             result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
 
-    Returns:
-        A function from an example (an image of any kind and size in `image`, `boxes` (N, 4), x1, y1, x2, y2 in its
-        pixels, `class_labels` (N,), and whatever else) to one with `image` (C, h, w) uint8, `boxes` in pixels of the
-        result and `class_labels` of the objects that are left, and `batch_draw`, a number in [0, 1) for what
-        `ObjectDetectionCollator` draws for a whole batch.
-
     Raises:
         ImportError: if torchvision is not installed.
         ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
-    return _DetectionAugmentation(
-        size=size,
-        num_channels=num_channels,
-        scale_range=scale_range,
-        horizontal_flip=horizontal_flip,
-        photometric=photometric,
-        keep_aspect_ratio=keep_aspect_ratio,
-        iou_crop=iou_crop,
-    )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _DetectionAugmentation(_Augmentation):
-    keep_aspect_ratio: bool
-    iou_crop: float
+    _: KW_ONLY
+    iou_crop: float = 0.0
+    keep_aspect_ratio: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probabilities(iou_crop=self.iou_crop)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        """Returns an example with `image` (C, h, w) uint8, `boxes` in its pixels and `class_labels` of what is left.
+
+        Args:
+            example: An image of any kind and size in `image`, `boxes` (N, 4), x1, y1, x2, y2 in its pixels,
+                `class_labels` (N,), and whatever else. Beside it, the result has `batch_draw`, a number in [0, 1) for
+                what `ObjectDetectionCollator` draws for a whole batch.
+        """
         example = without_crowds(example)
         batch_draw = float(torch.rand(()))
         image, boxes = read_uint8(example["image"], self.num_channels), example["boxes"]
@@ -272,19 +235,9 @@ def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(corners, dim=2).flatten(1), is_left
 
 
-def keypoint_augmentation(
-    size: tuple[int, int],
-    *,
-    num_channels: int = 3,
-    box_padding: float = 1.25,
-    scale_range: tuple[float, float] = (0.65, 1.35),
-    max_rotation: float = 40.0,
-    max_shift: float = 0.1,
-    horizontal_flip: float = 0.5,
-    flip_pairs: Sequence[Sequence[int]] = (),
-    photometric: float = 0.5,
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of training examples for keypoints, which cuts each object out of its image.
+@dataclass(frozen=True)
+class KeypointAugmentation(_Augmentation):
+    """Augments training examples for keypoints, which cuts each object out of its image.
 
     With nothing left to chance, the crop is the one that the image processor makes: bilinear, black outside the image.
     Keypoints that leave it count as not labeled.
@@ -300,34 +253,17 @@ def keypoint_augmentation(
         flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps, as the left and the right eye.
         photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1].
 
-    Returns:
-        A function from an example (an image of any kind and size in `image`, `keypoints` (K, 3), x and y in its pixels
-        and visibility, `box` (4,), x1, y1, x2, y2, and whatever else) to one with `image` (C, h, w) uint8 and
-        `keypoints` (K, 3) in pixels of the crop.
-
     Raises:
         ImportError: if torchvision is not installed.
         ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
-    return _KeypointAugmentation(
-        size=size,
-        num_channels=num_channels,
-        scale_range=scale_range,
-        horizontal_flip=horizontal_flip,
-        photometric=photometric,
-        box_padding=box_padding,
-        max_rotation=max_rotation,
-        max_shift=max_shift,
-        flip_pairs=tuple((first, second) for first, second in flip_pairs),
-    )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _KeypointAugmentation(_Augmentation):
-    box_padding: float
-    max_rotation: float
-    max_shift: float
-    flip_pairs: tuple[tuple[int, int], ...]
+    _: KW_ONLY
+    scale_range: tuple[float, float] = (0.65, 1.35)
+    box_padding: float = 1.25
+    max_rotation: float = 40.0
+    max_shift: float = 0.1
+    flip_pairs: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -338,6 +274,12 @@ class _KeypointAugmentation(_Augmentation):
             raise ValueError(f"max_shift={self.max_shift} is a share of the crop and must lie in [0, 1).")
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        """Returns an example with `image` (C, h, w) uint8 and `keypoints` (K, 3) in pixels of the crop.
+
+        Args:
+            example: An image of any kind and size in `image`, `keypoints` (K, 3), x and y in its pixels and
+                visibility, `box` (4,), x1, y1, x2, y2, and whatever else.
+        """
         image, keypoints = read_uint8(example["image"], self.num_channels), example["keypoints"]
         matrix = self._draw_change() @ _square(crop_matrix(example["box"], self.size, self.box_padding))
         if self.is_flipped():
@@ -364,3 +306,9 @@ class _KeypointAugmentation(_Augmentation):
 def _square(matrix: Tensor) -> Tensor:
     """Completes an affine map (2, 3) to one that can be multiplied."""
     return torch.cat((matrix, matrix.new_tensor([[0, 0, 1]])))
+
+
+# By the names of functions, as they are called for what they return
+dense_augmentation = DenseAugmentation
+detection_augmentation = DetectionAugmentation
+keypoint_augmentation = KeypointAugmentation
