@@ -6,22 +6,8 @@ Importing the package registers its classes with the Auto classes of `transforme
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    AutoBackbone,
-    AutoConfig,
-    AutoModel,
-    AutoModelForDepthEstimation,
-    AutoModelForImageClassification,
-    AutoModelForImageSegmentation,
-    AutoModelForKeypointDetection,
-    AutoModelForMaskedImageModeling,
-    AutoModelForObjectDetection,
-    AutoModelForPreTraining,
-    AutoModelForSemanticSegmentation,
-    AutoModelForUniversalSegmentation,
-    AutoModelForZeroShotImageClassification,
-    AutoProcessor,
-)
+import transformers
+from transformers import AutoConfig, AutoModelForImageSegmentation, AutoModelForKeypointDetection, AutoProcessor
 
 # `transformers` itself exports a placeholder where torchvision is missing, in its older releases
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
@@ -29,6 +15,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
 from .convert import convert_pretrained, read_image_processor_file
+from .convert.loading import find_class
 from .model.configuration_hf_vit import HfViTConfig
 from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
@@ -36,6 +23,7 @@ from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .model.modeling_hf_vit import HfViTBackbone, HfViTImageFeatureExtractionPipeline, HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
+from .model.remote_code import AUTO_MAP, PIPELINES
 from .model.task_classification import (
     HfViTForImageClassification,
     HfViTImageClassificationPipeline,
@@ -85,20 +73,12 @@ if not is_torchvision_available():
     del image_processors["torchvision"]
 
 AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
-AutoModel.register(HfViTConfig, HfViTModel, exist_ok=True)
-AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
-AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
-AutoModelForSemanticSegmentation.register(HfViTConfig, HfViTForSemanticSegmentation, exist_ok=True)
-AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegmentation, exist_ok=True)
+for auto_class, path in AUTO_MAP.items():
+    if auto_class != "AutoConfig":
+        getattr(transformers, auto_class).register(HfViTConfig, find_class(path), exist_ok=True)
 # The stock pipeline asks for this class first; the checkpoint says which of the two it is.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
-AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
-AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
-AutoModelForMaskedImageModeling.register(HfViTConfig, HfViTForMaskedImageModeling, exist_ok=True)
-AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
-AutoModelForPreTraining.register(HfViTConfig, HfViTForJointEmbedding, exist_ok=True)
-AutoModelForZeroShotImageClassification.register(HfViTConfig, HfViTForZeroShotImageClassification, exist_ok=True)
 # Found by its name. Registered for `HfViTConfig`, it would be asked for where there is no text either.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
@@ -108,15 +88,8 @@ PIPELINE_REGISTRY.register_pipeline(
 )
 # What `pipeline(...)` makes for these tasks; a model of others gets the stock class from it. Not by a registration:
 # that would forget which model is the default of a task.
-for task, pipeline_class in {
-    "depth-estimation": HfViTDepthEstimationPipeline,
-    "image-classification": HfViTImageClassificationPipeline,
-    "image-feature-extraction": HfViTImageFeatureExtractionPipeline,
-    "image-segmentation": HfViTImageSegmentationPipeline,
-    "object-detection": HfViTObjectDetectionPipeline,
-    "zero-shot-image-classification": HfViTZeroShotImageClassificationPipeline,
-}.items():
-    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = pipeline_class
+for task, path in PIPELINES.values():
+    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = find_class(path)
 HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.

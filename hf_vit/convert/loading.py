@@ -26,14 +26,19 @@ from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
+def find_class(path: str) -> Any:
+    """Returns one of our classes by its path in `AUTO_MAP`, such as "modeling_hf_vit.HfViTModel"."""
+    module, name = path.split(".")
+    return vars(import_module(f"..model.{module}", __package__))[name]
+
+
 def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
     """Returns our model classes, each by the task in the name of its Auto class."""
     classes: dict[str, type[HfViTPreTrainedModel]] = {"features": HfViTModel}
     for auto_class, path in AUTO_MAP.items():
         if auto_class.startswith("AutoModelFor"):
             words = re.findall("[A-Z][a-z]+", auto_class.removeprefix("AutoModelFor"))
-            module, name = path.split(".")
-            classes["-".join(words).lower()] = vars(import_module(f"..model.{module}", __package__))[name]
+            classes["-".join(words).lower()] = find_class(path)
     return classes
 
 
