@@ -39,9 +39,16 @@ class Size(NamedTuple):
         }
 
 
-def no_options(facts: Facts, width: int | None) -> Options:
-    """Returns that a head is as it is by default."""
-    return {}
+PHOTOS = (
+    Size(128, 6, 64, 8),
+    Size(192, 6, 64, 8),
+    Size(192, 8, 96, 8),
+    Size(256, 8, 112, 8),
+    Size(384, 12, 112, 8),
+    Size(384, 12, 224, 16),
+)
+# The usual deviation of 0.02 is for tokens 768 wide.
+SCRATCH_CONFIG = {"position_embedding_type": "sincos2d", "pooling": "mean", "initializer_range": 0.05}
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,10 @@ class TaskDefaults:
     """What a task chooses.
 
     Args:
-        ladder: Sizes from scratch, the smallest first.
-        steps: How many steps of `batch` images a size must get from scratch to be preferred to a smaller one.
         batch: Images of a step on all processes.
         scratch: Options of trainings from scratch.
+        ladder: Sizes from scratch, the smallest first.
+        steps: How many steps of `batch` images a size must get from scratch to be preferred to a smaller one.
         config: Fields of `HfViTConfig` from scratch.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
             head is to fit it; None where heads stay as they are by default.
@@ -62,12 +69,12 @@ class TaskDefaults:
         enlarges: Whether images smaller than a size are enlarged to it, as heatmaps are only so fine.
     """
 
-    ladder: tuple[Size, ...]
-    steps: int
     batch: int
     scratch: Mapping[str, Any]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    head: Callable[[Facts, int | None], Options] = no_options
+    ladder: tuple[Size, ...] = PHOTOS
+    steps: int = 1000
+    config: Mapping[str, Any] = field(default_factory=lambda: SCRATCH_CONFIG)
+    head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
     tuned: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
@@ -85,9 +92,7 @@ class TaskDefaults:
 
 # Shared numbers
 
-# The usual deviation of 0.02 is for tokens 768 wide.
-SCRATCH_CONFIG = {"position_embedding_type": "sincos2d", "pooling": "mean", "initializer_range": 0.05}
-WIDEST_START = 384  # with the larger one
+WIDEST_START = 384  # with the larger deviation of `SCRATCH_CONFIG`
 MUON = {"use_muon": True, "learning_rate": 4e-3, "warmup_steps": 0.1}
 WHITENED = {**MUON, "whiten_patches": True}
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
@@ -183,22 +188,12 @@ def text_tower(facts: Facts, width: int | None) -> Options:
 
 # The tables
 
-PHOTOS = (
-    Size(128, 6, 64, 8),
-    Size(192, 6, 64, 8),
-    Size(192, 8, 96, 8),
-    Size(256, 8, 112, 8),
-    Size(384, 12, 112, 8),
-    Size(384, 12, 224, 16),
-)
 REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
 
 CLASSIFICATION = TaskDefaults(
-    ladder=PHOTOS,
     steps=3000,  # with 2,500 of them a width of 192 is 5 points behind 128 in the same time (../README.md)
     batch=32,
     scratch=WHITENED,
-    config=SCRATCH_CONFIG,
     few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
     augmentation=augment_classes,
 )
@@ -210,7 +205,6 @@ SEGMENTATION = TaskDefaults(
         Size(256, 8, 192, 16),
         Size(384, 12, 224, 16),
     ),
-    steps=1000,
     batch=16,
     scratch=WHITENED,
     config=REGULARIZED,
@@ -218,7 +212,6 @@ SEGMENTATION = TaskDefaults(
 )
 UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
-    steps=1000,
     batch=8,
     scratch={**MUON, "learning_rate": 1e-3},
     config=REGULARIZED,
@@ -231,7 +224,6 @@ DEPTH = TaskDefaults(
         Size(192, 8, 224, 16),
         Size(384, 12, 224, 16),
     ),
-    steps=1000,
     batch=8,
     scratch={**MUON, "learning_rate": 1e-3},
     config={**REGULARIZED, "drop_path_rate": 0.2},
@@ -247,7 +239,6 @@ DETECTION = TaskDefaults(
         Size(384, 12, 320, 16),
         Size(384, 12, 448, 16),
     ),
-    steps=1000,
     batch=8,
     scratch={**MUON, "learning_rate": 1e-3},
     config={
@@ -265,39 +256,29 @@ KEYPOINTS = TaskDefaults(
         Size(256, 8, 192, 16),
         Size(384, 12, 224, 16),
     ),
-    steps=1000,
     batch=16,
     scratch={**MUON, "learning_rate": 2e-3},
     config=REGULARIZED,
     enlarges=True,
 )
 MASKED_IMAGES = TaskDefaults(
-    ladder=PHOTOS,
-    steps=1000,
     batch=128,
     scratch={},  # the rate of MAE follows the batch
     tuned={"learning_rate": 0.0, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
     few={},
-    config=SCRATCH_CONFIG,
     head=masked_head,
 )
 JOINT_EMBEDDINGS = TaskDefaults(
-    ladder=PHOTOS,
-    steps=1000,
     batch=128,
     scratch=WHITENED,
     tuned={"learning_rate": 5e-4, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
     few={},
-    config=SCRATCH_CONFIG,
     head=small_projector,
     augmentation=draw_views,
 )
 IMAGE_TEXT = TaskDefaults(
-    ladder=PHOTOS,
-    steps=1000,
     batch=64,
     scratch={},
-    config=SCRATCH_CONFIG,
     head=text_tower,
 )
 
