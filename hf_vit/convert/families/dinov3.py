@@ -6,26 +6,30 @@ from ..family import Config, Family, Shapes, transformers_fields
 from ..key_map import KeyMap, join_qkv
 
 
-KEYS: KeyMap = {
-    "embeddings.cls_token": "embeddings.cls_token",
-    "embeddings.mask_token": "embeddings.mask_token",
-    "embeddings.register_tokens": "embeddings.register_tokens",
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
-    "encoder.layers.*.norm1": "layer.*.norm1",
-    "encoder.layers.*.attention.qkv": join_qkv("layer.*.attention."),
-    "encoder.layers.*.attention.query_bias": "layer.*.attention.q_proj.bias",
-    "encoder.layers.*.attention.value_bias": "layer.*.attention.v_proj.bias",
-    "encoder.layers.*.attention.projection": "layer.*.attention.o_proj",
-    "encoder.layers.*.layer_scale1.scale": "layer.*.layer_scale1.lambda1",
-    "encoder.layers.*.norm2": "layer.*.norm2",
-    "encoder.layers.*.mlp.fc1": "layer.*.mlp.up_proj",
-    "encoder.layers.*.mlp.fc2": "layer.*.mlp.down_proj",
-    "encoder.layers.*.mlp.gate": "layer.*.mlp.gate_proj",
-    "encoder.layers.*.mlp.up": "layer.*.mlp.up_proj",
-    "encoder.layers.*.mlp.down": "layer.*.mlp.down_proj",
-    "encoder.layers.*.layer_scale2.scale": "layer.*.layer_scale2.lambda1",
-    "norm": "norm",
-}
+def keys(layer: str) -> KeyMap:
+    """Returns the keys of the encoder without its norm, by what stands before the names of the parts of a block."""
+    ours = "encoder.layers.*"
+    return {
+        "embeddings.cls_token": "embeddings.cls_token",
+        "embeddings.register_tokens": "embeddings.register_tokens",
+        "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
+        f"{ours}.norm1": f"{layer}.norm1",
+        f"{ours}.attention.qkv": join_qkv(f"{layer}.attention."),
+        f"{ours}.attention.query_bias": f"{layer}.attention.q_proj.bias",
+        f"{ours}.attention.value_bias": f"{layer}.attention.v_proj.bias",
+        f"{ours}.attention.projection": f"{layer}.attention.o_proj",
+        f"{ours}.layer_scale1.scale": f"{layer}.layer_scale1.lambda1",
+        f"{ours}.norm2": f"{layer}.norm2",
+        f"{ours}.mlp.fc1": f"{layer}.mlp.up_proj",
+        f"{ours}.mlp.fc2": f"{layer}.mlp.down_proj",
+        f"{ours}.mlp.gate": f"{layer}.mlp.gate_proj",
+        f"{ours}.mlp.up": f"{layer}.mlp.up_proj",
+        f"{ours}.mlp.down": f"{layer}.mlp.down_proj",
+        f"{ours}.layer_scale2.scale": f"{layer}.layer_scale2.lambda1",
+    }
+
+
+KEYS: KeyMap = {**keys("layer.*"), "embeddings.mask_token": "embeddings.mask_token", "norm": "norm"}
 DEFAULTS = {
     "hidden_size": 384,
     "intermediate_size": 1536,

@@ -6,22 +6,13 @@ from typing import Any
 
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
 from ..family import Config, Family, Shapes, given_fields
-from ..key_map import KeyMap, Reshaped, Rows, join_qkv
+from ..key_map import KeyMap, Reshaped, Rows
 from . import dinov2, dinov3
 
 
 BLOCK, HEAD = "encoder.layers.*", "universal_segmentation_head"
-SHARED: KeyMap = {
-    "embeddings.cls_token": "embeddings.cls_token",
-    "embeddings.register_tokens": "embeddings.register_tokens",
-    f"{BLOCK}.norm1": "layers.*.norm1",
-    f"{BLOCK}.attention.qkv": join_qkv("layers.*.attention."),
-    f"{BLOCK}.layer_scale1.scale": "layers.*.layer_scale1.lambda1",
-    f"{BLOCK}.norm2": "layers.*.norm2",
-    f"{BLOCK}.mlp.gate": "layers.*.mlp.gate_proj",
-    f"{BLOCK}.mlp.up": "layers.*.mlp.up_proj",
-    f"{BLOCK}.mlp.down": "layers.*.mlp.down_proj",
-    f"{BLOCK}.layer_scale2.scale": "layers.*.layer_scale2.lambda1",
+EOMT_DINOV3_KEYS: KeyMap = {
+    **dinov3.keys("layers.*"),
     "norm": "layernorm",
     f"{HEAD}.mask_probabilities": "attn_mask_probs",
     f"{HEAD}.queries": "query",
@@ -34,21 +25,12 @@ SHARED: KeyMap = {
     f"{HEAD}.classifier": "class_predictor",
 }
 EOMT_KEYS: KeyMap = {
-    **SHARED,
+    **EOMT_DINOV3_KEYS,
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embeddings.weight",)),
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
     f"{BLOCK}.attention.projection": "layers.*.attention.out_proj",
     f"{BLOCK}.mlp.fc1": "layers.*.mlp.fc1",
     f"{BLOCK}.mlp.fc2": "layers.*.mlp.fc2",
-}
-EOMT_DINOV3_KEYS: KeyMap = {
-    **SHARED,
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
-    f"{BLOCK}.attention.query_bias": "layers.*.attention.q_proj.bias",
-    f"{BLOCK}.attention.value_bias": "layers.*.attention.v_proj.bias",
-    f"{BLOCK}.attention.projection": "layers.*.attention.o_proj",
-    f"{BLOCK}.mlp.fc1": "layers.*.mlp.up_proj",
-    f"{BLOCK}.mlp.fc2": "layers.*.mlp.down_proj",
 }
 # Files of transformers before 5.20 have both branches of a gated MLP in one.
 IN_ONE: KeyMap = {
