@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ..family import Config, Family, Shapes
+from ..family import Family
 from ..key_map import KeyMap, Made
 from .block_layout import add_positions, without_rows
 from .vit import KEYS, PIXEL_DECODER
@@ -28,23 +27,13 @@ ONE_HEAD_KEYS: KeyMap = {
 }
 
 
-def configure_distilled(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DeiTConfig."""
-    return {**configure_vit(config, shapes), "use_distillation_token": True}
-
-
-def configure_one_head(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DeiTConfig with one head."""
-    return {**configure_vit(config, shapes), "num_register_tokens": 1}
-
-
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     source="transformers `deit`",
     model_types=("deit",),
     reads=lambda config: config.get("architectures") == ["DeiTForImageClassification"],
     keys=ONE_HEAD_KEYS,
-    configure=configure_one_head,
+    configure=lambda config, shapes: {**configure_vit(config, shapes), "num_register_tokens": 1},
     prefixes=("deit.",),
     outputs="hidden states, logits",
 )
@@ -53,7 +42,7 @@ DEIT = replace(
     name="DeiT",
     reads=lambda config: True,
     keys=DISTILLED_KEYS,
-    configure=configure_distilled,
+    configure=lambda config, shapes: {**configure_vit(config, shapes), "use_distillation_token": True},
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits of both heads and their mean",
 )

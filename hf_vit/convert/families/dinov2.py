@@ -1,6 +1,7 @@
 """DINOv2 of transformers, without and with registers (https://arxiv.org/abs/2304.07193, 2309.16588)."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..family import Config, Family, Shapes, is_classifier, transformers_fields
@@ -44,15 +45,6 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
     }
 
 
-def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a Dinov2WithRegistersConfig."""
-    return {
-        **configure(config, shapes, patch_size=16),
-        "num_register_tokens": config.get("num_register_tokens", 4),
-        "position_antialias": True,
-    }
-
-
 DINOV2 = Family(
     name="DINOv2",
     source="transformers `dinov2`",
@@ -67,6 +59,6 @@ DINOV2_WITH_REGISTERS = replace(
     name="DINOv2 with registers",
     source="transformers `dinov2_with_registers`",
     model_types=("dinov2_with_registers",),
-    configure=configure_with_registers,
+    configure=partial(configure, patch_size=16, num_register_tokens=4, position_antialias=True),
     prefixes=("dinov2_with_registers.",),
 )

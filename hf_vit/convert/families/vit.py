@@ -43,10 +43,10 @@ PIXELS = "decoder.0.weight"
 PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
-def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+def configure(config: Config, shapes: Shapes, layer_norm_eps: float = 1e-12) -> dict[str, Any]:
     """Returns the fields of a ViTConfig; which parts there are, its config.json does not tell."""
     return {
-        **transformers_fields(config, layer_norm_eps=1e-12),
+        **transformers_fields(config, layer_norm_eps=layer_norm_eps),
         "use_pooler": has_pooler(config, shapes),
         "use_mask_token": "embeddings.mask_token" in shapes,
     }
@@ -86,11 +86,6 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
     return True
 
 
-def configure_msn(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a ViTMSNConfig."""
-    return {**configure(config, shapes), "layer_norm_eps": config.get("layer_norm_eps", 1e-6)}
-
-
 def configure_ijepa(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of an IJepaConfig, whose classifier takes the mean of the patches."""
     return {
@@ -117,7 +112,7 @@ VIT_MSN = Family(
     source="transformers `vit_msn`",
     model_types=("vit_msn",),
     keys=KEYS,
-    configure=configure_msn,
+    configure=partial(configure, layer_norm_eps=1e-6),
     prefixes=("vit.",),
     outputs="hidden states, logits",
 )
