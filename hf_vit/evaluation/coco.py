@@ -5,12 +5,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from ..extras import check_packages
-from .base import StreamedMetric, as_array
+from .base import StreamedMetric, as_array, mean_of_known
 from .thresholds import Threshold, best_threshold
 
 
@@ -54,6 +54,17 @@ class CocoMetric(StreamedMetric):
         """Returns the scores of `places`, all in [0, 1]; NaN where there is no object, for example no large one."""
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `ap` and `ap_50` of each class that is evaluated, NaN where there is no object of it."""
+        precision = self._of_classes("precision")
+        return {
+            name: {
+                "ap": mean_of_known(precision[:, :, place].reshape(-1)),
+                "ap_50": mean_of_known(precision[0, :, place]),
+            }
+            for place, name in enumerate(self.categories.values())
+        }
 
     def best_threshold(self) -> Threshold | None:
         """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5."""
@@ -101,15 +112,11 @@ class CocoMetric(StreamedMetric):
                     results.append((entry["score"], bool(is_correct)))
         return results
 
-    def _precision(self) -> np.ndarray:
-        """Returns the precision of each class, (IoU threshold, recall, class), NaN where there is no object of it."""
-        return self._per_class("precision")
+    def _of_classes(self, what: Literal["precision", "recall"]) -> np.ndarray:
+        """Returns the precision (IoU threshold, recall, class) or the highest recall (IoU threshold, class).
 
-    def _recall(self) -> np.ndarray:
-        """Returns the highest recall of each class, (IoU threshold, class), NaN where there is no object of it."""
-        return self._per_class("recall")
-
-    def _per_class(self, what: str) -> np.ndarray:
+        It is NaN where there is no object of a class.
+        """
         values = self._evaluate().eval[what][..., 0, -1]  # all areas, the most detections
         return np.where(values < 0, np.nan, values)
 

@@ -79,14 +79,9 @@ class DetectionMetric(CocoMetric):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `ap`, `ap_50` and `ar_100` of each class, NaN where there is no object of it."""
-        precision, recall = self._precision(), self._recall()
+        scores, recall = super().per_class(), self._of_classes("recall")
         return {
-            name: {
-                "ap": mean_of_known(precision[:, :, label].reshape(-1)),
-                "ap_50": mean_of_known(precision[0, :, label]),
-                "ar_100": mean_of_known(recall[:, label]),
-            }
-            for label, name in enumerate(self.names)
+            name: {**scores[name], "ar_100": mean_of_known(recall[:, label])} for label, name in enumerate(self.names)
         }
 
     def precision_recall(self) -> dict[str, np.ndarray]:
@@ -94,7 +89,7 @@ class DetectionMetric(CocoMetric):
 
         It is NaN where there is no object of the class; else its mean is the class's `ap_50`.
         """
-        curves = self._precision()[0]  # (recall, class)
+        curves = self._of_classes("precision")[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
 
     def _entries(self, what: str, boxes: np.ndarray, class_labels: Any, **values: np.ndarray) -> list[dict[str, Any]]:
@@ -160,17 +155,6 @@ class InstanceMetric(CocoMetric):
         objects = self._encode(target_masks, target["class_labels"], "target", iscrowd=crowd)
         detections = self._encode(masks, prediction["class_labels"], "prediction", score=scores)
         return ranked({"objects": objects, "detections": detections})
-
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `ap` and `ap_50` of each class of `thing_ids`, NaN where there is no object of it."""
-        precision = self._precision()
-        return {
-            self.names[label]: {
-                "ap": mean_of_known(precision[:, :, place].reshape(-1)),
-                "ap_50": mean_of_known(precision[0, :, place]),
-            }
-            for place, label in enumerate(self.thing_ids)
-        }
 
     def _encode(self, masks: np.ndarray, class_labels: Any, what: str, **values: np.ndarray) -> list[dict[str, Any]]:
         """Returns the masks of classes that are evaluated as entries of the COCO format, with values (M,) for each."""
