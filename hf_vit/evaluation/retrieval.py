@@ -5,7 +5,7 @@ Shapes: N images, T texts, n texts of an image, E width of what is compared.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,16 +50,11 @@ def retrieval_average_precision(
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)
 
 
-class Compared(Protocol):
-    """The prediction for an image and its texts."""
+class ComparedImage(NamedTuple):
+    """The embeddings of an image (E,) and of its texts (n, E), of length 1."""
 
-    @property
-    def image_embeds(self) -> Tensor:
-        """(E,) of length 1."""
-
-    @property
-    def text_embeds(self) -> Tensor:
-        """(n, E) of length 1."""
+    image_embeds: Tensor
+    text_embeds: Tensor
 
 
 class ImageRecord(NamedTuple):
@@ -87,7 +82,7 @@ class RetrievalMetric(StreamedMetric):
         """Removes all images."""
         self.records: list[ImageRecord] = []
 
-    def record(self, prediction: Compared, target: Mapping[str, Any]) -> ImageRecord:
+    def record(self, prediction: ComparedImage, target: Mapping[str, Any]) -> ImageRecord:
         """Returns the image and its texts as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))

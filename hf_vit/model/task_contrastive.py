@@ -87,22 +87,20 @@ def contrastive_loss(
         )
     precision = torch.promote_types(image_embeds.dtype, torch.float32)
     images, texts = image_embeds.to(precision), text_embeds.to(precision)
-    everything = gather_pairs(images, texts)
-    total = share_of_loss(images, texts, *everything, logit_scale, logit_bias, max_logits)
+    everything, shares, start = gather_rows(images, texts)
+    if min(shares) == 0:
+        raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
+    total = share_of_loss(images, texts, *everything, start, logit_scale, logit_bias, max_logits)
     return sum_over_processes(total) / len(everything[0])
 
 
 @without_autocast
 def loss_of_pairs(
-    image_embeds: Tensor,
-    text_embeds: Tensor,
-    logit_scale: Tensor,
-    logit_bias: Tensor | None = None,
-    max_logits: int = MAX_LOGITS,
+    image_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor, logit_bias: Tensor | None = None
 ) -> Tensor:
     """Returns the loss of pairs that this process alone has; otherwise as `contrastive_loss`."""
     pairs = image_embeds, text_embeds
-    return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, max_logits) / len(image_embeds)
+    return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, MAX_LOGITS) / len(image_embeds)
 
 
 def share_of_loss(
@@ -122,19 +120,6 @@ def share_of_loss(
         return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
     bias = logit_bias.to(images.dtype)
     return sum_over_rows(sigmoid_rows, images * scale, all_texts, bias, start=start, max_logits=max_logits)
-
-
-def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Returns images and texts (N, E) of all processes, with their gradients, and where those of this one start."""
-    (all_images, all_texts), shares, start = gather_rows(images, texts)
-    check_counts(shares)
-    return all_images, all_texts, start
-
-
-def check_counts(shares: list[int]) -> None:
-    """Raises `ValueError` if one of the processes, which have `shares` pairs each, has nothing."""
-    if min(shares) == 0:
-        raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
 
 
 def sum_over_rows(

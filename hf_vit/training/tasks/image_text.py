@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from PIL.Image import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -28,6 +27,7 @@ from ...convert.source import find_file
 from ...data import ImageTextCollator, TargetData, cropped_example_augmentation, draw_caption, load_image_text
 from ...evaluation import RetrievalMetric, chance_of_retrieval
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
+from ...evaluation.retrieval import ComparedImage
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
@@ -301,13 +301,6 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-class ComparedImage(NamedTuple):
-    """The embeddings of an image (E,) and of its texts (n, E), of length 1."""
-
-    image_embeds: Tensor
-    text_embeds: Tensor
 
 
 class ImageTextEvaluator(BaseEvaluator):
