@@ -87,11 +87,11 @@ def contrastive_loss(
         )
     precision = torch.promote_types(image_embeds.dtype, torch.float32)
     images, texts = image_embeds.to(precision), text_embeds.to(precision)
-    everything, shares, start = gather_rows(images, texts)
+    (all_images, all_texts), shares, start = gather_rows(images, texts)
     if min(shares) == 0:
         raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
-    total = share_of_loss(images, texts, *everything, start, logit_scale, logit_bias, max_logits)
-    return sum_over_processes(total) / len(everything[0])
+    total = share_of_loss(images, texts, all_images, all_texts, start, logit_scale, logit_bias, max_logits)
+    return sum_over_processes(total) / len(all_images)
 
 
 @without_autocast
