@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ def _transformed(transform: Callable[[Any], Any], example: dict[str, Any], colum
     return transform(example) if column is None else {**example, column: transform(example[column])}
 
 
+@dataclass(eq=False, repr=False)
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """A dataset whose examples pass through a random transform.
 
@@ -56,17 +58,12 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
             with their image.
     """
 
-    def __init__(
-        self,
-        dataset: Examples,
-        transform: Callable[[Any], Any],
-        seed: int,
-        column: str | None = "image",
-    ) -> None:
-        self.dataset = dataset
-        self.transform = transform
-        self.seed = seed
-        self.column = column
+    dataset: Examples
+    transform: Callable[[Any], Any]
+    seed: int
+    column: str | None = "image"
+
+    def __post_init__(self) -> None:
         # In shared memory, so that worker processes that outlive an epoch know the next one.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -95,6 +92,7 @@ def label_target(row: dict[str, Any]) -> dict[str, Any]:
     return {"label": row["label"]}
 
 
+@dataclass(eq=False, repr=False)
 class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
     """Images of a stream that are read, pass through a random transform, and come again in another order, without end.
 
@@ -115,26 +113,16 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
             else the first one reads for all, and they train as one would.
     """
 
-    def __init__(
-        self,
-        stream: IterableDataset,
-        transform: Callable[[Any], Any],
-        seed: int,
-        buffer_size: int,
-        skip_unreadable: bool = False,
-        read_target: ReadTarget = image_only,
-        column: str | None = None,
-        shard_by_process: bool = True,
-    ) -> None:
-        super().__init__()
-        self.stream = stream
-        self.transform = transform
-        self.seed = seed
-        self.buffer_size = buffer_size
-        self.skip_unreadable = skip_unreadable
-        self.read_target = read_target
-        self.column = column
-        self.shard_by_process = shard_by_process
+    stream: IterableDataset
+    transform: Callable[[Any], Any]
+    seed: int
+    buffer_size: int
+    skip_unreadable: bool = False
+    read_target: ReadTarget = image_only
+    column: str | None = None
+    shard_by_process: bool = True
+
+    def __post_init__(self) -> None:
         self.process_index, self.num_processes = 0, 1
         self.num_batches_done, self.batch_size = 0, 0
 
@@ -203,6 +191,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         return islice(rows, reader // places, None, sharing)
 
 
+@dataclass(eq=False, repr=False)
 class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
     """Draws several augmentations of each image of a step (https://arxiv.org/abs/1901.09335).
 
@@ -218,15 +207,16 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
         ValueError: if a step is not made of whole groups of augmentations.
     """
 
-    def __init__(self, dataset: AugmentedDataset, repeats: int, step_size: int) -> None:
-        if step_size % repeats:
+    dataset: AugmentedDataset
+    repeats: int
+    step_size: int
+
+    def __post_init__(self) -> None:
+        if self.step_size % self.repeats:
             raise ValueError(
-                f"repeated_augmentations={repeats} does not divide the {step_size} images of a step. Set "
-                f"--per_device_train_batch_size to a multiple of {repeats}."
+                f"repeated_augmentations={self.repeats} does not divide the {self.step_size} images of a step. Set "
+                f"--per_device_train_batch_size to a multiple of {self.repeats}."
             )
-        self.dataset = dataset
-        self.repeats = repeats
-        self.step_size = step_size
 
     def __len__(self) -> int:
         return len(self.dataset)
