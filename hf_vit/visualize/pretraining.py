@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,12 +92,7 @@ def draw_reconstructions(
         image, filled = to_picture(pixels, mean, std), to_picture(reconstruction, mean, std)
         hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
         rows.append((image, hidden, np.where(masked[..., None], filled, image)))
-    titles = ["image", "what the model sees", "reconstruction"]
-    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
-    for panel_row, pictures in zip(panels, rows, strict=False):
-        for panel, picture in zip(panel_row, pictures, strict=True):
-            show(panel, picture)
-    save(figure, file)
+    _draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
 
 
 def draw_views(
@@ -117,11 +113,14 @@ def draw_views(
         ValueError: if there is no image.
     """
     rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
-    titles = ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))]
+    _draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
+
+
+def _draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
+    """Draws rows of pictures, the image first; raises `ValueError` if there is none."""
     figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
-    for panel_row, pictures in zip(panels, rows, strict=False):
-        for panel, picture in zip(panel_row, pictures, strict=True):
-            show(panel, picture)
+    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=True):
+        show(panel, picture)
     save(figure, file)
 
 
