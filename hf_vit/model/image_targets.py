@@ -259,26 +259,25 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
 
 
-def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:
+def read_boxes(boxes: Any, name: str) -> Tensor:
     """Returns boxes as (N, 4) float32, from an array, a tensor or nested lists, empty where there is none."""
-    # Errors call them `name` and their four numbers `corners`.
     try:
         values = torch.as_tensor(np.asarray(boxes, dtype=np.float32) if isinstance(boxes, list | tuple) else boxes)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name}={boxes!r} must be rows of four numbers each, ({corners}).") from error
+        raise ValueError(f"{name}={boxes!r} must be rows of four numbers each, (left, top, right, bottom).") from error
     values = values.detach().float()
     values = values.reshape(0, 4) if values.numel() == 0 else values
     if values.ndim != 2 or values.shape[1] != 4:
         raise ValueError(
-            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): for each of N objects ({corners}) in "
-            "pixels."
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): for each of N objects (left, top, "
+            "right, bottom) in pixels."
         )
     wrong = ~values.isfinite().all(dim=1) | (values[:, 2:] < values[:, :2]).any(dim=1)  # (N,)
     if wrong.any():
         index = int(wrong.nonzero()[0])
         raise ValueError(
-            f"{name}[{index}] is {values[index].tolist()}, but must be finite ({corners}) with right >= left and "
-            "bottom >= top."
+            f"{name}[{index}] is {values[index].tolist()}, but must be finite (left, top, right, bottom) with right "
+            ">= left and bottom >= top."
         )
     return values
 
