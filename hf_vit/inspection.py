@@ -159,14 +159,6 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     draw_feature_colors([one.picture for one in every], colors, file)
 
 
-def _draw_positions(every: Sequence[Inspection], file: Path) -> None:
-    draw_position_similarity(position_similarity(every[0].model), file)
-
-
-def _draw_filters(every: Sequence[Inspection], file: Path) -> None:
-    draw_patch_filters(patch_filters(every[0].model), file)
-
-
 # A picture of each photo
 OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
@@ -178,8 +170,8 @@ OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
 OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
     "distance": _draw_distance,
     "pca": _draw_pca,
-    "positions": _draw_positions,
-    "filters": _draw_filters,
+    "positions": lambda every, file: draw_position_similarity(position_similarity(every[0].model), file),
+    "filters": lambda every, file: draw_patch_filters(patch_filters(every[0].model), file),
 }
 
 
