@@ -6,20 +6,15 @@ from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Shapes, shape_of
-from ..key_map import KeyMap, Reshaped
+from ..key_map import KeyMap
 from . import block_layout, open_clip, timm_vit
-from .open_clip import block_fields, blocks, check_sizes, foreign_fields
+from .open_clip import block_fields, check_sizes, foreign_fields
 from .siglip import OF_TEXTS, padding_of
 
 
 TEXT_KEYS: KeyMap = {
-    "text_model.token_embedding": "text.token_embedding",
-    "text_model.position_embedding.weight": "text.positional_embedding",
-    **blocks("text_model.", "text."),
-    "text_model.norm": "text.ln_final",
+    **{ours: rule for ours, rule in open_clip.text_keys("text.").items() if not ours.endswith("projection.weight")},
     "contrastive_head.text_projection": "text.text_projection",
-    "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
-    "contrastive_head.logit_bias": Reshaped(("logit_bias",)),
 }
 # What the towers have for one value only, as in `open_clip`, what they have if it is left out, and what has no effect
 FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
