@@ -1,13 +1,15 @@
 """Colors of classes and of values."""
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any  # matplotlib is imported where something is drawn
 
 BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and its label
 BAR_WIDTH = 0.2  # of that column
@@ -100,7 +102,7 @@ def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], 
 
 
 def draw_bar(
-    panel: "Axes", span: tuple[float, float], colors: str, label: str, ticks: dict[float, str] | None = None
+    panel: Axes, span: tuple[float, float], colors: str, label: str, ticks: dict[float, str] | None = None
 ) -> None:
     """Draws the colors of a span of values at the left of a panel."""
     from matplotlib.cm import ScalarMappable

@@ -1,7 +1,7 @@
 """Boxes over images: object detection."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from .colors import segmentation_palette
+from .colors import Axes, segmentation_palette
 from .figures import (
     Legend,
     Picture,
@@ -24,10 +24,6 @@ from .figures import (
     show,
     truth_and_prediction,
 )
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
@@ -116,7 +112,7 @@ def draw_detections(
         kept = scores >= threshold
         return Objects(boxes[kept], labels[kept], scores[kept])
 
-    def draw(panel: "Axes", picture: np.ndarray, objects: Objects) -> None:
+    def draw(panel: Axes, picture: np.ndarray, objects: Objects) -> None:
         show(panel, np.asarray(draw_boxes(picture, objects.boxes, objects.class_labels, names, objects.scores)))
 
     pictures = first_rows(images)

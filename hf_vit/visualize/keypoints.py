@@ -1,7 +1,7 @@
 """Keypoints and skeletons over images. Shape: K keypoints."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from .colors import IGNORED, segmentation_palette
+from .colors import IGNORED, Axes, segmentation_palette
 from .figures import (
     MAX_ROWS,
     Legend,
@@ -23,10 +23,6 @@ from .figures import (
     show,
     truth_and_prediction,
 )
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 HIDDEN, VISIBLE = 1, 2  # visibility of a keypoint that is labeled; 0 is not labeled
@@ -114,7 +110,7 @@ def draw_poses(
     regions = [_region(picture, *parts) for picture, *parts in zip(pictures, boxes, *poses.values(), strict=False)]
     joined = list(skeleton)
 
-    def draw(panel: "Axes", picture: np.ndarray, pose: Pose) -> None:
+    def draw(panel: Axes, picture: np.ndarray, pose: Pose) -> None:
         show(panel, np.asarray(draw_keypoints(picture, pose.keypoints, pose.visibility, joined, pose.scores)))
 
     crops = [

@@ -4,7 +4,6 @@ Shapes: R C rows and columns of maps, h w of each.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,13 +13,11 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
+from .colors import Axes
 from .features import principal_components
 from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, PictureFile, as_picture, large_enough, new_figure, save, show
 from .patches import HEAT_COLORS, Patch, mark_patch
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MAP_WIDTH = 0.75  # inches
 MAX_POSITIONS = 14  # rows and columns of position embeddings; more would be too small
@@ -129,7 +126,7 @@ def draw_position_similarity(similarity: ArrayLike | Tensor, file: PictureFile) 
     save(figure, file)
 
 
-def _number(axes: "Axes", numbers: Sequence[Iterable[int]], size: Sequence[int]) -> None:
+def _number(axes: Axes, numbers: Sequence[Iterable[int]], size: Sequence[int]) -> None:
     """Numbers the rows and columns of a mosaic of maps of a size (h, w)."""
     for axis, own, length in zip((axes.yaxis, axes.xaxis), numbers, size, strict=True):
         labels = [str(number) for number in own]

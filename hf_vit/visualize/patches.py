@@ -3,8 +3,6 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,12 +12,9 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
-from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
+from .colors import BAR_COLUMN, Axes, draw_bar, in_colors, span_of
 from .figures import Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Patch = tuple[int, int]  # row and column
 
@@ -123,7 +118,7 @@ def draw_heat(
     save(figure, file)
 
 
-def mark_patch(panel: "Axes", patch: Patch, grid: tuple[int, ...]) -> None:
+def mark_patch(panel: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
     """Marks a patch of a grid by a cross in a panel that shows the whole image."""
     x, y = ((number + 0.5) / count for number, count in zip(reversed(patch), reversed(grid), strict=True))
     for color, width in (("black", 3.0), ("white", 1.2)):  # to be seen on light and on dark

@@ -2,16 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from .colors import segmentation_palette
+from .colors import Axes, segmentation_palette
 from .figures import PictureFile, new_figure
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
@@ -137,7 +133,7 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
     figure.savefig(file, dpi=120)
 
 
-def _draw_lines(axes: "Axes", log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
+def _draw_lines(axes: Axes, log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
     for name, label in labels.items():
         points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
         if points:

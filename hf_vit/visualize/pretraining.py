@@ -3,19 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .colors import IGNORED
+from .colors import IGNORED, Axes
 from .figures import MAX_ROWS, Picture, PictureFile, as_picture, first_rows, picture_rows, save, show
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 NUM_CAPTIONS = 3  # more have no room beside a wide image
@@ -50,7 +45,7 @@ def draw_captions(
     save(figure, file)
 
 
-def _write(panel: "Axes", texts: Sequence[str], colors: Sequence[str]) -> None:
+def _write(panel: Axes, texts: Sequence[str], colors: Sequence[str]) -> None:
     """Writes texts of two lines at most below each other."""
     panel.set_axis_off()
     for place, (text, color) in enumerate(zip(texts[:NUM_CAPTIONS], colors, strict=False)):

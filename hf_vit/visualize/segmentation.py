@@ -1,14 +1,14 @@
 """Semantic, instance and panoptic segmentation over images."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from .colors import IGNORED, segmentation_palette
+from .colors import IGNORED, Axes, segmentation_palette
 from .figures import (
     COLUMN_WIDTH,
     Legend,
@@ -22,10 +22,6 @@ from .figures import (
     show,
     truth_and_prediction,
 )
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def overlay_segmentation(
@@ -75,7 +71,7 @@ def draw_segmentation(
     pictures = first_rows(images)
     maps = truth_and_prediction(targets, predictions, lambda labels: as_array(labels, np.int64), len(pictures))
 
-    def draw(panel: "Axes", picture: np.ndarray, labels: np.ndarray) -> None:
+    def draw(panel: Axes, picture: np.ndarray, labels: np.ndarray) -> None:
         show(panel, overlay_segmentation(picture, labels, palette))
 
     found = {label for column in maps.values() for labels in column for label in np.unique(labels).tolist()}
@@ -154,7 +150,7 @@ def draw_panoptic(
     pictures = first_rows(images)
     results = truth_and_prediction(targets, predictions, seen, len(pictures))
 
-    def draw(panel: "Axes", picture: np.ndarray, segments: Segments) -> None:
+    def draw(panel: Axes, picture: np.ndarray, segments: Segments) -> None:
         masks, labels, scores = segments
         show(panel, overlay_segments(picture, masks, labels, palette))
         for mask, label, score in zip(masks, labels, scores, strict=True):
@@ -177,7 +173,7 @@ def _segments(result: Mapping[str, Any]) -> Segments:
     return as_array(result["segmentation"], np.int64) == ids[:, None, None], labels, scores
 
 
-def _write_label(panel: "Axes", mask: np.ndarray, label: str) -> None:
+def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
     """Writes into the middle of a segment (H, W), where it is widest, if there is room."""
     from scipy.ndimage import distance_transform_edt
 
