@@ -74,28 +74,25 @@ class ZeroShotArguments:
                 f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
             )
 
-    def data_arguments(self, captions: ImageDataArguments) -> ClassificationDataArguments | None:
-        """Returns where the labeled images are, if any; they are checked and limited as those with captions."""
-        if self.zero_shot_dataset is None:
-            return None
-        return ClassificationDataArguments(
-            dataset_name=self.zero_shot_dataset,
-            dataset_config_name=self.zero_shot_config_name,
-            label_column_name=self.zero_shot_label_column_name,
-            skip_unreadable=captions.skip_unreadable,
-            check_images=captions.check_images,
-            max_eval_samples=captions.max_eval_samples,
-        )
-
 
 def load_zero_shot(
     args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> ZeroShotImages | None:
-    """Opens and checks the labeled images, if any are asked for; raises `ValueError` if there is no such split."""
-    data = args.data_arguments(captions)
-    if data is None:
+    """Opens the labeled images, if any are asked for, checked and limited as those with captions.
+
+    Raises `ValueError` if there is no such split.
+    """
+    if args.zero_shot_dataset is None:
         return None
     check_packages("The zero-shot evaluation", "sklearn")
+    data = ClassificationDataArguments(
+        dataset_name=args.zero_shot_dataset,
+        dataset_config_name=args.zero_shot_config_name,
+        label_column_name=args.zero_shot_label_column_name,
+        skip_unreadable=captions.skip_unreadable,
+        check_images=captions.check_images,
+        max_eval_samples=captions.max_eval_samples,
+    )
     splits: DatasetDict = open_splits(data, training_args)
     split = args.zero_shot_split or evaluation_split(splits)
     if split not in splits:
