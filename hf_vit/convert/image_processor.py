@@ -10,6 +10,7 @@ from transformers.image_utils import PILImageResampling
 
 from ..model.configuration_hf_vit import to_pair
 from ..model.image_geometry import EXACT_KEYS, to_size_dict
+from .family import Size
 
 
 Options = dict[str, Any]
@@ -254,9 +255,7 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
     }
 
 
-def open_clip_image_processor_options(
-    preprocess_cfg: Mapping[str, Any], image_size: int | list[int] | tuple[int, int]
-) -> Options:
+def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_size: Size) -> Options:
     """Returns our options for OpenCLIP's evaluation transform, by `preprocess_cfg` of open_clip_config.json.
 
     `ValueError` if it resizes in a way that ours cannot.
@@ -276,7 +275,7 @@ def open_clip_image_processor_options(
     return options | ({"size": dict(options["crop_size"])} if config["resize_mode"] == "squash" else {})
 
 
-def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
+def original_image_processor_options(family: str, image_size: Size = 224) -> Options:
     """Returns our options for weights that come without any, as `family` of `ORIGINALS` evaluates them."""
     if family not in ORIGINALS:
         raise ValueError(f"Nothing is known of the images of {family!r}. Known are: {', '.join(ORIGINALS)}.")
@@ -294,9 +293,7 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
 
 
 def resize_image_processor(
-    processor_options: Mapping[str, Any],
-    image_size: int | list[int] | tuple[int, int] | None = None,
-    num_channels: int | None = None,
+    processor_options: Mapping[str, Any], image_size: Size | None = None, num_channels: int | None = None
 ) -> Options:
     """Returns options for a model whose image size, in pixels, or number of channels has been changed.
 

@@ -15,6 +15,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.remote_code import refusing_code
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from .family import Size
 from .image_processor import (
     image_processor_options,
     open_clip_image_processor_options,
@@ -26,7 +27,6 @@ from .loading import describe
 from .source import HUB_ARGUMENTS, Source, find_file, open_source, read_json
 
 
-Size = int | list[int] | tuple[int, int]
 logger = logging.get_logger(__name__)
 
 
