@@ -29,13 +29,9 @@ def families_table() -> str:
 def escape_markdown(text: str) -> str:
     """Returns a text in one line that Markdown and HTML show as it is, in cells of tables too, without any link."""
     line = " ".join(text.split())
-    line = re.sub(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\.", escape_characters, line, flags=re.I)
+    markup = r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\."
+    line = re.sub(markup, lambda match: "".join(f"\\{character}" for character in match[0]), line, flags=re.I)
     return re.sub(r"&(?=[#\w]+;)", "&amp;", line).replace("<", "&lt;")
-
-
-def escape_characters(match: re.Match[str]) -> str:
-    """Returns what was found with a backslash before each character."""
-    return "".join(f"\\{character}" for character in match[0])
 
 
 def write_conversion_card(
