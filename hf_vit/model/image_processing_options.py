@@ -12,6 +12,9 @@ from .image_geometry import CROP_ROUNDINGS, EXACT_KEYS, MULTIPLE_ROUNDINGS, to_s
 from .post_processing import CLASS_SCORES
 
 
+CHOICES = {"class_scores": CLASS_SCORES, "crop_rounding": CROP_ROUNDINGS, "multiple_rounding": MULTIPLE_ROUNDINGS}
+
+
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
 
@@ -62,10 +65,6 @@ def standard_options(
         options["data_format"] = _one_of(ChannelDimension, options["data_format"], "data_format").value
     if isinstance(options["device"], torch.device):
         options["device"] = str(options["device"])
-    if options["class_scores"] not in CLASS_SCORES:
-        raise ValueError(
-            f"class_scores={options['class_scores']!r} must be one of {', '.join(map(str, CLASS_SCORES))}."
-        )
     _check_together(options)
     return options
 
@@ -112,12 +111,9 @@ def _check_together(options: dict[str, Any]) -> None:
         raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
     if options["image_std"] is not None and min(options["image_std"]) <= 0:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
-    if options["crop_rounding"] not in CROP_ROUNDINGS:
-        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
-    if options["multiple_rounding"] not in MULTIPLE_ROUNDINGS:
-        raise ValueError(
-            f"multiple_rounding={options['multiple_rounding']!r} must be one of {', '.join(MULTIPLE_ROUNDINGS)}."
-        )
+    for name, known in CHOICES.items():
+        if options[name] not in known:
+            raise ValueError(f"{name}={options[name]!r} must be one of {', '.join(map(str, known))}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
