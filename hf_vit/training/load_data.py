@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -30,14 +30,9 @@ from .arguments import ClassificationDataArguments, HfViTTrainingArguments, Imag
 
 logger = logging.get_logger(__name__)
 UNREADABLE = "cannot be read"
+# From a split to file and reason by the index of each row that cannot be trained on, as `unreadable_images`
+FindFaults = Callable[..., dict[int, str]]
 HELD_OUT = 0.1  # share of the training images, where images to evaluate are needed and there are none
-
-
-class FindFaults(Protocol):
-    """Finds the rows of a split that cannot be trained on, as `unreadable_images` does."""
-
-    def __call__(self, dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
-        """Returns the file and the reason for the index of each."""
 
 
 def open_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
@@ -340,8 +335,4 @@ def _open(load: Callable[[], TargetData], training_args: HfViTTrainingArguments)
 
 def fault_finder(data: TargetData) -> FindFaults:
     """Returns what finds examples that cannot be read, by how the data reads them."""
-
-    def find_faults(dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
-        return check_dense(TargetDataset(dataset, data.read_target), show_progress=show_progress)
-
-    return find_faults
+    return lambda dataset, **options: check_dense(TargetDataset(dataset, data.read_target), **options)
