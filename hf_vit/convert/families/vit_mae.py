@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig
+from ...model.task_configurations import MAE_OPTIONS
 from ..family import Config, Family, Shapes, given_fields
 from ..key_map import KeyMap, Made
 from . import vit
@@ -13,12 +14,6 @@ from . import vit
 HEAD = "masked_image_modeling_head.mae"
 # As published, and as releases of transformers save it that rename `layers` in it too
 BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
-OPTIONS = (
-    "decoder_hidden_size",
-    "decoder_num_hidden_layers",
-    "decoder_num_attention_heads",
-    "decoder_intermediate_size",
-)
 
 
 def without_cls(positions: Tensor) -> Tensor:
@@ -49,7 +44,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a ViTMAEConfig."""
-    options = {**given_fields(config, OPTIONS), "norm_pix_loss": config.get("norm_pix_loss", False)}
+    options = given_fields(config, MAE_OPTIONS, norm_pix_loss=False)
     ratio = config.get("mask_ratio", 0.75)
     if 0 < ratio < 1:  # 0 says that it is used for features
         options["mask_ratio"] = ratio
