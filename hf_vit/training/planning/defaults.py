@@ -143,33 +143,22 @@ def universal_head(facts: Facts, width: int | None) -> Options:
     return {"universal_segmentation_config": {"num_queries": queries, "num_blocks": 3, "train_num_points": 1024}}
 
 
-def segmentation_head(facts: Facts, width: int | None) -> Options:
-    """Returns a head no wider than the model."""
-    return {"segmentation_config": {"hidden_size": 64}} if width is not None and not facts.has_gpu else {}
+def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None], Options]:
+    """Returns what chooses a head by the width of a small model, and leaves it as it is by default with a GPU."""
+    return lambda facts, width: {} if width is None or facts.has_gpu else head(width)
 
 
-def depth_head(facts: Facts, width: int | None) -> Options:
+def depth_head(width: int) -> Options:
     """Returns levels no wider than the model."""
-    if width is None or facts.has_gpu:
-        return {}
     widths = [width // part for part in (8, 4, 2, 1)]
     return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": 32}}
 
 
-def masked_head(facts: Facts, width: int | None) -> Options:
+def masked_head(width: int) -> Options:
     """Returns a decoder half as wide as a small model."""
-    if width is None or facts.has_gpu:
-        return {}
     half = width // 2
     decoder = {"hidden_size": half, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * half}
     return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
-
-
-def small_projector(facts: Facts, width: int | None) -> Options:
-    """Returns a projector no more than four times as wide as a small model."""
-    if width is None or facts.has_gpu:
-        return {}
-    return {"joint_embedding_config": {"projector_hidden_size": 4 * width}}
 
 
 def draw_views(facts: Facts, epochs: float) -> Options:
@@ -178,10 +167,8 @@ def draw_views(facts: Facts, epochs: float) -> Options:
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 
 
-def text_tower(facts: Facts, width: int | None) -> Options:
+def text_tower(width: int) -> Options:
     """Returns a text tower as wide as a small model."""
-    if width is None or facts.has_gpu:
-        return {}
     tower = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
     return {"text_config": tower, "contrastive_config": {"projection_dim": width}}
 
@@ -208,7 +195,7 @@ SEGMENTATION = TaskDefaults(
     batch=16,
     scratch=WHITENED,
     config=REGULARIZED,
-    head=segmentation_head,
+    head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}}),  # no wider than the model
 )
 UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
@@ -227,7 +214,7 @@ DEPTH = TaskDefaults(
     batch=8,
     scratch={**MUON, "learning_rate": 1e-3},
     config={**REGULARIZED, "drop_path_rate": 0.2},
-    head=depth_head,
+    head=without_gpu(depth_head),
     # Not enlarged: by how much cannot be seen by what few images teach, and all depths come out too small by that.
     augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
 )
@@ -266,20 +253,20 @@ MASKED_IMAGES = TaskDefaults(
     scratch={},  # the rate of MAE follows the batch
     tuned={"learning_rate": 0.0, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
     few={},
-    head=masked_head,
+    head=without_gpu(masked_head),
 )
 JOINT_EMBEDDINGS = TaskDefaults(
     batch=128,
     scratch=WHITENED,
     tuned={"learning_rate": 5e-4, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
     few={},
-    head=small_projector,
+    head=without_gpu(lambda width: {"joint_embedding_config": {"projector_hidden_size": 4 * width}}),
     augmentation=draw_views,
 )
 IMAGE_TEXT = TaskDefaults(
     batch=64,
     scratch={},
-    head=text_tower,
+    head=without_gpu(text_tower),
 )
 
 
