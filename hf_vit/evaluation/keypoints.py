@@ -111,7 +111,7 @@ class KeypointMetric(CocoMetric):
                 "image_id": as_array(target["image_id"], np.int64).item(),
                 "objects": [true_object],
                 "detections": [pose],
-                **self._errors(points, truth, box),
+                **self._errors(distances, length, box),
             }
         )
         # Not among what ranks it. A keypoint that is not labeled is not there; of some it cannot be told.
@@ -152,15 +152,14 @@ class KeypointMetric(CocoMetric):
         records = sorted(self._records, key=itemgetter("image_id", "rank"))
         return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
 
-    def _errors(self, points: np.ndarray, truth: np.ndarray, box: np.ndarray) -> dict[str, list[float]]:
+    def _errors(self, distances: np.ndarray, length: float, box: np.ndarray) -> dict[str, list[float]]:
         """Returns for each of `ERRORS` what a keypoint adds to its mean, NaN where it does not count.
 
-        `points` (K, 2) are predicted, `truth` (K, 3) has the visibility, `box` (4,) is left, top, width and height.
+        `distances` (K,) and `length` are of `_distances`, `box` (4,) is left, top, width and height.
         """
-        distances, length = self._distances(points, truth)
         nme_length = np.sqrt(box[2] * box[3]) if self.ends is None else length
         correct = np.where(np.isnan(distances), np.nan, distances <= self.pck_threshold * length)
-        unknown = [math.nan] * len(truth)
+        unknown = [math.nan] * len(distances)
         return {
             "pck": correct.tolist() if length > 0 else unknown,
             "nme": (distances / nme_length).tolist() if nme_length > 0 else unknown,
