@@ -44,16 +44,13 @@ WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32
 
 def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]:
     """Yields each image of a (nested) list or batch (B, ., ., .) with a name; `ValueError` if a list is empty."""
-    if isinstance(images, list | tuple):
-        items: Any = images
-    elif isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
-        items = images
-    else:
+    is_array = isinstance(images, np.ndarray | torch.Tensor)
+    if not isinstance(images, list | tuple) and not (is_array and images.ndim == 4):
         yield name, images
         return
-    if len(items) == 0:
+    if len(images) == 0:
         raise ValueError(f"{name} is empty. Give at least one image.")
-    for index, item in enumerate(items):
+    for index, item in enumerate(images):
         yield from named_images(item, f"{name}[{index}]")
 
 

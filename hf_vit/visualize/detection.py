@@ -102,10 +102,8 @@ def draw_detections(
     """
 
     def seen(result: Mapping[str, Any]) -> Objects:
-        boxes, labels = (
-            as_array(result["boxes"], np.float64).reshape(-1, 4),
-            as_array(result["class_labels"], np.int64),
-        )
+        boxes = as_array(result["boxes"], np.float64).reshape(-1, 4)
+        labels = as_array(result["class_labels"], np.int64)
         if "scores" not in result:
             return Objects(boxes, labels, None)
         scores = as_array(result["scores"], np.float64)
