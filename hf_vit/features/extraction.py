@@ -6,8 +6,7 @@ Shapes: C channels, H W pixels.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
-from datasets import Dataset, DatasetDict, Image
+from datasets import Dataset, Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
@@ -37,17 +36,15 @@ from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
 
 logger = logging.get_logger(__name__)
 GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
-ARROW_TYPES = {torch.float32: pa.float32(), torch.float16: pa.float16(), torch.int32: pa.int32()}
 # (B, D) of vectors, or for each of B images (N, D)
 Features = Mapping[str, Tensor | Sequence[Tensor]]
 
 
 def make_schema(widths: Mapping[str, int], dtype: str, has_labels: bool) -> pa.Schema:
     """Returns the columns of a table, for vectors of length D (`widths`) of each feature."""
-    number = ARROW_TYPES[DTYPES[dtype]]
     fields = [("file", pa.string()), *([("label", pa.string())] if has_labels else [])]
     for name, width in widths.items():
-        vector = pa.list_(number, width)
+        vector = pa.list_(pa.type_for_alias(dtype), width)
         fields.append((name, pa.list_(vector) if name == "patches" else vector))
         if name == "patches":
             fields.append(("grid", pa.list_(pa.int32(), 2)))
@@ -62,9 +59,7 @@ def make_batch(
     for name, values in features.items():
         vectors = values if isinstance(values, Tensor) else torch.cat(list(values))
         flat = vectors if name == "grid" else _rounded(vectors, name, dtype)
-        column = pa.FixedSizeListArray.from_arrays(
-            pa.array(flat.cpu().reshape(-1).numpy(), ARROW_TYPES[flat.dtype]), vectors.shape[1]
-        )
+        column = pa.FixedSizeListArray.from_arrays(pa.array(flat.cpu().reshape(-1).numpy()), vectors.shape[1])
         if not isinstance(values, Tensor):
             lengths = [0, *(len(image) for image in values)]
             column = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths), pa.int32()), column)
@@ -113,35 +108,16 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
             return ReadImage(row["file"], label, None, str(error))
 
 
-class ShardWriter:
-    """Writes batches of rows of any size as groups of about the same size, which is all that it keeps in memory."""
-
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer = writer
-        self._batches: list[pa.RecordBatch] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Adds rows."""
-        self._batches.append(batch)
-        if sum(held.nbytes for held in self._batches) >= GROUP_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what is left."""
-        if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches))
-            self._batches = []
-
-
-@contextmanager
-def new_shard(file: Path, schema: pa.Schema) -> Iterator[ShardWriter]:
-    """Yields the writer of a file, which gets its name once it is complete."""
-    unfinished = file.with_suffix(".part")
-    with pq.ParquetWriter(unfinished, schema, use_dictionary=["label"]) as writer:
-        rows = ShardWriter(writer)
-        yield rows
-        rows.flush()
-    unfinished.replace(file)
+def grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Joins batches of rows to tables of about the same size, which is all that it keeps in memory."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(rows.nbytes for rows in held) >= GROUP_BYTES:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
@@ -166,7 +142,18 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     with state.main_process_first():
         splits = load_unlabeled_images(args.sources, **args.source_options())
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)
-    settings, folder = describe(args, splits, encoder), Path(args.output_dir)
+    settings = FeatureSettings(
+        model=args.model_name_or_path,
+        dataset=args.dataset_name,
+        weights=digest_weights(encoder.model),
+        image_processor=digest([encoder.processor.to_json_string()]),
+        files=digest(json.dumps(fingerprint(split.select_columns(["image", "file"]))) for split in splits.values()),
+        images={name: len(split) for name, split in splits.items()},
+        features=list(args.features),
+        dtype=args.dtype,
+        rows_per_shard=args.rows_per_shard,
+    )
+    folder = Path(args.output_dir)
     with state.main_process_first():
         settings.start(folder)
     shards = plan_shards(settings.images, args.rows_per_shard)
@@ -184,21 +171,6 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     return settings.images
 
 
-def describe(args: ExtractionArguments, splits: DatasetDict, encoder: ImageEncoder) -> FeatureSettings:
-    """Returns what the features are of."""
-    return FeatureSettings(
-        model=args.model_name_or_path,
-        dataset=args.dataset_name,
-        weights=digest_weights(encoder.model),
-        image_processor=digest([encoder.processor.to_json_string()]),
-        files=digest(json.dumps(fingerprint(split.select_columns(["image", "file"]))) for split in splits.values()),
-        images={name: len(split) for name, split in splits.items()},
-        features=list(args.features),
-        dtype=args.dtype,
-        rows_per_shard=args.rows_per_shard,
-    )
-
-
 def write_shard(
     folder: Path,
     shard: Shard,
@@ -210,13 +182,20 @@ def write_shard(
     """Writes the features of a range of a split's images; calls `count` with the number of images of every batch."""
     images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
     schema = make_schema(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
-    batches = DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list)
-    with new_shard(folder / shard.name, schema) as writer:
-        for batch in batches:
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
             if readable := _readable(batch, args.skip_unreadable):
                 files, labels, pixels, _ = zip(*readable, strict=True)
-                writer.write(make_batch(schema, files, labels, encoder(pixels), args.dtype))
+                yield make_batch(schema, files, labels, encoder(pixels), args.dtype)
             count(len(batch))
+
+    file = folder / shard.name
+    unfinished = file.with_suffix(".part")  # which gets its name once it is complete
+    with pq.ParquetWriter(unfinished, schema, use_dictionary=["label"]) as writer:
+        for table in grouped(rows()):
+            writer.write_table(table)
+    unfinished.replace(file)
 
 
 def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadImage]:
