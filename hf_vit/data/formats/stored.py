@@ -215,7 +215,7 @@ def _listed(dataset: Dataset, images: list[str], label: str | None, name: str) -
 
 def _streamed(stream: IterableDataset, images: list[str], label: str | None, name: str) -> IterableDataset:
     features = stream.features
-    feature = None if label is None else _feature_of(features, label)
+    feature = None if label is None else features.get(label, features.flatten(max_depth=2).get(label))
     kinds = {column: Image(decode=False) for column in images}
     known = label if feature is not None else None
     for column in images:
@@ -225,13 +225,6 @@ def _streamed(stream: IterableDataset, images: list[str], label: str | None, nam
         remove_columns=list(features),
         features=Features(kinds if known is None else {**kinds, name: feature}),
     )
-
-
-def _feature_of(features: Mapping[str, Any], label: str) -> Any:
-    kind, _, inner = label.partition(".")
-    if label in features:
-        return features[label]
-    return features[kind].get(inner) if isinstance(features.get(kind), dict) else None
 
 
 def _row_of_stream(row: dict[str, Any], images: list[str], label: str | None, name: str) -> dict[str, Any]:
