@@ -116,11 +116,6 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.n
     return np.concatenate([places, places + lengths], axis=1)
 
 
-def whole_image_boxes(sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes (N, 4) that are all of the images, of sizes (N, 2), width and height."""
-    return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
-
-
 def box_areas(boxes: np.ndarray) -> np.ndarray:
     """Returns (N,) square pixels of boxes (N, 4) x1, y1, x2, y2."""
     return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)

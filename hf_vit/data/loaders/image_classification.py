@@ -34,11 +34,9 @@ from ..formats.stored import (
     find_parquet,
     find_tars,
     from_tars,
-    is_saved,
     label_column_of,
+    load_columns,
     load_files,
-    load_from_hub,
-    load_saved,
     load_tars,
     read_tar_labels,
     stream_from_disk,
@@ -116,9 +114,7 @@ def load_image_classification(
 
 def _load(options: SourceOptions) -> DatasetDict:
     path = options.path
-    if not path.exists():
-        splits = load_from_hub(options)
-    elif stored := load_stored(options):
+    if stored := load_stored(options):
         splits = stored
     elif tables := find_tables(path):
         return load_tables(tables, options)
@@ -141,19 +137,19 @@ def _images_and_labels(splits: DatasetDict, options: SourceOptions) -> DatasetDi
 
 
 def load_stored(options: SourceOptions) -> DatasetDict | None:
-    """Opens idx files, parquet files, a saved dataset or tar files on disk; None where there are none."""
-    options.check_no_revision()
+    """Opens what `load_columns` does, idx files or tar files on disk; None where there are none."""
     path = options.path
+    if not path.exists():
+        return load_columns(options)
+    options.check_no_revision()
     if idx_files := find_idx(path, options.config_name):
         return load_idx(idx_files)
     if options.config_name is not None:
         raise ValueError(
             f"dataset_config_name={options.config_name!r} chooses on the Hub or among idx files; {path} is neither."
         )
-    if parquet_files := find_parquet(path):
-        return load_files("parquet", parquet_files)
-    if is_saved(path):
-        return load_saved(path)
+    if columns := load_columns(options):
+        return columns
     tar_files = find_tars(path)
     return load_tars(path, tar_files) if tar_files else None
 

@@ -21,7 +21,7 @@ from ..formats.keypoints import (
     oks_sigmas_of,
 )
 from ..formats.object_columns import load_keypoint_columns
-from ..formats.objects import BoxErrors, known_areas, object_sizes, whole_image_boxes, without_empty
+from ..formats.objects import WHOLE_IMAGE, BoxErrors, known_areas, object_sizes, without_empty
 from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
 from ..targets import keypoint_target
@@ -101,5 +101,5 @@ def _load(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNam
 def _with_whole_images(table: KeypointTable) -> KeypointTable:
     """Replaces boxes; the areas of objects stay what they were."""
     objects, areas = table.objects, known_areas(table.objects)
-    boxes = whole_image_boxes(object_sizes(objects))
+    boxes = np.tile(object_sizes(objects), 2) * WHOLE_IMAGE
     return replace(table, objects=replace(objects, boxes=boxes, areas=np.where(areas > 0, areas, np.nan)))

@@ -22,7 +22,7 @@ from ..formats.files import (
     with_files,
 )
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
-from ..formats.stored import TAR_SUFFIXES, from_tars, load_from_hub, stream_from_disk, stream_from_hub
+from ..formats.stored import TAR_SUFFIXES, from_tars, stream_from_disk, stream_from_hub
 from ..formats.tables import find_tables, load_tables, read_table
 from .image_classification import as_stream, load_stored
 
@@ -97,9 +97,7 @@ def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _load(options: SourceOptions) -> DatasetDict:
     path = options.path
-    if not path.exists():
-        splits = load_from_hub(options)
-    elif stored := load_stored(options):
+    if stored := load_stored(options):
         splits = stored
     elif tables := _labeled_tables(options):
         splits = load_tables(tables, options)
@@ -144,7 +142,8 @@ def _label_column(features: Any, where: str, options: SourceOptions) -> str | No
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
     """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
-        return DatasetDict({name: _without_class(split) for name, split in splits.items()})
+        others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
+        return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
     values = {name: split[CLASS][:] for name, split in splits.items()}
     known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELED})
     numbers = {value: number for number, value in enumerate(known)}
@@ -156,10 +155,6 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
             for name, split in splits.items()
         }
     )
-
-
-def _without_class(split: Dataset) -> Dataset:
-    return split.remove_columns(CLASS) if CLASS in split.column_names else split
 
 
 def list_images(folder: Path) -> DatasetDict:
