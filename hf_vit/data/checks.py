@@ -125,17 +125,13 @@ def without_unreadable(
             readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
         raise ValueError(f"{found}\nWithout them no image would be left for {listed(emptied)}. Repair some.")
-    if lost := _classes_lost(splits, readable):
-        raise ValueError(f"{found}\nWithout them no image would be left to train {', '.join(lost)} on. Repair some.")
+    if "train" in splits and "label" in splits["train"].column_names:
+        names = splits["train"].features["label"].names
+        if lost := sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:])):
+            words = ", ".join(names[label] for label in lost)
+            raise ValueError(f"{found}\nWithout them no image would be left to train {words} on. Repair some.")
     logger.warning("Left out: %s", found)
     return readable
-
-
-def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:
-    if "train" not in splits or "label" not in splits["train"].column_names:
-        return []
-    names = splits["train"].features["label"].names
-    return [names[label] for label in sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:]))]
 
 
 def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:

@@ -119,12 +119,7 @@ def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
 def open_torch(file: Path, outputs: tuple[str, ...]) -> Run:
     """Opens torch's own file."""
     module = torch.export.load(file).module()
-
-    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results: dict[str, Tensor] = module(**inputs)
-        return results
-
-    return run
+    return lambda inputs: module(**inputs)
 
 
 def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:

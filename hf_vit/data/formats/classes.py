@@ -277,7 +277,14 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     classes = _class_names(splits[first].features["label"], labels[first], first)
     numbers = {name: number for number, name in enumerate(classes)}
     for name, names in labels.items():
-        _check_known(names, classes, name, first)
+        if unknown := sorted(set(names) - numbers.keys()):
+            occurring = set(names)
+            missing = [label for label in classes if label not in occurring]
+            raise ValueError(
+                f"The labels of the splits differ. Only in {name!r}: {listed(unknown)}. Only in {first!r}: "
+                f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them "
+                f"the same, or give {first!r} examples of them."
+            )
         if splits[name].features["label"] != ClassLabel(names=classes):
             splits[name] = with_class_column(splits[name], "label", [numbers[label] for label in names], classes)
     return DatasetDict({name: splits[name] for name in labels})
@@ -335,14 +342,3 @@ def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
     return classes
-
-
-def _check_known(names: list[str], classes: list[str], split: str, first: str) -> None:
-    occurring = set(names)
-    if unknown := sorted(occurring - set(classes)):
-        missing = [name for name in classes if name not in occurring]
-        raise ValueError(
-            f"The labels of the splits differ. Only in {split!r}: {listed(unknown)}. Only in {first!r}: "
-            f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them the "
-            f"same, or give {first!r} examples of them."
-        )
