@@ -38,7 +38,7 @@ from .loaders.image_text import load_image_text
 from .loaders.keypoint_detection import load_keypoint_detection
 from .loaders.object_detection import load_object_detection
 from .loaders.unlabeled_images import first_images, load_unlabeled_images, stream_images
-from .targets import read_depth, read_mask, read_segment_ids
+from .targets import read_depth, read_mask
 
 
 __all__ = [
@@ -87,7 +87,6 @@ __all__ = [
     "multi_scale_sizes",
     "read_depth",
     "read_mask",
-    "read_segment_ids",
     "shows_transparency",
     "small_affine",
     "stream_image_classification",

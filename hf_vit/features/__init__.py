@@ -1,23 +1,18 @@
 """Extraction of the features of images to files, and their evaluation."""
 
 from .arguments import ExtractionArguments
-from .encoder import FEATURES, ImageEncoder, open_encoder
+from .encoder import open_encoder
 from .evaluation import evaluate_features, report
 from .extraction import extract, extract_features
-from .files import FeatureSettings, FeatureSplit, open_split, open_train_and_test
+from .files import open_train_and_test
 
 
 __all__ = [
-    "FEATURES",
     "ExtractionArguments",
-    "FeatureSettings",
-    "FeatureSplit",
-    "ImageEncoder",
     "evaluate_features",
     "extract",
     "extract_features",
     "open_encoder",
-    "open_split",
     "open_train_and_test",
     "report",
 ]

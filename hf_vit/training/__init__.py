@@ -3,32 +3,29 @@
 from ..evaluation.classification import image_classification_metrics, majority_baseline
 from ..evaluation.evaluator import BaseEvaluator, Evaluator, ImageResult
 from ..evaluation.universal import UniversalMetric
-from ..flops import forward_flops
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
-from .batch_transforms import Mixing, MultiScaleSizes, ProgressiveSizes
+from .batch_transforms import Mixing
 from .distillation.arguments import DistillationArguments, make_distillation
 from .distillation.base import Distillation
 from .distillation.methods import FeatureDistillation, TokenDistillation
 from .distillation.teacher import Teacher
-from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted
+from .errors import CheckpointError, NotFiniteError, Preempted
 from .evaluator_trainer import EvaluatorTrainer
 from .load_data import load_evaluation_split, load_splits
-from .optim.arguments import OptimizationArguments
 from .optim.muon import Muon
 from .optim.parameter_groups import freeze, make_parameter_groups
 from .publishing.hub import check_upload, list_upload, publish
-from .publishing.model_card import TrainingInfo, Usage, write_model_card
+from .publishing.model_card import TrainingInfo, write_model_card
 from .publishing.report import write_scores
-from .recipe import given_arguments, parse_arguments, start_recipe, without_secrets
+from .recipe import given_arguments, parse_arguments
 from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .run import evaluate, run
-from .saving.checkpoints import check_labels, last_checkpoint
+from .saving.checkpoints import last_checkpoint
 from .saving.output_folder import checkpoint_to_resume
 from .tasks import TASKS
 from .tasks.base import Task
 from .tasks.image_classification import AugmentationArguments, ImageClassification, load_classifier, make_trainer
 from .tasks.image_text import train_tokenizer
-from .tasks.universal_segmentation import MaskAnnealing
 from .trainer import HfViTTrainer
 
 
@@ -43,34 +40,26 @@ __all__ = [
     "DistillationArguments",
     "Evaluator",
     "EvaluatorTrainer",
-    "ExampleError",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageResult",
-    "MaskAnnealing",
     "Mixing",
     "ModelArguments",
-    "MultiScaleSizes",
     "Muon",
     "NotFiniteError",
-    "OptimizationArguments",
     "PatchDropout",
     "Preempted",
-    "ProgressiveSizes",
     "RegularizationArguments",
     "Task",
     "Teacher",
     "TokenDistillation",
     "TrainingInfo",
     "UniversalMetric",
-    "Usage",
-    "check_labels",
     "check_upload",
     "checkpoint_to_resume",
     "evaluate",
-    "forward_flops",
     "freeze",
     "given_arguments",
     "image_classification_metrics",
@@ -87,9 +76,7 @@ __all__ = [
     "publish",
     "regularize",
     "run",
-    "start_recipe",
     "train_tokenizer",
-    "without_secrets",
     "write_model_card",
     "write_scores",
 ]
