@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from ..convert import TASKS
-from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.configuration_hf_vit import to_pair
 from ..model.embeddings import Grid
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel, check_trained, read_config
@@ -147,13 +147,8 @@ def least_grid(model: HfViTPreTrainedModel) -> Grid:
     options = vars(model.options) if "options" in vars(model) else {}  # of the head
     factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
     least = math.ceil(2 / min([1.0, *factors]))
-    rows, columns = (max(least, side + 1) for side in windows_of(model.config))
+    rows, columns = (max(least, side + 1) for side in to_pair(model.config.window_size or 1))
     return rows, columns
-
-
-def windows_of(config: HfViTConfig) -> Grid:
-    """Returns rows and columns of the windows, (1, 1) without."""
-    return (1, 1) if config.window_size is None else to_pair(config.window_size)
 
 
 def traced_grid(model: HfViTPreTrainedModel) -> Grid:

@@ -164,7 +164,9 @@ def tune(
         facts, left_out = join_options(fresh, facts), HEADS
     if left_out or facts:
         saved = model.config.to_dict()
-        config = change_config(model.config, join_options(saved, facts, overrides) | name_labels(names))
+        fields = {**saved, **join_options(saved, facts, overrides), **name_labels(names)}
+        # The implementation of attention is not among the saved fields.
+        config = HfViTConfig.from_dict(fields, attn_implementation=model.config._attn_implementation)
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }
@@ -173,11 +175,6 @@ def tune(
     channels, patch = model.config.num_channels, model.config.patch_size
     size = overrides.get("image_size")
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
-
-
-def change_config(config: HfViTConfig, fields: Mapping[str, Any]) -> HfViTConfig:
-    """Returns a configuration with other fields, of the same implementation of attention, which no dict of it has."""
-    return HfViTConfig.from_dict({**config.to_dict(), **fields}, attn_implementation=config._attn_implementation)
 
 
 @contextmanager

@@ -44,11 +44,6 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
 
 
-def is_saved(path: Path) -> bool:
-    """Returns whether a path is a folder written by `Dataset.save_to_disk`."""
-    return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-
-
 def load_saved(path: Path) -> DatasetDict:
     """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
     saved = load_from_disk(path)
@@ -126,7 +121,8 @@ def load_columns(options: SourceOptions) -> DatasetDict | None:
     options.check_no_hub_options()
     if parquet_files := find_parquet(path):
         return load_files("parquet", parquet_files)
-    return load_saved(path) if is_saved(path) else None
+    is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    return load_saved(path) if is_saved else None
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:

@@ -92,11 +92,6 @@ def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> l
     ]
 
 
-def saved_models(folder: Path) -> list[Path]:
-    """Lists the folder of a saved model and, where it is there, that of its averaged weights."""
-    return [folder, *(path for path in [folder / AVERAGE_FOLDER] if path.is_dir())]
-
-
 def check_upload(folder: str | os.PathLike[str]) -> None:
     """Checks that a saved model is whole and safe, so that it opens from the Hub as it does from `folder`.
 
@@ -108,8 +103,9 @@ def check_upload(folder: str | os.PathLike[str]) -> None:
             pickle, or a symbolic link in place of a file, or if the card's metadata cannot be read.
     """
     list_upload(folder)
-    for place in saved_models(Path(folder)):
-        _check_model(place)
+    for place in (Path(folder), Path(folder) / AVERAGE_FOLDER):
+        if place == Path(folder) or place.is_dir():
+            _check_model(place)
     _check_card(Path(folder) / CARD)
 
 
