@@ -6,13 +6,7 @@ from .model.configuration_hf_vit import INSTALL_COMMAND
 
 
 def check_packages(purpose: str, *packages: str, extra: str = "train") -> None:
-    """Raise `ImportError` with the install command if a package is missing.
-
-    Args:
-        purpose: What needs the packages; the start of the message.
-        packages: Names to import.
-        extra: Extra of hf-vit that installs the packages.
-    """
+    """Raise `ImportError` with the command that installs `extra` if a package that `purpose` needs is missing."""
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ImportError(f"{purpose} needs {' and '.join(missing)}. Install: {install_command(extra)}")
 

@@ -144,10 +144,9 @@ def chance_of_retrieval(counts: Sequence[int]) -> dict[str, float]:
         counts: How many texts each of the N images has.
     """
     total = sum(counts)
-    by_chance = [math.fsum(1 - _none_among(k, count, total) for count in counts) / len(counts) for k in RANKS]
+
+    def none_among(k: int, count: int) -> float:  # probability that none of `count` texts is among the first k
+        return math.prod(max(total - count - place, 0) / (total - place) for place in range(min(k, total)))
+
+    by_chance = [math.fsum(1 - none_among(k, count) for count in counts) / len(counts) for k in RANKS]
     return with_mean([*by_chance, *(min(1.0, k / len(counts)) for k in RANKS)])
-
-
-def _none_among(k: int, count: int, total: int) -> float:
-    """Returns the probability that none of `count` things is among the first k of `total`."""
-    return math.prod(max(total - count - place, 0) / (total - place) for place in range(min(k, total)))

@@ -206,7 +206,7 @@ class BatchedImagePipeline(Pipeline):
     ) -> tuple[Iterable[Photo], Callable[[], bool]]:
         """Returns an iterable over all images, and what says whether the next one has not come yet."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
-        sources = _items_of(inputs) if is_list else (partial(_same, item) for item in inputs)
+        sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
         given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
         threads, batch = (suited if value == AUTO else value for value, suited in given)
         if threads == 0:
@@ -306,10 +306,6 @@ def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
             return inputs[index]
 
     yield from (partial(get, index) for index in range(len(inputs)))
-
-
-def _same(item: Any) -> Any:
-    return item
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

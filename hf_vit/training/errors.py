@@ -33,6 +33,10 @@ class NotFiniteError(FloatingPointError):
     """The loss or the weights of a training are infinite or NaN."""
 
 
+class NoUpdateError(ValueError):
+    """No step of a training has changed the weights."""
+
+
 class CheckpointError(OSError):
     """A checkpoint could not be written."""
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -116,10 +116,9 @@ def check_ranges(options: Any) -> None:
         legal = RANGE_OF.get(option.name, Range())
         for number in numbers_in(values.get(option.name)):
             if not math.isfinite(number) or number not in legal:
-                must = legal if option.name in RANGE_OF else "be a finite number"
-                raise ValueError(
-                    f"{option.name}={values[option.name]} must {must}.{say_default(option, values[option.name])}"
-                )
+                must, value = legal if option.name in RANGE_OF else "be a finite number", values[option.name]
+                default = "" if option.default in (MISSING, None, value) else f" The default is {option.default}."
+                raise ValueError(f"{option.name}={value} must {must}.{default}")
     for low, high in PAIRS:
         if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
             raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
@@ -132,11 +131,6 @@ def numbers_in(value: Any) -> Iterator[float]:
     for entry in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
         if isinstance(entry, int | float) and not isinstance(entry, bool):
             yield entry
-
-
-def say_default(option: "Field[Any]", value: Any) -> str:
-    """Returns a sentence with an argument's default, if it has one that is another value."""
-    return "" if option.default in (MISSING, None, value) else f" The default is {option.default}."
 
 
 def check_library(args: TrainingArguments) -> None:

@@ -24,7 +24,16 @@ from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, with_changes
 from .distillation.base import check_projection
 from .dry_run import describe_plan
-from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, as_sentence, how_to_resume, in_one_line
+from .errors import (
+    CheckpointError,
+    ExampleError,
+    NotFiniteError,
+    NoUpdateError,
+    Preempted,
+    as_sentence,
+    how_to_resume,
+    in_one_line,
+)
 from .lora import count_parameters
 from .models import check_architecture, check_head
 from .planning.keep_budget import KeepBudget, LengthChanges
@@ -69,7 +78,7 @@ def run(
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, arguments, stack, report, description, program)
-        with one_line_errors(NotFiniteError, OSError, ValueError):
+        with one_line_errors(NotFiniteError, NoUpdateError, OSError):
             complete(training)
 
 
@@ -246,8 +255,8 @@ def finish(training: Training) -> None:
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
-    if not trainer.has_learned:
-        raise ValueError(f"No step has changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
+    if args.learning_rate > 0 and not trainer.has_learned:
+        raise NoUpdateError("No step has changed the weights. Set --max_steps or --minutes higher.")
     task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()

@@ -114,7 +114,7 @@ def draw_views(
 def _draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
     """Draws rows of pictures, the image first; raises `ValueError` if there is none."""
     figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
-    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=True):
+    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
         show(panel, picture)
     save(figure, file)
 

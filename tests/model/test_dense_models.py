@@ -437,7 +437,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ("conv", {"labels": torch.full((2, 32, 32), 5)}, "Label 5 is out of range: the model has 5 classes, 0 to 4"),
         ("conv", {"labels": torch.full((2, 32, 32), -1)}, "Label -1 is out of range"),
         ("dpt_metric", {"labels": torch.ones(2, 32, 32).long()}, "must be floats .* not torch.int64"),
-        ("dpt_metric", {"labels": torch.ones(2, 1, 32, 32)}, r"in meters with batch 2, not .* \(2, 1, 32, 32\)"),
+        ("dpt_metric", {"labels": torch.ones(2, 2, 32, 32)}, r"in meters with batch 2, not .* \(2, 2, 32, 32\)"),
         ("universal", {"class_labels": None}, r"an entry for each of the 2 images, not \[2, None\]"),
         ("universal", {"mask_labels": None}, r"not \[None, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(1, 8, 8)]}, r"not \[1, 2\]"),

@@ -310,6 +310,9 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
     with pytest.raises(ValueError, match=r"already holds a training. Resume it with --resume_from_checkpoint last"):
         checkpoint_to_resume(args)
     args.resume_from_checkpoint = "last"
+    with pytest.raises(ValueError, match="holds no training to resume"):
+        checkpoint_to_resume(args)
+    (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
     assert checkpoint_to_resume(args) is None  # there is only an incomplete one
     args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
     with pytest.raises(ValueError, match=r"checkpoint-5 cannot be resumed from: it has no trainer_state.json"):

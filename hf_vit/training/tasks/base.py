@@ -139,6 +139,7 @@ class Task(ABC):
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
+    data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
     chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
     defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
@@ -344,6 +345,9 @@ class Task(ABC):
         if self.data.train_val_split is None and recipe:
             self.data.train_val_split = recipe.get("train_val_split", HELD_OUT)
             self.data.validation_as_test = recipe.get("validation_as_test", False)
+        for name in self.data_meaning:
+            if vars(self.data)[name] is None:
+                setattr(self.data, name, recipe.get(name))
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()

@@ -254,6 +254,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
+    data_meaning = ("thing_classes",)
     defaults = UNIVERSAL
 
     data: UniversalDataArguments
