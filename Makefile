@@ -43,9 +43,9 @@ test-newest:  ## run all tests with the newest release of every dependency, in .
 	$(call install,$(VENV)-newest,--upgrade --upgrade-strategy eager)
 	OMP_NUM_THREADS=1 $(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal
 
-test-oldest:  ## run all tests with the oldest supported releases, in .venv-oldest
+test-oldest:  ## run the quick tests with the oldest supported releases, in .venv-oldest
 	$(call install,$(VENV)-oldest,'transformers==5.17.*' 'torch==2.9.*' 'torchvision==0.24.*')
-	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 lock: test-newest  ## write the versions that passed test-newest to .ci/constraints.txt, which `make install` uses
 	@{ echo '# Tested versions, written by `make lock`. torch chooses the versions of its CUDA packages itself.'; \
