@@ -12,7 +12,7 @@ from transformers import BaseImageProcessor, BatchFeature
 from ..convert import load_image_processor
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
-from ..training.models import load_with_info
+from ..training.models import load_with_info, without_load_report
 from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
 
 
@@ -114,7 +114,8 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
         OSError: if there is no such model, or it lacks its image processor.
         ValueError: if it is of another kind, or has no such features.
     """
-    model, info = load_with_info(HfViTModel, name_or_path, {})
+    with without_load_report():  # which would list the head, that features do without
+        model, info = load_with_info(HfViTModel, name_or_path, {})
     # tokens do not go through the pooling
     check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
     processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)

@@ -13,11 +13,12 @@ from datasets import load_dataset
 from PIL import Image
 from transformers import ViTConfig, ViTModel
 
-from hf_vit import HfViTImageProcessor, HfViTModel
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 
 from ..helpers.datasets import dataset_of, picture, truncate, write_image, write_pictures
 from ..helpers.features import arguments_of, command_line, content_of, extract_to, rows_of, save_encoder
 from ..helpers.fresh import run_script, run_with_package, start_script
+from ..helpers.models import small_config
 from ..helpers.pretraining import NUM_TRAIN, write_colors
 from ..scripts.test_demo import load_script
 
@@ -126,6 +127,16 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
     del found["features.json"], expected["features.json"]  # which says where they lay
     assert found == expected
+
+
+def test_the_head_of_a_classifier_is_left_out_without_a_report(workplace: Path, tmp_path: Path) -> None:
+    config, folder = small_config(), tmp_path / "classifier"
+    HfViTForImageClassification(config).save_pretrained(folder)
+    HfViTImageProcessor.for_model(config).save_pretrained(folder)
+    command = command_line(arguments_of(folder, workplace / "colors", tmp_path / "features"))
+    finished = run_script("extract_features", tmp_path, *command)
+    assert finished.returncode == 0, finished.stderr
+    assert "LOAD REPORT" not in finished.stderr
 
 
 MEMORY = """
