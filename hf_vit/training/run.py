@@ -255,8 +255,8 @@ def finish(training: Training) -> None:
     if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
-    if args.learning_rate > 0 and not trainer.has_learned:
-        raise NoUpdateError("No step has changed the weights. Set --max_steps or --minutes higher.")
+    if not trainer.has_learned:
+        raise NoUpdateError(f"No step changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
     task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
