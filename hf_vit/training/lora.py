@@ -78,7 +78,7 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
         ValueError: if the model starts from scratch, or has no such layers.
     """
     assert args.lora_rank is not None
-    check_packages("lora_rank", "peft", extra="peft")
+    args.check_lora()
     base = model.config._name_or_path
     if not base:
         raise ValueError(
