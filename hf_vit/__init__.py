@@ -24,12 +24,6 @@ from .model.modeling_hf_vit import HfViTBackbone, HfViTImageFeatureExtractionPip
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
 from .model.remote_code import AUTO_MAP, PIPELINES
-from .model.task_classification import (
-    HfViTForImageClassification,
-    HfViTImageClassificationPipeline,
-    HfViTImageClassifierOutput,
-    soften_labels,
-)
 from .model.task_configurations import (
     HfViTContrastiveConfig,
     HfViTDepthConfig,
@@ -41,26 +35,35 @@ from .model.task_configurations import (
     HfViTTextConfig,
     HfViTUniversalSegmentationConfig,
 )
-from .model.task_contrastive import HfViTForZeroShotImageClassification, HfViTZeroShotImageClassificationPipeline
-from .model.task_depth import HfViTDepthEstimationPipeline, HfViTForDepthEstimation
-from .model.task_detection import (
-    HfViTForObjectDetection,
-    HfViTObjectDetectionOutput,
-    HfViTObjectDetectionPipeline,
+from .model.task_depth_estimation import HfViTDepthEstimationPipeline, HfViTForDepthEstimation
+from .model.task_image_classification import (
+    HfViTForImageClassification,
+    HfViTImageClassificationPipeline,
+    HfViTImageClassifierOutput,
+    soften_labels,
 )
 from .model.task_joint_embedding import HfViTForJointEmbedding, HfViTJointEmbeddingOutput
-from .model.task_keypoints import (
+from .model.task_keypoint_detection import (
     HfViTForKeypointDetection,
     HfViTKeypointDetectionOutput,
     HfViTKeypointDetectionPipeline,
 )
-from .model.task_mim import HfViTForMaskedImageModeling, HfViTMaskedImageModelingOutput
-from .model.task_segmentation import (
+from .model.task_masked_image_modeling import HfViTForMaskedImageModeling, HfViTMaskedImageModelingOutput
+from .model.task_object_detection import (
+    HfViTForObjectDetection,
+    HfViTObjectDetectionOutput,
+    HfViTObjectDetectionPipeline,
+)
+from .model.task_semantic_segmentation import (
     HfViTForSemanticSegmentation,
     HfViTImageSegmentationPipeline,
     HfViTSemanticSegmenterOutput,
 )
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
+from .model.task_zero_shot_image_classification import (
+    HfViTForZeroShotImageClassification,
+    HfViTZeroShotImageClassificationPipeline,
+)
 
 
 if TYPE_CHECKING:

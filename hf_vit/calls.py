@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import Pipeline, PreTrainedModel, pipeline
 
-from .export import export_model
 from .flags.parser import nearest
-from .prediction import predict_files
+from .inference.export import export_model
+from .inference.predict import predict_files
 from .training.publishing.report import evaluation_split
 from .training.run import complete_evaluation, prepare_evaluation
 from .training.run import train as run_training
@@ -63,7 +63,7 @@ def train(
 
     Args:
         task: "image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation",
-            "object-detection", "keypoint-detection", "image-text", "masked-image-modeling" or
+            "object-detection", "keypoint-detection", "zero-shot-image-classification", "masked-image-modeling" or
             "joint-embedding".
         data: Folder, file, or name on the Hub; several for pretraining.
         model: Saved or published model to start from; by default a new one.
@@ -128,7 +128,7 @@ def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> lis
     Args:
         model: Folder of a saved model, or its name on the Hub.
         images: Image file, folder that is searched for them, or several of these.
-        **options: Those of `hf_vit.prediction.predict_files`: `threshold`, `output_dir`, `picture` and so on.
+        **options: Those of `hf_vit.inference.predict.predict_files`: `threshold`, `output_dir`, `picture` and so on.
 
     Returns:
         For each image a dict with its `file` and what is predicted, or the `error` of a file that cannot be read.

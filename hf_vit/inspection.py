@@ -15,7 +15,7 @@ from .convert import TASKS, load_image_processor, open_source
 from .model.configuration_hf_vit import to_pair
 from .model.modeling_hf_vit import HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
-from .model.task_classification import HfViTForImageClassification
+from .model.task_image_classification import HfViTForImageClassification
 from .training.models import whole_image_processor
 from .visualize.attention import (
     Attention,

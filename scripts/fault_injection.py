@@ -68,7 +68,11 @@ class Case:
 
     def command(self, place: Path, output: Path, steps: int) -> list[str]:
         """Returns the arguments of its training, which resumes if it has begun."""
-        model = MODEL if self.task == "image_text" else {k: v for k, v in MODEL.items() if k != "text_config"}
+        model = (
+            MODEL
+            if self.task == "zero_shot_image_classification"
+            else {k: v for k, v in MODEL.items() if k != "text_config"}
+        )
         arguments = [
             "--choose_defaults",
             "false",
@@ -103,7 +107,9 @@ CASES = {
     "deformable_detection": Case("object_detection", "objects", detection=DEFORMABLE),
     "keypoints": Case("keypoint_detection", "objects"),
     "masked_images": Case("masked_image_modeling", "photos"),
-    "image_text": Case("image_text", "captions", ("--vocab_size", "300", "--max_text_length", "16")),
+    "zero_shot_image_classification": Case(
+        "zero_shot_image_classification", "captions", ("--vocab_size", "300", "--max_text_length", "16")
+    ),
 }
 
 

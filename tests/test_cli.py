@@ -106,7 +106,9 @@ def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     cli.main([])
     assert {f"    {name} " for name in cli.COMMANDS} <= set(re.findall(r"^    \w+ ", capsys.readouterr().out, re.M))
     cli.main(["train"])
-    assert all(f"\n    {task.replace('_', '-')}\n" in capsys.readouterr().out for task in ["image_text"])
+    assert all(
+        f"\n    {task.replace('_', '-')}\n" in capsys.readouterr().out for task in ["zero_shot_image_classification"]
+    )
     for name in cli.COMMANDS:
         assert (ROOT / "hf_vit" / "commands" / f"{name}.py").is_file()
 
@@ -122,13 +124,13 @@ def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> No
         ("train image-classification photos --learning-rat 1", "Did you mean --learning_rate"),
         ("train image-classification photos --batch_size 8", "Did you mean --per_device_train_batch_size"),
         ("train object-detection photos --imgsz 8", "Did you mean --image_size?"),
-        ("train image-text --data photos", "Did you mean --dataset_name?"),
+        ("train zero-shot-image-classification --data photos", "Did you mean --dataset_name?"),
         ("train depth-estimation photos --weights x", "Did you mean --model_name_or_path?"),
         ("train image-classification photos --do_train", "do_train has nothing to switch on"),
         ("train image-classification photos --do-eval true", "do_eval has nothing to switch on"),
         ("train image-classification photos --seed 1 more", "'more' belongs to no option"),
         ("train image-classification photos --recipe cifar-10", "There is no recipe 'cifar-10'. Did you mean cifar10"),
-        ("train image-clasification photos", "no task 'image-clasification'. Did you mean image_classification?"),
+        ("train image-clasification photos", "no task 'image-clasification'. Did you mean image-classification"),
         (
             "train image-classification photos --help me",
             "--help me: there are --help, for what matters, and --help all",
@@ -207,7 +209,7 @@ def test_a_card_names_the_command_that_trains_once_more(monkeypatch: pytest.Monk
         "out",
     ]
     words = ["--seed", "1", "--eval_scales", "1", "2", "--bf16", "true", "--output_dir", "out"]
-    program, types = ("train", "image-text"), TASKS["semantic_segmentation"].argument_types()
+    program, types = ("train", "zero-shot-image-classification"), TASKS["semantic_segmentation"].argument_types()
     assert command_line(types, arguments, program, world_size=1) == ["hf-vit", *program, *words]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     launcher = ["torchrun", "--nnodes", "2", "--nproc_per_node", "2", "-m", "hf_vit"]
@@ -386,7 +388,7 @@ def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
     code = """
         import sys, hf_vit
         assert not [name for name in sys.modules if name.startswith(("hf_vit.training", "hf_vit.calls"))]
-        import hf_vit.prediction
+        import hf_vit.inference.predict
         assert callable(hf_vit.predict) and callable(hf_vit.train) and callable(hf_vit.evaluate)
         try:
             hf_vit.trian

@@ -20,12 +20,12 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
     *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "flags", "training", "features"),
-    *("inspection", "prediction", "export", "calls", "pretraining", "commands", "cli", "__main__"),
+    *("inspection", "inference", "calls", "pretraining", "commands", "cli", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
 OTHER_IMPORTS = {
     ("commands", "convert"),
-    ("export", "convert"),
+    ("inference", "convert"),
     ("features", "convert"),
     ("inspection", "convert"),
     ("training", "convert"),

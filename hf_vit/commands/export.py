@@ -11,8 +11,8 @@ Examples:
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..export import FORMATS, export_model
 from ..flags.parser import OneLineParser, exit_in_one_line
+from ..inference.export import FORMATS, export_model
 
 
 def make_parser(description: str | None) -> OneLineParser:

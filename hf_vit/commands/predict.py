@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..flags.parser import OneLineParser, exit_in_one_line
-from ..prediction import MAX_TILES, predict_files
+from ..inference.predict import MAX_TILES, predict_files
 
 
 def make_parser(description: str | None) -> OneLineParser:

@@ -54,8 +54,9 @@ def find_task(text: str) -> str:
     """Returns the name of a task; raises `ValueError`, which names those that there are, if there is none."""
     name = text.replace("-", "_").lower()
     if name not in TASKS:
+        known = tasks().split()
         raise ValueError(
-            f"There is no task {text!r}.{nearest(name, TASKS)} The tasks are {', '.join(tasks().split())}: "
+            f"There is no task {text!r}.{nearest(name.replace('_', '-'), tasks().split())} The tasks are {', '.join(tasks().split())}: "
             "hf-vit train TASK DATA."
         )
     return name
@@ -65,7 +66,7 @@ def describe(task: str) -> str:
     """Returns what stands above the options of a task."""
     dashed = task.replace("_", "-")
     lines = [
-        f"Trains {dashed.replace('-', ' ')}, from scratch or from a saved or published model.",
+        f"Trains {dashed.replace('-', ' ')}, from scratch or from another model.",
         "",
         f"Usage: hf-vit train {dashed} [recipe.yaml] DATA [options]",
     ]

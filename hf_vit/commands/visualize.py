@@ -26,9 +26,9 @@ from functools import partial
 from pathlib import Path
 
 from ..flags.parser import OneLineParser, exit_in_one_line
+from ..inference.predict import find_images, name_outputs, open_image
 from ..inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
 from ..outputs import check_outputs, record_outputs
-from ..prediction import find_images, name_outputs, open_image
 from ..training.checks import check_output
 
 

@@ -20,8 +20,8 @@ from transformers.utils import logging
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import HfViTForImageClassification
 from ..model.task_configurations import TASK_CONFIGS
+from ..model.task_image_classification import HfViTForImageClassification
 from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
 from .families.timm_vit import ACTIVATIONS, POOLINGS
 from .family import Family, common_fields

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_contrastive import HfViTForZeroShotImageClassification
-from ..model.task_mim import HfViTForMaskedImageModeling
+from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .loading import Converted
 from .source import Source
 

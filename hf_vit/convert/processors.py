@@ -14,7 +14,7 @@ from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.remote_code import refusing_code
-from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .family import Size
 from .image_processor import (
     image_processor_options,

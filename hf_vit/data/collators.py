@@ -16,7 +16,7 @@ from transformers import BaseImageProcessor
 
 from ..model.processing_hf_vit import HfViTProcessor
 from ..model.task_configurations import HfViTMaskedImageModelingConfig
-from ..model.task_mim import draw_mask
+from ..model.task_masked_image_modeling import draw_mask
 from .loaders.unlabeled_images import CLASS, NO_CLASS
 from .targets import target_of, without_crowds
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import EvalPrediction
 
-from ..model.task_classification import classification_loss
+from ..model.task_image_classification import classification_loss
 
 
 # Of a classifier; with more than five labels also "top_5_accuracy"

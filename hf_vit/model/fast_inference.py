@@ -22,9 +22,9 @@ from .configuration_hf_vit import to_pair
 from .int8_linear import quantize_blocks
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel, check_trained, version_of
-from .task_classification import HfViTForImageClassification
-from .task_contrastive import HfViTForZeroShotImageClassification
-from .task_segmentation import HfViTForSemanticSegmentation
+from .task_image_classification import HfViTForImageClassification
+from .task_semantic_segmentation import HfViTForSemanticSegmentation
+from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .token_merging import MergingEncoder
 
 

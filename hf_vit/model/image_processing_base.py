@@ -35,7 +35,7 @@ from .image_targets import (
 )
 from .post_processing import HfViTPostProcessing
 from .remote_code import check_reachable, copy_code
-from .task_detection import class_scores_of
+from .task_object_detection import class_scores_of
 
 
 OBJECTS = ("boxes", "annotations")  # targets of detection

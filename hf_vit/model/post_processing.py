@@ -19,8 +19,8 @@ from .image_crops import crop_regions, points_from_crops, read_object_boxes
 from .image_geometry import resized_size
 from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
 from .nested_options import check_thresholds
-from .task_detection import box_overlaps
-from .task_keypoints import decode_heatmaps
+from .task_keypoint_detection import decode_heatmaps
+from .task_object_detection import box_overlaps
 
 
 CLASS_SCORES = ("softmax", "sigmoid", None)  # how logits of detection become probabilities; None is unknown

@@ -19,17 +19,19 @@ AUTO_MAP = {
     "AutoConfig": "configuration_hf_vit.HfViTConfig",
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
-    "AutoModelForImageClassification": "task_classification.HfViTForImageClassification",
+    "AutoModelForImageClassification": "task_image_classification.HfViTForImageClassification",
     # The stock pipeline asks for this class first; `HfViTConfig.save_pretrained` says where it is a universal one.
-    "AutoModelForImageSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
-    "AutoModelForSemanticSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
+    "AutoModelForImageSegmentation": "task_semantic_segmentation.HfViTForSemanticSegmentation",
+    "AutoModelForSemanticSegmentation": "task_semantic_segmentation.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "task_universal_segmentation.HfViTForUniversalSegmentation",
-    "AutoModelForDepthEstimation": "task_depth.HfViTForDepthEstimation",
-    "AutoModelForKeypointDetection": "task_keypoints.HfViTForKeypointDetection",
-    "AutoModelForMaskedImageModeling": "task_mim.HfViTForMaskedImageModeling",
-    "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
+    "AutoModelForDepthEstimation": "task_depth_estimation.HfViTForDepthEstimation",
+    "AutoModelForKeypointDetection": "task_keypoint_detection.HfViTForKeypointDetection",
+    "AutoModelForMaskedImageModeling": "task_masked_image_modeling.HfViTForMaskedImageModeling",
+    "AutoModelForObjectDetection": "task_object_detection.HfViTForObjectDetection",
     "AutoModelForPreTraining": "task_joint_embedding.HfViTForJointEmbedding",
-    "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
+    "AutoModelForZeroShotImageClassification": (
+        "task_zero_shot_image_classification.HfViTForZeroShotImageClassification"
+    ),
 }
 FEATURES = "image-feature-extraction"  # of models with any head
 # By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
@@ -37,16 +39,22 @@ PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
     "AutoModelForImageClassification": (
         "image-classification",
-        "task_classification.HfViTImageClassificationPipeline",
+        "task_image_classification.HfViTImageClassificationPipeline",
     ),
-    "AutoModelForSemanticSegmentation": ("image-segmentation", "task_segmentation.HfViTImageSegmentationPipeline"),
-    "AutoModelForUniversalSegmentation": ("image-segmentation", "task_segmentation.HfViTImageSegmentationPipeline"),
-    "AutoModelForDepthEstimation": ("depth-estimation", "task_depth.HfViTDepthEstimationPipeline"),
-    "AutoModelForKeypointDetection": ("keypoint-detection", "task_keypoints.HfViTKeypointDetectionPipeline"),
-    "AutoModelForObjectDetection": ("object-detection", "task_detection.HfViTObjectDetectionPipeline"),
+    "AutoModelForSemanticSegmentation": (
+        "image-segmentation",
+        "task_semantic_segmentation.HfViTImageSegmentationPipeline",
+    ),
+    "AutoModelForUniversalSegmentation": (
+        "image-segmentation",
+        "task_semantic_segmentation.HfViTImageSegmentationPipeline",
+    ),
+    "AutoModelForDepthEstimation": ("depth-estimation", "task_depth_estimation.HfViTDepthEstimationPipeline"),
+    "AutoModelForKeypointDetection": ("keypoint-detection", "task_keypoint_detection.HfViTKeypointDetectionPipeline"),
+    "AutoModelForObjectDetection": ("object-detection", "task_object_detection.HfViTObjectDetectionPipeline"),
     "AutoModelForZeroShotImageClassification": (
         "zero-shot-image-classification",
-        "task_contrastive.HfViTZeroShotImageClassificationPipeline",
+        "task_zero_shot_image_classification.HfViTZeroShotImageClassificationPipeline",
     ),
 }
 # The same as config.json has it, one task for each model: among several the library would not know which one is meant
@@ -137,15 +145,15 @@ def _travel_together() -> tuple[Any, ...]:
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel
     from .processing_hf_vit import HfViTProcessor
-    from .task_classification import HfViTForImageClassification
-    from .task_contrastive import HfViTForZeroShotImageClassification
-    from .task_depth import HfViTForDepthEstimation
-    from .task_detection import HfViTForObjectDetection
+    from .task_depth_estimation import HfViTForDepthEstimation
+    from .task_image_classification import HfViTForImageClassification
     from .task_joint_embedding import HfViTForJointEmbedding
-    from .task_keypoints import HfViTForKeypointDetection
-    from .task_mim import HfViTForMaskedImageModeling
-    from .task_segmentation import HfViTForSemanticSegmentation
+    from .task_keypoint_detection import HfViTForKeypointDetection
+    from .task_masked_image_modeling import HfViTForMaskedImageModeling
+    from .task_object_detection import HfViTForObjectDetection
+    from .task_semantic_segmentation import HfViTForSemanticSegmentation
     from .task_universal_segmentation import HfViTForUniversalSegmentation
+    from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
     processors = (HfViTProcessor, HfViTImageProcessor, HfViTImageProcessorPil)
     models = (

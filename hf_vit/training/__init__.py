@@ -25,7 +25,7 @@ from .saving.output_folder import checkpoint_to_resume
 from .tasks import TASKS
 from .tasks.base import Task
 from .tasks.image_classification import AugmentationArguments, ImageClassification, load_classifier, make_trainer
-from .tasks.image_text import train_tokenizer
+from .tasks.zero_shot_image_classification import train_tokenizer
 from .trainer import HfViTTrainer
 
 

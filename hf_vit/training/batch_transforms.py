@@ -15,11 +15,11 @@ from ..data.augmentation.datasets import seeded
 from ..data.collators import size_of_height
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import soften_labels
-from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_image_classification import soften_labels
 from ..model.task_joint_embedding import HfViTForJointEmbedding
-from ..model.task_keypoints import HfViTForKeypointDetection
-from ..model.task_mim import HfViTForMaskedImageModeling
+from ..model.task_keypoint_detection import HfViTForKeypointDetection
+from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ..model.task_object_detection import HfViTForObjectDetection
 
 
 class BatchTransform(Protocol):

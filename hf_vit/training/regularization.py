@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
 from ..data.augmentation.operations import check_probabilities
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
-from ..model.task_classification import HfViTForImageClassification
+from ..model.task_image_classification import HfViTForImageClassification
 from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
 from .distillation.methods import FeatureDistillation

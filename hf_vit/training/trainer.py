@@ -23,8 +23,8 @@ from transformers.utils import ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME, P
 
 from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
-from ..model.task_detection import HfViTForObjectDetection
-from ..model.task_keypoints import HfViTForKeypointDetection
+from ..model.task_keypoint_detection import HfViTForKeypointDetection
+from ..model.task_object_detection import HfViTForObjectDetection
 from .batch_transforms import BatchTransform, BatchTransforms, Mixing, SizeArguments, size_transforms
 from .callbacks.best import BestCheckpoint
 from .callbacks.clock import DatasetEpoch, TrainingClock

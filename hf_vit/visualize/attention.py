@@ -17,8 +17,8 @@ from ..evaluation.base import as_array
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.embeddings import Grid
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import HfViTForImageClassification
-from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_image_classification import HfViTForImageClassification
+from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
 from .figures import PictureFile, new_figure, save
 from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances

@@ -29,8 +29,8 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.evaluation.base import LOWER_IS_BETTER
 from hf_vit.model.configuration_hf_vit import to_pair
 from hf_vit.model.deformable_decoder import NUM_LAYERS
-from hf_vit.model.task_depth import depth_loss
-from hf_vit.model.task_keypoints import flip_heatmaps, keypoint_loss
+from hf_vit.model.task_depth_estimation import depth_loss
+from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
 from hf_vit.training.publishing.report import evaluation_split
 from hf_vit.training.recipe import parse_arguments, read_recipe
 

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import hf_vit
-from hf_vit.model.task_mim import draw_mask
+from hf_vit.model.task_masked_image_modeling import draw_mask
 
 from .harness import (
     DTYPES,

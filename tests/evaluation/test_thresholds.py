@@ -9,7 +9,14 @@ import torch
 
 from hf_vit.evaluation import DetectionMetric, KeypointMetric
 from hf_vit.evaluation.thresholds import best_threshold
-from hf_vit.evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric
+from hf_vit.evaluation.universal import (
+    INSTANCE,
+    PANOPTIC,
+    SEMANTIC,
+    TRIED,
+    TRIED_THRESHOLDS,
+    UniversalMetric,
+)
 
 
 FAR = [200, 200, 220, 220]

@@ -28,10 +28,10 @@ from hf_vit import (
     extras,
 )
 from hf_vit.convert.export import export_checkpoint
-from hf_vit.export import folder as export_folder
-from hf_vit.export import formats
-from hf_vit.export.folder import why_no_script
-from hf_vit.export.formats import FORMATS, Run
+from hf_vit.inference.export import folder as export_folder
+from hf_vit.inference.export import formats
+from hf_vit.inference.export.folder import why_no_script
+from hf_vit.inference.export.formats import FORMATS, Run
 
 from ..helpers.fresh import run_python
 from ..helpers.models import small_config

@@ -20,9 +20,9 @@ from hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
-from hf_vit.export.comparison import Difference, compare, in_order
-from hf_vit.export.formats import FORMATS, trace, write_onnx, write_program, write_torch
-from hf_vit.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
+from hf_vit.inference.export.comparison import Difference, compare, in_order
+from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_program, write_torch
+from hf_vit.inference.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
 from hf_vit.model.embeddings import resample_by_products, resample_position_embeddings
 
 from ..helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
@@ -57,7 +57,7 @@ HEADS = {
     ),
     "keypoints": Case(HfViTForKeypointDetection),
     "mae": Case(HfViTForMaskedImageModeling),
-    "image_text": Case(HfViTForZeroShotImageClassification),
+    "zero_shot_image_classification": Case(HfViTForZeroShotImageClassification),
 }
 RETURNED = {
     "features": ("last_hidden_state", "pooler_output"),
@@ -69,7 +69,7 @@ RETURNED = {
     "deformable": ("logits", "pred_boxes", "probabilities"),
     "keypoints": ("heatmaps",),
     "mae": ("logits", "reconstruction"),
-    "image_text": ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+    "zero_shot_image_classification": ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
 }
 # What further options change about tracing, for which one format is enough.
 OPTIONS = {

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vit.model.task_contrastive import contrastive_loss
+from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 
 
 LOSSES = ("sigmoid", "softmax")

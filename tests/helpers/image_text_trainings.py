@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.training import parse_arguments, run
-from hf_vit.training.tasks.image_text import ImageTextContrast, ImageTextTrainer
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast, ImageTextTrainer
 
 from .dense_trainings import Float64Collator, scores_of
 from .references import draw_weights

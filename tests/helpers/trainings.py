@@ -26,7 +26,7 @@ from hf_vit import (
 )
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.model.task_classification import classification_loss
+from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
 from hf_vit.training.batch_transforms import MultiScaleSizes
 

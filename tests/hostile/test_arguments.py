@@ -175,8 +175,11 @@ OF_TASKS = [
     *training_rows("keypoint_detection", [("--pck_threshold nan", "pck_threshold=nan")]),
     *training_rows("keypoint_detection", [("--box_padding 0", "box_padding=0.0"), ("--max_shift 1", "max_shift=1.0")]),
     *training_rows("universal_segmentation", [("--learning_rate nan", "learning_rate=nan")]),
-    *training_rows("image_text", [("--vocab_size 0", "vocab_size=0"), ("--max_text_length -1", "max_text_length=-1")]),
-    *training_rows("image_text", [("--text_preset giant", "text_preset='giant'")]),
+    *training_rows(
+        "zero_shot_image_classification",
+        [("--vocab_size 0", "vocab_size=0"), ("--max_text_length -1", "max_text_length=-1")],
+    ),
+    *training_rows("zero_shot_image_classification", [("--text_preset giant", "text_preset='giant'")]),
     *rows(
         script("pretrain_masked_image_modeling"),
         SystemExit,

@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.prediction import predict_files
+from hf_vit.inference.predict import predict_files
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import run_without_package

@@ -412,7 +412,7 @@ DATASETS = [
         [("shard-of-the-data-that-is-missing", lambda folder: None, "1 shards | train-00001-of-00002")],
     ),
     *data_rows(
-        "image_text",
+        "zero_shot_image_classification",
         write_captions,
         [
             ("caption-that-is-empty", captions(""), "1.png"),

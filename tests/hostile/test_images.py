@@ -19,7 +19,7 @@ from hf_vit import (
     HfViTImageProcessor,
     HfViTImageProcessorPil,
 )
-from hf_vit.prediction import predict_files
+from hf_vit.inference.predict import predict_files
 
 from ..helpers.datasets import encoded, picture
 from ..helpers.models import small_config

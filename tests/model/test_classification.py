@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
 from hf_vit import HfViTForImageClassification
-from hf_vit.model.task_classification import classification_loss, soften_labels
+from hf_vit.model.task_image_classification import classification_loss, soften_labels
 from hf_vit.training import HfViTTrainer, image_classification_metrics
 
 from ..helpers.models import pixels, small_config

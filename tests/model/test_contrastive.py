@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
-from hf_vit.model.task_contrastive import contrastive_loss
+from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 from hf_vit.model.text_tower import pool_tokens
 
 from ..helpers import distributed

@@ -20,7 +20,7 @@ from hf_vit.model.deformable_decoder import (
 )
 from hf_vit.model.layers import HfViTBatchNorm2d
 from hf_vit.model.task_configurations import HfViTDetectionConfig
-from hf_vit.model.task_detection import box_overlaps
+from hf_vit.model.task_object_detection import box_overlaps
 
 from ..helpers.models import objects, pixels, small_config
 from ..helpers.references import assert_close, draw_weights

@@ -21,8 +21,8 @@ from hf_vit import (
 )
 from hf_vit.evaluation import InstanceMetric, PanopticMetric
 from hf_vit.model.layers import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d
-from hf_vit.model.task_depth import HfViTDepthPredictor
-from hf_vit.model.task_keypoints import HfViTKeypointPredictor
+from hf_vit.model.task_depth_estimation import HfViTDepthPredictor
+from hf_vit.model.task_keypoint_detection import HfViTKeypointPredictor
 
 from ..helpers.models import SMALL_DEPTH, pixels, small_config
 from ..helpers.references import assert_close, draw_weights

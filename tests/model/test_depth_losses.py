@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTDepthConfig
-from hf_vit.model.task_depth import depth_loss
+from hf_vit.model.task_depth_estimation import depth_loss
 
 
 INVALID = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))

@@ -16,7 +16,7 @@ from transformers.loss.loss_lw_detr import LwDetrForObjectDetectionLoss
 
 from hf_vit.model.deformable_decoder import DetectionPrediction
 from hf_vit.model.task_configurations import HfViTDetectionConfig
-from hf_vit.model.task_detection import (
+from hf_vit.model.task_object_detection import (
     box_overlaps,
     check_labels,
     count_divisors,

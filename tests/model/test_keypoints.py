@@ -14,7 +14,7 @@ from transformers.models.vitpose.image_processing_vitpose import (
 
 from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTKeypointConfig, HfViTModel
 from hf_vit.model.adapt_inputs import apply_geometry
-from hf_vit.model.task_keypoints import decode_heatmaps, encode_keypoints, flip_heatmaps, keypoint_loss
+from hf_vit.model.task_keypoint_detection import decode_heatmaps, encode_keypoints, flip_heatmaps, keypoint_loss
 
 from ..helpers.models import pixels, small_config
 from ..helpers.references import assert_close

@@ -23,7 +23,7 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.model.adapt_inputs import apply_geometry
-from hf_vit.model.task_mim import HfViTMaeDecoder, patchify, unpatchify
+from hf_vit.model.task_masked_image_modeling import HfViTMaeDecoder, patchify, unpatchify
 
 from ..helpers.models import SMALL, VARIANTS, pixels, small_config
 from ..helpers.references import SHAPE, Parity, assert_close, draw_weights, rename

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
 from hf_vit import HfViTMaskedImageModelingConfig
-from hf_vit.model.task_mim import (
+from hf_vit.model.task_masked_image_modeling import (
     PatchScale,
     blockwise_mask,
     count_masked,

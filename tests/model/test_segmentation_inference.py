@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTForSemanticSegmentation, HfViTImageProcessor
-from hf_vit.model.task_segmentation import overlapping_stride, segment_copies, slide, window_starts
+from hf_vit.model.task_semantic_segmentation import overlapping_stride, segment_copies, slide, window_starts
 
 from ..helpers.images import noise
 from ..helpers.models import pixels

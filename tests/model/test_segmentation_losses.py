@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTSegmentationConfig
-from hf_vit.model.task_segmentation import segmentation_loss
+from hf_vit.model.task_semantic_segmentation import segmentation_loss
 
 
 NUM_CLASSES, IGNORED = 4, 255

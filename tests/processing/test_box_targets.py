@@ -9,7 +9,7 @@ from transformers import DeformableDetrImageProcessor, DetrImageProcessor
 from transformers.image_transforms import center_to_corners_format
 from transformers.models.detr.modeling_detr import DetrObjectDetectionOutput
 
-from hf_vit.model.task_detection import read_labels
+from hf_vit.model.task_object_detection import read_labels
 
 from ..helpers.images import BACKENDS, noise
 from .test_image_targets import GEOMETRIES, SIZE

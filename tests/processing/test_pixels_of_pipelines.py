@@ -24,9 +24,9 @@ from hf_vit.data.augmentation.datasets import image_only
 from hf_vit.data.augmentation.operations import read_uint8
 from hf_vit.data.datasets import NamedImages, TargetDataset
 from hf_vit.features.extraction import ImageReader
+from hf_vit.inference.predict import open_image
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
-from hf_vit.prediction import open_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
 
 from ..helpers.images import noise

@@ -32,8 +32,8 @@ def test_the_class_of_a_saved_model_tells_its_task(task: str, tmp_path: Path) ->
         ("DepthAnythingForDepthEstimation", "depth_estimation"),
         ("YolosForObjectDetection", "object_detection"),
         ("VitPoseForPoseEstimation", "keypoint_detection"),
-        ("CLIPModel", "image_text"),
-        ("Siglip2Model", "image_text"),
+        ("CLIPModel", "zero_shot_image_classification"),
+        ("Siglip2Model", "zero_shot_image_classification"),
     ],
 )
 def test_so_does_that_of_a_published_one(architecture: str, task: str, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.inference.predict import find_images, open_image, predict_files
 from hf_vit.model.image_inputs import read_image
-from hf_vit.prediction import find_images, open_image, predict_files
 from hf_vit.visualize.figures import TILE_SIZE
 
 from ..helpers.models import small_config
@@ -234,7 +234,7 @@ def test_the_report_of_an_optimization_is_logged(
 ) -> None:
     predict.main([str(saved), *write_images(tmp_path, 2), "--optimize"])
     assert len(lines_of(capsys.readouterr().out)) == 2
-    (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.prediction"]
+    (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.inference.predict"]
     assert "| tried | milliseconds | times as fast | difference | verdict |" in report
     assert "| as given, float32 |" in report
     assert "| bfloat16 |" in report

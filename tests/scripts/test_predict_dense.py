@@ -17,8 +17,8 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.data import read_depth
+from hf_vit.inference.predict import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.prediction import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
 from hf_vit.visualize import segmentation_palette
 
 from ..helpers.models import small_config

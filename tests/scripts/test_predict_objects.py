@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.prediction import CORNERS, DetectionPredictor, KeypointPredictor
+from hf_vit.inference.predict import CORNERS, DetectionPredictor, KeypointPredictor
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 

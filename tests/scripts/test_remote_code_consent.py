@@ -17,7 +17,11 @@ from hf_vit import (
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
 from hf_vit.training.distillation.open_teacher import load_classifier
-from hf_vit.training.tasks.image_text import ImageTextModelArguments, encoder_options, make_tokenizer
+from hf_vit.training.tasks.zero_shot_image_classification import (
+    ImageTextModelArguments,
+    encoder_options,
+    make_tokenizer,
+)
 
 from ..helpers.fresh import run_script
 from ..helpers.models import small_config

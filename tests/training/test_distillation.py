@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.model.task_classification import classification_loss
+from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import DistillationArguments, TokenDistillation, make_distillation
 from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
 from hf_vit.training.distillation.open_teacher import load_encoder, match_classes, with_view

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.model.task_classification import classification_loss
+from hf_vit.model.task_image_classification import classification_loss
 
 from ..helpers import distributed
 from ..helpers.models import TRAINING_CASES

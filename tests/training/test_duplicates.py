@@ -11,7 +11,7 @@ from PIL import Image
 from hf_vit.data import load_image_classification
 from hf_vit.training import data_notes, parse_arguments
 from hf_vit.training.run import train as run_training
-from hf_vit.training.tasks.image_text import ImageTextContrast
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from ..helpers.datasets import write_class_folders, write_depth_folders
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, write_scenes

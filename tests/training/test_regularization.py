@@ -17,7 +17,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.data import AugmentedDataset, RepeatedAugmentationSampler, small_affine
 from hf_vit.data.augmentation.datasets import seeded
-from hf_vit.model.task_classification import classification_loss
+from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import (
     BinaryCrossEntropy,
     HfViTTrainer,
@@ -28,7 +28,7 @@ from hf_vit.training import (
     regularize,
     run,
 )
-from hf_vit.training.tasks.image_text import ImageTextTrainingArguments
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextTrainingArguments
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import small_config

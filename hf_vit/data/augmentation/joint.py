@@ -14,7 +14,7 @@ from torch import Tensor
 from ...extras import check_packages
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
-from ...model.task_keypoints import mirrored_order
+from ...model.task_keypoint_detection import mirrored_order
 from ..targets import without_crowds
 from .operations import (
     GRAY,

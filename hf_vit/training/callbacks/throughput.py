@@ -13,7 +13,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from ...convert import peak_memory
 from ...flops import forward_flops, peak_flops
-from ...model.task_classification import HfViTForImageClassification
+from ...model.task_image_classification import HfViTForImageClassification
 
 
 @dataclass(frozen=True)

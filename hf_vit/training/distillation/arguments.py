@@ -7,7 +7,7 @@ import torch
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...model.pretrained import HfViTPreTrainedModel
-from ...model.task_classification import HfViTForImageClassification
+from ...model.task_image_classification import HfViTForImageClassification
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
 from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view

@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 from ...model.configuration_hf_vit import to_pair
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
-from ...model.task_classification import classification_loss
+from ...model.task_image_classification import classification_loss
 from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, precise, resample_patches, soft_loss
 from .teacher import Teacher
 

@@ -23,7 +23,7 @@ from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel, check_trained
 from ...model.remote_code import RemoteCodeError, refusing_code
-from ...model.task_classification import HfViTForImageClassification
+from ...model.task_image_classification import HfViTForImageClassification
 from ..models import load_with_info, shorten, without_load_report
 from .teacher import Teacher, TeacherView, check_colors
 

@@ -11,7 +11,7 @@ from ...model.encoder import HfViTLayer
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import MASK_TOKEN, HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
-from ...model.task_mim import HfViTForMaskedImageModeling
+from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 
 
 # What multiplies its input by a matrix. All else is added (biases, tokens, positions), scales (norms, LayerScale,

@@ -19,7 +19,7 @@ from ...evaluation import DepthMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
-from ...model.task_depth import HfViTForDepthEstimation, depth_loss
+from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ...visualize import draw_depth
 from ..arguments import LIBRARY
 from ..planning.defaults import DEPTH

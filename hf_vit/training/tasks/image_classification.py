@@ -11,7 +11,7 @@ from transformers import BaseImageProcessor, EvalPrediction, PreTrainedModel
 from ...data import AugmentedDataset, AugmentedStream, ImageClassificationCollator, image_classification_augmentation
 from ...evaluation.classification import SCORES, image_classification_metrics, majority_baseline
 from ...model.configuration_hf_vit import HfViTConfig
-from ...model.task_classification import HfViTForImageClassification
+from ...model.task_image_classification import HfViTForImageClassification
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation

@@ -24,7 +24,7 @@ from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
-from ...model.task_mim import mask_of_blocks
+from ...model.task_masked_image_modeling import mask_of_blocks
 from ...visualize import draw_views
 from ..arguments import LIBRARY
 from ..models import input_size, load_model

@@ -16,7 +16,7 @@ from ...evaluation import KeypointMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
-from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
+from ...model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
 from ...visualize import draw_poses
 from ..arguments import LIBRARY
 from ..planning.defaults import KEYPOINTS

@@ -17,7 +17,7 @@ from ...data import MaskedImageModelingCollator, cropped_example_augmentation, d
 from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ...model.task_mim import (
+from ...model.task_masked_image_modeling import (
     HfViTForMaskedImageModeling,
     PatchScale,
     draw_mask,

@@ -26,7 +26,7 @@ from ...evaluation.universal import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
 from ...model.pipeline_hf_vit import CORNERS
-from ...model.task_detection import (
+from ...model.task_object_detection import (
     HfViTForObjectDetection,
     class_loss_of,
     class_scores_of,

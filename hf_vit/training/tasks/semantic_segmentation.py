@@ -17,7 +17,7 @@ from ...evaluation import SemanticSegmentationMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
-from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
+from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage

@@ -12,8 +12,8 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 
-from ..extras import check_packages
-from ..model.pretrained import HfViTPreTrainedModel
+from ...extras import check_packages
+from ...model.pretrained import HfViTPreTrainedModel
 from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, output_names, traced_grid
 
 

@@ -5,7 +5,7 @@ found and a model card; it opens in the pipeline "zero-shot-image-classification
 checkpoint and ends in the same weights.
 
 Examples:
-    S=scripts/train_image_text.py
+    S=scripts/train_zero_shot_image_classification.py
     python $S --dataset_name path/to/captions --output_dir outputs/pairs --preset small --image_size 112
     python $S --dataset_name path/to/captions --output_dir outputs/pairs --model_name_or_path facebook/dinov2-small \
         --freeze_vision --loss softmax
@@ -23,7 +23,9 @@ from hf_vit import training
 
 def main(arguments: list[str]) -> None:
     """Trains, evaluates, saves and, on request, publishes."""
-    training.run(training.TASKS["image_text"], arguments, __doc__, report=partial(print, flush=True))
+    training.run(
+        training.TASKS["zero_shot_image_classification"], arguments, __doc__, report=partial(print, flush=True)
+    )
 
 
 if __name__ == "__main__":

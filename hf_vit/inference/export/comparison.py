@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..model.matching import match
-from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_detection import HfViTForObjectDetection
+from ...model.matching import match
+from ...model.pretrained import HfViTPreTrainedModel
+from ...model.task_object_detection import HfViTForObjectDetection
 from .formats import Run
 from .programs import Bounds, HfViTProgram, checked_sizes, example_inputs
 

@@ -17,7 +17,7 @@ from ...data import ImageClassificationCollator, unreadable_images
 from ...evaluation.classification import image_classification_metrics
 from ...extras import check_packages
 from ...model.processing_hf_vit import HfViTProcessor
-from ...model.task_contrastive import HfViTForZeroShotImageClassification
+from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
 from ..load_data import evaluation_images, open_splits
 from ..publishing.report import evaluation_split, public_name, write_scores

@@ -20,25 +20,25 @@ from PIL import Image, ImageOps
 from transformers import Pipeline, pipeline
 from transformers.utils import logging
 
-from .data import load_unlabeled_images
-from .data.formats.files import IMAGE_SUFFIXES, files_below
-from .data.formats.stored import TAR_SUFFIXES
-from .data.formats.tables import TABLE_SUFFIXES
-from .data.targets import encoded_bytes
-from .extras import check_packages
-from .model.image_inputs import read_image
-from .model.nested_options import check_thresholds
-from .model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, check_optimize, chosen_threshold
-from .model.pretrained import check_trained, read_config
-from .model.remote_code import refusing_code
-from .model.task_detection import HfViTObjectDetectionPipeline
-from .model.task_keypoints import HfViTKeypointDetectionPipeline
-from .model.task_segmentation import HfViTImageSegmentationPipeline
-from .outputs import check_outputs, record_outputs
-from .training.checks import check_output
-from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
-from .visualize.colors import IGNORED
-from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
+from ..data import load_unlabeled_images
+from ..data.formats.files import IMAGE_SUFFIXES, files_below
+from ..data.formats.stored import TAR_SUFFIXES
+from ..data.formats.tables import TABLE_SUFFIXES
+from ..data.targets import encoded_bytes
+from ..extras import check_packages
+from ..model.image_inputs import read_image
+from ..model.nested_options import check_thresholds
+from ..model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, check_optimize, chosen_threshold
+from ..model.pretrained import check_trained, read_config
+from ..model.remote_code import refusing_code
+from ..model.task_keypoint_detection import HfViTKeypointDetectionPipeline
+from ..model.task_object_detection import HfViTObjectDetectionPipeline
+from ..model.task_semantic_segmentation import HfViTImageSegmentationPipeline
+from ..outputs import check_outputs, record_outputs
+from ..training.checks import check_output
+from ..visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
+from ..visualize.colors import IGNORED
+from ..visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
 
 
 logger = logging.get_logger(__name__)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPModel
 
 from hf_vit import HfViTConfig, HfViTForZeroShotImageClassification, HfViTImageProcessor, HfViTModel, HfViTProcessor
-from hf_vit.model.task_contrastive import contrastive_loss
+from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 from hf_vit.training import check_upload, train_tokenizer
 
 from ..helpers import distributed
@@ -45,7 +45,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")
-    load_script("train_image_text").main(
+    load_script("train_zero_shot_image_classification").main(
         arguments_of(folder / "halves", folder / "pairs", *STEPS, "--zero_shot_dataset", str(folder / "colors"))
     )
     return folder

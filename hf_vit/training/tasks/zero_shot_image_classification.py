@@ -31,7 +31,7 @@ from ...evaluation.retrieval import ComparedImage
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
-from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
+from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...visualize import draw_captions
 from ...visualize.pretraining import NUM_CAPTIONS
 from ..arguments import LIBRARY, ImageDataArguments
@@ -43,7 +43,7 @@ from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
-from .zero_shot import ZeroShotArguments, evaluate_zero_shot, load_zero_shot
+from .zero_shot_scores import ZeroShotArguments, evaluate_zero_shot, load_zero_shot
 
 
 @dataclass

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..convert import check_new_folder, load_image_processor, load_tokenizer, new_folder
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_contrastive import HfViTForZeroShotImageClassification
-from ..model.task_joint_embedding import HfViTForJointEmbedding
-from ..model.task_mim import HfViTForMaskedImageModeling
-from ..training.checks import check_output
+from ...convert import check_new_folder, load_image_processor, load_tokenizer, new_folder
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import HfViTPreTrainedModel
+from ...model.task_joint_embedding import HfViTForJointEmbedding
+from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
+from ...training.checks import check_output
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
 from .formats import FORMATS, check_format, write_program

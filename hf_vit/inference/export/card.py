@@ -5,9 +5,9 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..convert.model_card import escape_markdown
-from ..model.configuration_hf_vit import to_pair
-from ..model.pretrained import HfViTPreTrainedModel
+from ...convert.model_card import escape_markdown
+from ...model.configuration_hf_vit import to_pair
+from ...model.pretrained import HfViTPreTrainedModel
 from .comparison import Difference
 from .formats import FORMATS, versions
 from .programs import example_inputs, least_grid

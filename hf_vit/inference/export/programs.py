@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from ..convert import TASKS
-from ..model.configuration_hf_vit import to_pair
-from ..model.embeddings import Grid
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel, check_trained, read_config
-from ..model.task_contrastive import HfViTForZeroShotImageClassification
-from ..model.task_mim import HfViTForMaskedImageModeling
+from ...convert import TASKS
+from ...model.configuration_hf_vit import to_pair
+from ...model.embeddings import Grid
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import HfViTPreTrainedModel, check_trained, read_config
+from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
 
 # What a forward returns and a program does not: what needs labels, what was an input, tokens beside a prediction

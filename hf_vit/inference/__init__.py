@@ -1,0 +1,1 @@
+"""What happens to a trained model: predictions, optimization, exports."""
