@@ -56,7 +56,7 @@ def find_task(text: str) -> str:
     if name not in TASKS:
         known = tasks().split()
         raise ValueError(
-            f"There is no task {text!r}.{nearest(name.replace('_', '-'), tasks().split())} The tasks are {', '.join(tasks().split())}: "
+            f"There is no task {text!r}.{nearest(name.replace('_', '-'), known)} The tasks are {', '.join(known)}: "
             "hf-vit train TASK DATA."
         )
     return name
