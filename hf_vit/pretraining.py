@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from .calls import Paths, TrainingResult, as_list, train
 from .training.checks import check_output
-from .training.planning.arguments import check_minutes
+from .training.planning.arguments import MINUTES
 from .training.saving.output_folder import free_folder, is_free
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
@@ -125,7 +125,8 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:
         raise ValueError(f"{task} has no labels that could tell what pretraining is worth: give another task.")
-    check_minutes(minutes)
+    if minutes not in MINUTES:
+        raise ValueError(f"minutes={minutes} must {MINUTES}. 60 is usual.")
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
             f"{refused[0]} is not for three trainings of which two start from scratch and one from the encoder. "

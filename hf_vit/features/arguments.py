@@ -1,10 +1,11 @@
 """The arguments of an extraction of features."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from ..data import check_apart
+from ..options.field import COUNT, NOT_NEGATIVE, option
 from ..training.arguments import UnlabeledImagesArguments
 from .encoder import FEATURES
 
@@ -13,25 +14,64 @@ from .encoder import FEATURES
 class ExtractionArguments(UnlabeledImagesArguments):
     """Which features to extract, and from which images."""
 
-    model_name_or_path: str = field(
+    model_name_or_path: str = option(
         default="",
-        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
+        help="Saved or published model: a folder, a file or a name on the Hub.",
+        group="Extraction",
+        essential=True,
+        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    output_dir: str = field(default="outputs/features", metadata={"help": "Folder for the parquet files."})
-    features: list[str] = field(
+    output_dir: str = option(
+        default="outputs/features",
+        help="Folder for the parquet files.",
+        group="Output",
+        essential=True,
+        synonyms="output out save_dir out_dir project_dir name",
+        resume="free",
+    )
+    features: list[str] = option(
         default_factory=lambda: ["mean"],
-        metadata={"help": "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + "."},
+        help="Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + ".",
+        group="Extraction",
+        essential=True,
     )
-    dtype: str = field(default="float32", metadata={"help": "Type of the numbers that are written, or float16."})
-    batch_size: int = field(default=32, metadata={"help": "Images that go through the model at a time."})
-    rows_per_shard: int = field(
-        default=4096, metadata={"help": "Images of a file: what one process does, and at most loses if it is killed."}
+    dtype: str = option(
+        default="float32", help="Type of the numbers that are written, or float16.", group="Extraction", essential=True
     )
-    num_workers: int = field(default=0, metadata={"help": "Processes that read images, for each that runs the model."})
-    skip_unreadable: bool = field(
-        default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
+    batch_size: int = option(
+        default=32, help="Images that go through the model at a time.", range=COUNT, group="Extraction", essential=True
     )
-    use_cpu: bool = field(default=False, metadata={"help": "Leave GPUs alone."})
+    rows_per_shard: int = option(
+        default=4096,
+        help="Images of a file: what one process does, and at most loses if it is killed.",
+        range=COUNT,
+        group="Extraction",
+        essential=True,
+    )
+    num_workers: int = option(
+        default=0,
+        help="Processes that read images, for each that runs the model.",
+        range=NOT_NEGATIVE,
+        group="Extraction",
+        essential=True,
+        synonyms="workers",
+    )
+    skip_unreadable: bool = option(
+        default=False,
+        help="Leave images out that cannot be read, rather than stop.",
+        group="Extraction",
+        essential=True,
+        resume="free",
+    )
+    use_cpu: bool = option(
+        default=False,
+        help="Leave GPUs alone.",
+        brief="Leave GPUs alone.",
+        group="Extraction",
+        essential=True,
+        synonyms="cpu no_cuda",
+        resume="free",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

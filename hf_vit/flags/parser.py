@@ -5,11 +5,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import Field
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
+from ..options.library import metadata_of
 from .help_page import help_page
 
 
@@ -167,6 +170,16 @@ class Parser(OneLineParser, HfArgumentParser):
     def __init__(self, types: Sequence[type], description: str | None = None) -> None:
         HfArgumentParser.__init__(self, types, description=description, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", nargs="?", action=HelpAction, default=argparse.SUPPRESS)
+
+    @staticmethod
+    def _parse_dataclass_field(parser: Any, field: Field[Any]) -> None:
+        known, plain = metadata_of(field), copy(field)
+        library = {name: field.metadata[name] for name in ("nargs", "const") if name in field.metadata}
+        library |= {"choices": known["choices"]} if known["choices"] else {}
+        aliases = ["--model"] if field.name == "model_name_or_path" else []
+        plain.metadata = {"help": known["help"], "aliases": aliases, **library}  # type: ignore[assignment]
+        HfArgumentParser._parse_dataclass_field(parser, plain)
+        field.type = plain.type  # without None, as `kinds_of` expects it
 
     def page(self, has_all: bool) -> str:
         """Returns the help page."""

@@ -15,6 +15,7 @@ from transformers.utils import is_torch_xla_available
 
 from ..data.formats.files import split_names
 from ..model.configuration_hf_vit import PRESETS
+from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, option
 from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
 from .callbacks.resume import ResumeArguments
@@ -34,37 +35,44 @@ FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of 
 class ModelArguments:
     """Which model to train."""
 
-    model_name_or_path: str | None = field(
+    model_name_or_path: str | None = option(
         default=None,
-        metadata={
-            "aliases": ["--model"],
-            "help": "Model to start from, saved by this package or published for another library: a folder, a name on "
-            "the Hub, or a file of published weights.",
-        },
+        help="Model to start from, saved by this package or published for another library: a folder, a name on "
+        "the Hub, or a file of published weights.",
+        group="Model",
+        essential=True,
+        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    preset: str | None = field(
+    preset: str | None = option(
         default=None,
-        metadata={
-            "help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
-            "small with --choose_defaults false."
-        },
+        help=f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
+        "small with --choose_defaults false.",
+        group="Model",
+        essential=True,
+        synonyms="arch architecture model_size",
     )
-    image_size: int | None = field(
+    image_size: int | None = option(
         default=None,
-        metadata={"help": "Height and width of images in pixels. A saved model resamples its positions."},
+        help="Height and width of images in pixels. A saved model resamples its positions.",
+        range=COUNT,
+        group="Model",
+        essential=True,
+        synonyms="imgsz img_size input_size resolution size",
     )
-    config_overrides: str | None = field(
+    config_overrides: str | None = option(
         default=None,
-        metadata={"help": 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'},
+        help='Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.',
+        group="Model",
     )
-    whiten_patches: bool = field(
+    whiten_patches: bool = option(
         default=False,
-        metadata={
-            "help": "Let the patch embedding of a model from scratch start as a whitening of the training patches, "
-            "which learns faster."
-        },
+        help="Let the patch embedding of a model from scratch start as a whitening of the training patches, "
+        "which learns faster.",
+        group="Model",
     )
-    license: str = field(default="unknown", metadata={"help": "License of the trained weights, for the model card."})
+    license: str = option(
+        default="unknown", help="License of the trained weights, for the model card.", group="Model", resume="free"
+    )
 
     def __post_init__(self) -> None:
         if self.model_name_or_path is not None and self.whiten_patches:
@@ -112,13 +120,20 @@ class SourceArguments:
     # Fields that the loaders of `hf_vit.data` take by the same names
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
 
-    dataset_name: str = field(default="", metadata={"help": "Folder, or name on the Hub."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the Hub."})
-    dataset_revision: str | None = field(
-        default=None, metadata={"help": "Branch, tag or commit of a dataset on the Hub."}
+    dataset_name: str = option(
+        default="",
+        help="Folder, or name on the Hub.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    image_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the images, where it is not clear by itself."}
+    dataset_config_name: str | None = option(default=None, help="Configuration of a dataset on the Hub.", group="Data")
+    dataset_revision: str | None = option(
+        default=None, help="Branch, tag or commit of a dataset on the Hub.", group="Data"
+    )
+    image_column_name: str | None = option(
+        default=None, help="Column of the images, where it is not clear by itself.", group="Data"
     )
 
     def __post_init__(self) -> None:
@@ -142,36 +157,54 @@ class ImageDataArguments(SourceArguments):
     # Refused in evaluations
     training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license", "allow_duplicates")
 
-    skip_unreadable: bool = field(
-        default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
+    skip_unreadable: bool = option(
+        default=False,
+        help="Leave images out that cannot be read, rather than stop.",
+        group="Data",
+        essential=True,
+        resume="free",
     )
-    check_images: bool = field(
-        default=True, metadata={"help": "Read all images once in advance; false if that has been done before."}
+    check_images: bool = option(
+        default=True,
+        help="Read all images once in advance; false if that has been done before.",
+        group="Data",
+        resume="free",
     )
-    allow_duplicates: bool = field(
-        default=False, metadata={"help": "Train even if most of the evaluated images are training images, too."}
+    allow_duplicates: bool = option(
+        default=False,
+        help="Train even if most of the evaluated images are training images, too.",
+        group="Training images",
+        resume="free",
     )
-    train_val_split: float | None = field(
+    train_val_split: float | None = option(
         default=None,
-        metadata={
-            "help": "Share of the training images held out where the data has no validation split; 0 trains on all. "
-            "By default a tenth where it chooses something (the best step, a threshold) or there is no test split."
-        },
+        help="Share of the training images held out where the data has no validation split; 0 trains on all. "
+        "By default a tenth where it chooses something (the best step, a threshold) or there is no test split.",
+        range=SHARE_LEFT_OUT,
+        group="Data",
+        synonyms="val_split validation_split holdout",
     )
-    validation_as_test: bool | None = field(
+    validation_as_test: bool | None = option(
         default=None,
-        metadata={
-            "help": "Report the scores of the validation split, and hold images for choices out of the training ones. "
-            "By default where something is chosen (the best step, a threshold) and there is no test split."
-        },
+        help="Report the scores of the validation split, and hold images for choices out of the training ones. "
+        "By default where something is chosen (the best step, a threshold) and there is no test split.",
+        group="Data",
     )
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
+    max_train_samples: int | None = option(
+        default=None,
+        help="Train on this many images, drawn at random: for a trial.",
+        range=COUNT,
+        group="Training images",
     )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate this many images of a split, drawn at random: for a trial."}
+    max_eval_samples: int | None = option(
+        default=None,
+        help="Evaluate this many images of a split, drawn at random: for a trial.",
+        range=COUNT,
+        group="Data",
     )
-    dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
+    dataset_license: str = option(
+        default="unknown", help="License of the data, for the model card.", group="Training images", resume="free"
+    )
     holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
 
     def __post_init__(self) -> None:
@@ -199,22 +232,23 @@ class ImageDataArguments(SourceArguments):
 class StreamArguments:
     """Whether and how images are read while a training runs."""
 
-    streaming: bool = field(
+    streaming: bool = option(
         default=False,
-        metadata={
-            "help": "Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
-            "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are evaluated."
-        },
+        help="Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
+        "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are evaluated.",
+        group="Training images",
     )
-    shuffle_buffer_size: int = field(
-        default=1000, metadata={"help": "Among how many images of a stream the next one is drawn, on each process."}
+    shuffle_buffer_size: int = option(
+        default=1000,
+        help="Among how many images of a stream the next one is drawn, on each process.",
+        range=COUNT,
+        group="Training images",
     )
-    shard_by_process: bool = field(
+    shard_by_process: bool = option(
         default=True,
-        metadata={
-            "help": "Let each process read its own shards of a stream; false lets the first one read for all, which "
-            "is slower, but several processes then train as one would."
-        },
+        help="Let each process read its own shards of a stream; false lets the first one read for all, which "
+        "is slower, but several processes then train as one would.",
+        group="Training images",
     )
 
     def check_stream(self, max_train_samples: int | None) -> None:
@@ -239,18 +273,22 @@ class ClassificationDataArguments(ImageDataArguments, StreamArguments):
         *("streaming", "shuffle_buffer_size", "shard_by_process", "class_names"),
     )
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={
-            "help": "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
-        },
+        help="Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the labels, where it is not clear by itself."}
+    label_column_name: str | None = option(
+        default=None, help="Column of the labels, where it is not clear by itself.", group="Data"
     )
-    class_names: str | None = field(
+    class_names: str | None = option(
         default=None,
-        metadata={"help": 'Names of the classes of a stream, "cat,dog", where the data do not have them.'},
+        help='Names of the classes of a stream, "cat,dog", where the data do not have them.',
+        group="Training images",
+        essential=True,
     )
 
     def __post_init__(self) -> None:
@@ -274,9 +312,16 @@ class UnlabeledImagesArguments(SourceArguments):
 
     loader_options = (*SourceArguments.loader_options, "label_column_name")
 
-    dataset_name: str = field(default="", metadata=UNLABELED_SOURCES)
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of labels, where there is one and it is not clear by itself."}
+    dataset_name: str = option(
+        default="",
+        help=UNLABELED_SOURCES["help"],
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
+    )
+    label_column_name: str | None = option(
+        default=None, help="Column of labels, where there is one and it is not clear by itself.", group="Data"
     )
 
     def __post_init__(self) -> None:
@@ -296,10 +341,19 @@ class UnlabeledImagesArguments(SourceArguments):
 class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, StreamArguments):
     """Images to train on without labels."""
 
-    dataset_name: str = field(default="", metadata=UNLABELED_SOURCES)
-    max_knn_samples: int = field(
+    dataset_name: str = option(
+        default="",
+        help=UNLABELED_SOURCES["help"],
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
+    )
+    max_knn_samples: int = option(
         default=5000,
-        metadata={"help": "Training images among which neighbors are looked for, where labels are known; 0 for none."},
+        help="Training images among which neighbors are looked for, where labels are known; 0 for none.",
+        range=NOT_NEGATIVE,
+        group="Data",
     )
 
     def __post_init__(self) -> None:
@@ -327,63 +381,68 @@ class HfViTTrainingArguments(
 ):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
-    learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
-    weight_decay: float = field(default=0.05, metadata=LIBRARY["weight_decay"].metadata)
-    warmup_steps: float = field(default=0.1, metadata=LIBRARY["warmup_steps"].metadata)
-    lr_scheduler_type: SchedulerType | str = field(default="cosine", metadata=LIBRARY["lr_scheduler_type"].metadata)
-    per_device_train_batch_size: int = field(default=64, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
-    eval_strategy: IntervalStrategy | str = field(default="epoch", metadata=LIBRARY["eval_strategy"].metadata)
-    save_strategy: SaveStrategy | str = field(default="epoch", metadata=LIBRARY["save_strategy"].metadata)
-    save_total_limit: int | None = field(default=2, metadata=LIBRARY["save_total_limit"].metadata)
-    logging_steps: float = field(default=0.01, metadata=LIBRARY["logging_steps"].metadata)
-    metric_for_best_model: str | None = field(
-        default="accuracy", metadata={"help": "Score that chooses the best model: a name that evaluations print."}
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warmup_steps: float = 0.1
+    lr_scheduler_type: SchedulerType | str = "cosine"
+    per_device_train_batch_size: int = 64
+    per_device_eval_batch_size: int = 64
+    eval_strategy: IntervalStrategy | str = "epoch"
+    save_strategy: SaveStrategy | str = "epoch"
+    save_total_limit: int | None = 2
+    logging_steps: float = 0.01
+    metric_for_best_model: str | None = option(
+        default="accuracy", help="Score that chooses the best model: a name that evaluations print.", group="Training"
     )
-    early_stopping_patience: int | None = field(
+    early_stopping_patience: int | None = option(
         default=None,
-        metadata={"help": "Stop after this many evaluations without a better score, and keep the best model."},
+        help="Stop after this many evaluations without a better score, and keep the best model.",
+        range=COUNT,
+        group="Training",
+        essential=True,
+        synonyms="patience",
     )
-    resume_from_checkpoint: str | None = field(
+    resume_from_checkpoint: str | None = option(
         default=None,
-        metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
+        help='Resume a training: "last" for the newest checkpoint in output_dir, or its folder.',
+        group="Output",
+        essential=True,
+        synonyms="resume",
+        resume="free",
+        private=True,
     )
-    dry_run: bool = field(
+    dry_run: bool = option(
         default=False,
-        metadata={"help": "Check data, model and options, say what would be done, and write nothing."},
+        help="Check data, model and options, say what would be done, and write nothing.",
+        group="Output",
+        essential=True,
+        resume="free",
+        private=True,
     )
-    length_changes: list[str] | None = field(
+    length_changes: list[str] | None = option(
         default=None,
-        metadata={
-            "help": "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
-            "where a budget in minutes was kept."
-        },
+        help="Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
+        "where a budget in minutes was kept.",
+        resume="free",
     )
     # Early stopping counts on where it stood, and the wall time adds up.
-    restore_callback_states_from_checkpoint: bool = field(
-        default=True, metadata=LIBRARY["restore_callback_states_from_checkpoint"].metadata
-    )
+    restore_callback_states_from_checkpoint: bool = True
     # An incomplete last batch would weigh its images more, and differ with the number of processes.
-    dataloader_drop_last: bool = field(default=True, metadata=LIBRARY["dataloader_drop_last"].metadata)
-    dataloader_pin_memory: bool = field(
-        default=torch.cuda.is_available(), metadata=LIBRARY["dataloader_pin_memory"].metadata
-    )
-    dataloader_num_workers: int | None = field(
+    dataloader_drop_last: bool = True
+    dataloader_pin_memory: bool = torch.cuda.is_available()
+    dataloader_num_workers: int | None = option(
         default=None,
-        metadata={
-            "help": "Processes that read images, for each that trains. By default its share of the cores "
-            "beside a GPU, at most 8; without one none, as the model takes all cores."
-        },
+        help="Processes that read images, for each that trains. By default its share of the cores "
+        "beside a GPU, at most 8; without one none, as the model takes all cores.",
+        range=NOT_NEGATIVE,
+        synonyms="workers num_workers",
+        resume="free",
     )
     # Where there are worker processes, they stay from epoch to epoch.
-    dataloader_persistent_workers: bool = field(
-        default=True, metadata=LIBRARY["dataloader_persistent_workers"].metadata
-    )
-    remove_unused_columns: bool = field(default=False, metadata=LIBRARY["remove_unused_columns"].metadata)
-    report_to: str = field(
-        default="tensorboard" if is_tensorboard_available() else "none", metadata=LIBRARY["report_to"].metadata
-    )
-    optim_target_modules: list[str] | None = field(default=None, metadata=LIBRARY["optim_target_modules"].metadata)
+    dataloader_persistent_workers: bool = True
+    remove_unused_columns: bool = False
+    report_to: str = "tensorboard" if is_tensorboard_available() else "none"
+    optim_target_modules: list[str] | None = None
 
     def __post_init__(self) -> None:
         given: Any = self  # whose values have other types than they become

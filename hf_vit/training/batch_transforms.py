@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, K labels, h w patch grid.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..model.task_object_detection import HfViTForObjectDetection
+from ..options.field import COUNT, option
 
 
 class BatchTransform(Protocol):
@@ -107,19 +108,19 @@ class Mixing:
 class SizeArguments:
     """Options of the size of training images; those of evaluations have the size of the model."""
 
-    progressive_sizes: list[int] | None = field(
+    progressive_sizes: list[int] | None = option(
         default=None,
-        metadata={
-            "help": "Heights in pixels that training images have over equal shares of the steps, the last one that of "
-            "image_size: 16 24 32. Small images train several times as fast."
-        },
+        help="Heights in pixels that training images have over equal shares of the steps, the last one that of "
+        "image_size: 16 24 32. Small images train several times as fast.",
+        range=COUNT,
+        group="Sizes of training images",
     )
-    multi_scale_sizes: list[int] | None = field(
+    multi_scale_sizes: list[int] | None = option(
         default=None,
-        metadata={
-            "help": "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
-            "image_size enlarge the images."
-        },
+        help="Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
+        "image_size enlarge the images.",
+        range=COUNT,
+        group="Sizes of training images",
     )
 
     def check_sizes(self) -> None:

@@ -10,17 +10,13 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.fingerprint import file_list, fingerprint
+from ..options.library import options_of
 from .arguments import StreamArguments, split_sources
-from .recipe import is_free
-from .saving.checkpoints import read_conditions
+from .saving.checkpoints import CONDITIONS, read_conditions
+from .tasks import TASKS
 from .tasks.base import Task
 
 
-# What the state of an optimizer, or the weights beside it, is made for.
-FIXED = {
-    *("optim", "use_muon", "layer_decay", "head_lr_multiplier", "freeze", "trainable_blocks"),
-    *("lora_rank", "lora_target_modules"),
-}
 TRAINED_ON = ("train", "validation")  # the latter chooses the best model, and when to stop
 MOST_SHOWN = 60  # letters of a value
 
@@ -28,13 +24,12 @@ MOST_SHOWN = 60  # letters of a value
 def describe_arguments(task: Task) -> dict[str, Any]:
     """Returns all arguments of a training that its course hangs on, given or by default, and its global batch."""
     values: dict[str, Any] = {}
-    for name in task.fields():
-        part = vars(task)[name]
-        values |= part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
+    for part in (vars(task)[name] for name in task.fields()):
+        given = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
+        values |= {name: given[name] for name, known in options_of(type(part)).items() if known["resume"] != "free"}
     args = task.args
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    kept = {name: value for name, value in values.items() if not is_free(name)}
-    return as_json({**kept, "images of a step": batch})
+    return as_json({**values, "images of a step": batch})
 
 
 def describe_data(task: Task) -> dict[str, Any]:
@@ -73,6 +68,11 @@ def check_changes(checkpoint: str | Path, values: Mapping[str, Any], is_accepted
         ValueError: if something differs that is not accepted, or with which no checkpoint of the other fits.
     """
     begun = read_conditions(checkpoint).get("values", {})
+    if not begun and not is_accepted:
+        raise ValueError(
+            f"{checkpoint} has no {CONDITIONS}, which holds the options and data of its training run. If they are "
+            "still the same, resume with --resume_with_changes true."
+        )
     changed = {name: value for name, value in values.items() if name in begun and begun[name] != value}
     differences = [f"{name}: {shown(begun[name])} then, {shown(value)} now" for name, value in changed.items()]
     advice = f"or start another training elsewhere, from its weights with --model_name_or_path {checkpoint}"
@@ -81,7 +81,8 @@ def check_changes(checkpoint: str | Path, values: Mapping[str, Any], is_accepted
             f"The training of {checkpoint} was started with other conditions ({'; '.join(differences)}). Resume it as "
             f"it was started, accept the changes with --resume_with_changes true, {advice}."
         )
-    if fixed := sorted(FIXED & changed.keys()):
+    options = options_of(*(kind for task in TASKS.values() for kind in task.argument_types()))
+    if fixed := sorted(name for name in changed if name in options and options[name]["resume"] == "fixed"):
         raise ValueError(
             f"The optimizer of {checkpoint} is of a training with other conditions ({'; '.join(differences)}), and "
             f"does not fit another {' or '.join(fixed)}. Resume without that change, {advice}."

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
+from ..options.field import option
 
 
 if is_peft_available():
@@ -36,20 +37,22 @@ LORA_TARGETS = (
 class LoraArguments:
     """Options of low-rank adaptation (https://arxiv.org/abs/2106.09685)."""
 
-    lora_rank: int | None = field(
+    lora_rank: int | None = option(
         default=None,
-        metadata={
-            "help": "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
-            "learns in full; 8 is usual. By default all weights are trained."
-        },
+        help="Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
+        "learns in full; 8 is usual. By default all weights are trained.",
+        group="LoRA",
+        resume="fixed",
     )
-    lora_alpha: int | None = field(
-        default=None, metadata={"help": "Changes count alpha / rank times; twice the rank by default."}
+    lora_alpha: int | None = option(
+        default=None, help="Changes count alpha / rank times; twice the rank by default.", group="LoRA"
     )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout rate of what the changes see."})
-    lora_target_modules: list[str] = field(
+    lora_dropout: float = option(default=0.0, help="Dropout rate of what the changes see.", group="LoRA")
+    lora_target_modules: list[str] = option(
         default_factory=lambda: list(LORA_TARGETS),
-        metadata={"help": "How the names of the linear layers end that learn them."},
+        help="How the names of the linear layers end that learn them.",
+        group="LoRA",
+        resume="fixed",
     )
 
     def check_lora(self) -> None:

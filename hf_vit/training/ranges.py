@@ -5,95 +5,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
-
-class Range(NamedTuple):
-    """An interval of numbers, closed below and above unless it says otherwise."""
-
-    least: float = -math.inf
-    most: float = math.inf
-    is_open_below: bool = False
-    is_open_above: bool = False
-
-    def __contains__(self, number: object) -> bool:
-        assert isinstance(number, int | float)
-        is_above = self.least < number if self.is_open_below else self.least <= number
-        return is_above and (number < self.most if self.is_open_above else number <= self.most)
-
-    def __str__(self) -> str:
-        if self.most == math.inf:
-            return f"be {'more than' if self.is_open_below else 'at least'} {self.least:g}"
-        opening, closing = "[("[self.is_open_below], "])"[self.is_open_above]
-        return f"lie in {opening}{self.least:g}, {self.most:.10g}{closing}"
+from ..options.library import metadata_of
 
 
-COUNT = Range(least=1)
-NOT_NEGATIVE = Range(least=0)
-POSITIVE = Range(least=0, is_open_below=True)
-PROBABILITY = Range(0, 1)
-HALF = Range(0, 0.5)
-SHARE = Range(0, 1, is_open_below=True)
-SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
-SEED = Range(0, 2**32 - 1)
-
-# Under one name they mean the same for all tasks. Those that their own dataclasses check are not here.
-RANGES: dict[Range, tuple[str, ...]] = {
-    COUNT: (
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-        *("eval_accumulation_steps", "torch_empty_cache_steps", "dataloader_prefetch_factor"),
-        *(
-            "early_stopping_patience",
-            "ddp_timeout",
-            "ddp_bucket_cap_mb",
-            "image_size",
-            "progressive_sizes",
-            "multi_scale_sizes",
-        ),
-        *(
-            "vocab_size",
-            "max_text_length",
-            "global_size",
-            "local_size",
-            "embedding_size",
-            "eval_window_size",
-            "randaugment_num_ops",
-        ),
-    ),
-    NOT_NEGATIVE: (
-        *("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm", "eval_delay", "dataloader_num_workers"),
-        *("crop_padding", "neftune_noise_alpha", "min_eval_depth", "save_total_limit"),
-    ),
-    POSITIVE: (
-        *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "eval_scales"),
-        *("min_scale", "max_scale", "box_padding", "depth_scale", "max_eval_depth", "pck_threshold", "canvas"),
-    ),
-    HALF: ("hue",),
-    PROBABILITY: (
-        "horizontal_flip",
-        "photometric",
-        "random_erasing",
-        "iou_crop",
-        "color_jitter",
-        "grayscale",
-        "brightness",
-        "contrast",
-        "saturation",
-        "blur",
-        "solarize",
-    ),
-    SHARE: ("min_crop_scale", "min_global_scale", "max_class_share"),
-    SHARE_LEFT_OUT: ("adam_beta1", "adam_beta2", "label_smoothing_factor", "max_shift"),
-    Range(0, 1, is_open_below=True, is_open_above=True): ("mask_ratio", "gaussian_weight"),
-    Range(0, 180): ("max_rotation",),
-    Range(0, 30): ("randaugment_magnitude",),
-    SEED: ("seed", "data_seed"),
-}
-RANGE_OF = {name: legal for legal, names in RANGES.items() for name in names}
 # Arguments of the library that are mappings, in JSON on a command line; some of them may be files instead
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")
 MAPPINGS = (
@@ -113,10 +33,10 @@ def check_ranges(options: Any) -> None:
     """
     values = vars(options)
     for option in fields(options):
-        legal = RANGE_OF.get(option.name, Range())
+        legal = metadata_of(option)["range"]
         for number in numbers_in(values.get(option.name)):
-            if not math.isfinite(number) or number not in legal:
-                must, value = legal if option.name in RANGE_OF else "be a finite number", values[option.name]
+            if not math.isfinite(number) or (legal is not None and number not in legal):
+                must, value = "be a finite number" if legal is None else legal, values[option.name]
                 default = "" if option.default in (MISSING, None, value) else f" The default is {option.default}."
                 raise ValueError(f"{option.name}={value} must {must}.{default}")
     for low, high in PAIRS:

@@ -21,19 +21,6 @@ from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 logger = logging.get_logger(__name__)
 # The words of a command line; the first of them may be the file of a recipe, or its content
 Arguments = Sequence[str | Mapping[str, Any]]
-# What may change when a training is resumed: where it runs, on how many processes, and what it reports. The images and
-# the batch on all processes are compared themselves.
-FREE = {
-    *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "allow_duplicates"),
-    *("minutes", "choose_defaults", "holds_out", "length_changes"),  # what comes of them stands beside them
-    *("output_dir", "use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("resume_from_checkpoint", "resume_with_changes", "dry_run", "do_train", "do_eval", "do_predict", "debug"),
-}
-FREE_PREFIXES = (
-    *("dataloader_num", "dataloader_p", "ddp_", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_"),
-    "zero_shot_",
-)
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -218,11 +205,6 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def is_free(name: str) -> bool:
-    """Whether an argument may change, without a word, when a training is resumed."""
-    return name in FREE or name.startswith(FREE_PREFIXES)
-
-
 def recipe_of(folder: Path) -> dict[str, Any]:
     """Returns the recipe that a training has left in its output folder, empty if there is none that can be read."""
     file = folder / RECIPE_NAME
@@ -233,27 +215,8 @@ def recipe_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
-    """Writes the recipe of a training into its output folder, or compares it with the one that stands there.
-
-    Args:
-        folder: Output folder of the training.
-        recipe: Its arguments, see `given_arguments`.
-        is_resumed: Whether the training is resumed.
-
-    Raises:
-        ValueError: if a training is resumed with other arguments, which would make it another training.
-    """
-    file = folder / RECIPE_NAME
-    if is_resumed and (begun := recipe_of(folder)):
-        changed = sorted(
-            name for name in begun.keys() | recipe.keys() if begun.get(name) != recipe.get(name) and not is_free(name)
-        )
-        if changed:
-            differences = "; ".join(f"{name}: {begun.get(name)} then, {recipe.get(name)} now" for name in changed)
-            raise ValueError(
-                f"The training in {folder} was started with other arguments ({differences}). Resume as {file} says, "
-                "or start another training in another --output_dir."
-            )
+def start_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Writes the recipe of a training into its output folder; see `given_arguments`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, RECIPE_HEADING + yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
+    write_whole(folder / RECIPE_NAME, RECIPE_HEADING + text)

@@ -3,7 +3,7 @@
 Shapes: B batch, K labels, h w patch grid, N = h·w patches, K kept ones.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationS
 from ..data.augmentation.operations import check_probabilities
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_image_classification import HfViTForImageClassification
+from ..options.field import option
 from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
 from .distillation.methods import FeatureDistillation
@@ -25,12 +26,11 @@ from .distillation.methods import FeatureDistillation
 class RepeatedAugmentationArguments:
     """Options of the images of a step, for all tasks."""
 
-    repeated_augmentations: int = field(
+    repeated_augmentations: int = option(
         default=1,
-        metadata={
-            "help": "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
-            "length, with fewer images."
-        },
+        help="How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
+        "length, with fewer images.",
+        group="Augmentation",
     )
 
     def check_repeated_augmentations(self) -> None:
@@ -46,28 +46,40 @@ class RepeatedAugmentationArguments:
 class RegularizationArguments:
     """Options of the batch transforms and the loss of a classifier."""
 
-    mixup_alpha: float = field(
+    mixup_alpha: float = option(
         default=0.0,
-        metadata={"help": "Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not."},
+        help="Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
+        group="Regularization",
+        synonyms="mixup",
     )
-    cutmix_alpha: float = field(
+    cutmix_alpha: float = option(
         default=0.0,
-        metadata={"help": "Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not."},
+        help="Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
+        group="Regularization",
+        synonyms="cutmix",
     )
-    mixing_probability: float = field(default=1.0, metadata={"help": "Share of the batches that are mixed."})
-    mixing_off_share: float = field(
-        default=0.0, metadata={"help": "Share of the training at its end in which none is: 0.1 for the last tenth."}
+    mixing_probability: float = option(
+        default=1.0, help="Share of the batches that are mixed.", group="Regularization"
     )
-    classification_loss: Literal["cross_entropy", "bce"] = field(
+    mixing_off_share: float = option(
+        default=0.0,
+        help="Share of the training at its end in which none is: 0.1 for the last tenth.",
+        group="Regularization",
+    )
+    classification_loss: Literal["cross_entropy", "bce"] = option(
         default="cross_entropy",
-        metadata={"help": "cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is."},
+        help="cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is.",
+        group="Regularization",
     )
-    bce_target_threshold: float | None = field(
+    bce_target_threshold: float | None = option(
         default=None,
-        metadata={"help": "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1."},
+        help="Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.",
+        group="Regularization",
     )
-    token_drop_rate: float = field(
-        default=0.0, metadata={"help": "Share of the patches of each training image that the blocks never see."}
+    token_drop_rate: float = option(
+        default=0.0,
+        help="Share of the patches of each training image that the blocks never see.",
+        group="Regularization",
     )
 
     def __post_init__(self) -> None:

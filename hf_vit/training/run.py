@@ -47,7 +47,7 @@ from .recipe import (
     start_recipe,
     without_secrets,
 )
-from .saving.checkpoints import check_labels, on_first_process, read_conditions
+from .saving.checkpoints import check_labels, on_first_process
 from .saving.output_files import evaluation_files
 from .saving.output_folder import checkpoint_to_resume, free_folder, last_folder, occupied
 from .tasks import TASKS
@@ -168,11 +168,9 @@ def prepare(
         check_projection(checkpoint, trainer.distillation)
     command = shlex.join(command_line(task.argument_types(), arguments, program, args.world_size))
     training = Training(task, trainer, checkpoint, command, report, planner)
-    compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
-    # What is compared is what was given: that is all that a checkpoint without conditions has beside it.
-    recipe = planner.recipe({} if compares else chosen)
+    recipe = planner.recipe(chosen)
     if trainer.is_world_process_zero() and not args.dry_run:
-        start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
+        start_recipe(Path(args.output_dir), recipe)
     report_plan(training)
     if args.dry_run:
         report(describe_plan(trainer, recipe, task.data_notes))
@@ -291,7 +289,7 @@ def follow_budget(training: Training) -> None:
         chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
         trainer.conditions["chosen"] = chosen
         if trainer.is_world_process_zero():
-            start_recipe(Path(trainer.args.output_dir), planner.recipe(chosen), is_resumed=False)
+            start_recipe(Path(trainer.args.output_dir), planner.recipe(chosen))
         if abs(steps - told) > TOLD_CHANGE * told:
             told = steps
             training.report(f"Steps: {steps:,} in place of {planned:,}, by the time that those until now have taken.")

@@ -209,10 +209,11 @@ def test_no_state_of_an_optimizer_fits_another_one(begun: Path) -> None:
     assert "does not fit another optim" in message
 
 
-def test_checkpoints_without_conditions_are_compared_by_the_recipe(begun: Path) -> None:
+def test_checkpoints_without_conditions_resume_on_request_only(begun: Path) -> None:
     for name in ("conditions.json", "SHA256SUMS"):
         Path("output/checkpoint-2", name).unlink()
-    assert "seed: None then, 7 now" in refusal(*LAST, "--seed", "7")
+    assert "output/checkpoint-2 has no conditions.json" in refusal(*LAST, "--seed", "7")
+    train(*LAST, "--seed", "7", "--resume_with_changes", "true")
 
 
 @pytest.mark.parametrize("content", [b"", bytes(100), b"seed: [1", b"\xff\xfe"])

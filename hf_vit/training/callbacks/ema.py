@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ...options.field import option
 from .resume import ResumeCallback, best_checkpoint
 
 
@@ -21,12 +22,12 @@ from .resume import ResumeCallback, best_checkpoint
 class AveragingArguments:
     """Options of the average of the weights."""
 
-    ema_decay: float | None = field(
+    ema_decay: float | None = option(
         default=None,
-        metadata={
-            "help": "Also keep, score and save an exponential moving average of the weights, of about the last "
-            "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps."
-        },
+        help="Also keep, score and save an exponential moving average of the weights, of about the last "
+        "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps.",
+        group="Averaged weights",
+        synonyms="ema model_ema model_ema_decay",
     )
 
     def check_averaging(self, optimizer: str) -> None:

@@ -1,6 +1,6 @@
 """Callbacks that load what a checkpoint holds beside the files that the library's Trainer knows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from ...options.field import option
 from ..distillation.base import Distillation
 
 
@@ -15,12 +16,13 @@ from ..distillation.base import Distillation
 class ResumeArguments:
     """Options of a training that resumes, beside those of the library."""
 
-    resume_with_changes: bool = field(
+    resume_with_changes: bool = option(
         default=False,
-        metadata={
-            "help": "Resume on other images or with other arguments than the training was started with; the card then "
-            "tells from which step on."
-        },
+        help="Resume on other images or with other arguments than the training was started with; the card then "
+        "tells from which step on.",
+        group="Output",
+        resume="free",
+        private=True,
     )
 
 

@@ -1,6 +1,6 @@
 """Options of a training with a teacher."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -8,6 +8,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_image_classification import HfViTForImageClassification
+from ...options.field import POSITIVE, SHARE, option
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
 from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view
@@ -21,29 +22,31 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class DistillationArguments:
     """A teacher to learn from, beside the data."""
 
-    teacher: str | None = field(
+    teacher: str | None = option(
         default=None,
-        metadata={"help": "Trained model to learn from too, of any library: a folder, or a name on the Hub."},
+        help="Trained model to learn from too, of any library: a folder, or a name on the Hub.",
+        group="Teacher",
     )
-    distillation_type: Literal["hard", "soft", "features"] | None = field(
+    distillation_type: Literal["hard", "soft", "features"] | None = option(
         default=None,
-        metadata={
-            "help": "What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
-            "classification alone), or its features. hard where that is possible, else features, by default."
-        },
+        help="What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
+        "classification alone), or its features. hard where that is possible, else features, by default.",
+        group="Teacher",
     )
-    distillation_alpha: float | None = field(
-        default=None, metadata={"help": f"Share of the teacher in the loss; {ALPHA} by default."}
+    distillation_alpha: float | None = option(
+        default=None, help=f"Share of the teacher in the loss; {ALPHA} by default.", range=SHARE, group="Teacher"
     )
-    distillation_temperature: float | None = field(
+    distillation_temperature: float | None = option(
         default=None,
-        metadata={"help": f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default."},
+        help=f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default.",
+        range=POSITIVE,
+        group="Teacher",
     )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Precision of the teacher; float32 by default."}
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        default=None, help="Precision of the teacher; float32 by default.", group="Teacher"
     )
-    teacher_trust_remote_code: bool = field(
-        default=False, metadata={"help": "Let code run that the teacher's folder or repository brings."}
+    teacher_trust_remote_code: bool = option(
+        default=False, help="Let code run that the teacher's folder or repository brings.", group="Teacher"
     )
 
     def __post_init__(self) -> None:

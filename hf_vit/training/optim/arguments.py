@@ -1,12 +1,13 @@
 """Options of optimizer and schedule beside those of the library."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from ...data.formats.files import split_names
+from ...options.field import NOT_NEGATIVE, POSITIVE, SHARE, option
 
 
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
@@ -21,32 +22,45 @@ SCHEDULE_FREE = (
 class OptimizationArguments:
     """Options of optimizer, learning rates and frozen parts."""
 
-    layer_decay: float = field(
+    layer_decay: float = option(
         default=1.0,
-        metadata={
-            "help": "Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
-            "embeddings. 0.65 to 0.9 for a model that has learned before."
-        },
+        help="Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
+        "embeddings. 0.65 to 0.9 for a model that has learned before.",
+        range=SHARE,
+        group="Optimizer and frozen parts",
+        resume="fixed",
     )
-    head_lr_multiplier: float = field(default=1.0, metadata={"help": "Factor on the learning rate of heads."})
-    freeze: str | None = field(
+    head_lr_multiplier: float = option(
+        default=1.0,
+        help="Factor on the learning rate of heads.",
+        range=POSITIVE,
+        group="Optimizer and frozen parts",
+        resume="fixed",
+    )
+    freeze: str | None = option(
         default=None,
-        metadata={
-            "help": "Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0."
-        },
+        help="Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0.",
+        group="Optimizer and frozen parts",
+        resume="fixed",
     )
-    trainable_blocks: int | None = field(
+    trainable_blocks: int | None = option(
         default=None,
-        metadata={"help": "Train only the last blocks, so many, and the heads; 0 trains the heads alone."},
+        help="Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
+        range=NOT_NEGATIVE,
+        group="Optimizer and frozen parts",
+        resume="fixed",
     )
-    use_muon: bool = field(
-        default=False, metadata={"help": "Matrices of blocks learn by Muon, and only the others by AdamW."}
+    use_muon: bool = option(
+        default=False,
+        help="Matrices of blocks learn by Muon, and only the others by AdamW.",
+        group="Optimizer and frozen parts",
+        resume="fixed",
     )
-    decay_steps: float = field(
+    decay_steps: float = option(
         default=0.2,
-        metadata={
-            "help": "Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1."
-        },
+        help="Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
+        range=NOT_NEGATIVE,
+        group="Optimizer and frozen parts",
     )
 
     def frozen_prefixes(self) -> list[str]:

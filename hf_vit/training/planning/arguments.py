@@ -1,48 +1,43 @@
 """Options of how a training is planned."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ...options.field import Range, option
 
 
-LEAST_MINUTES = 0.01
+MINUTES = Range(0.01)
 
 
 @dataclass
 class PlanArguments:
     """Options of how a training is planned; like `resume_from_checkpoint`, the Trainer itself does not use them."""
 
-    minutes: float | None = field(
+    minutes: float | None = option(
         default=None,
-        metadata={
-            "help": "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
-            "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given."
-        },
+        help="Time for all of it, report included: a few steps are timed, then size of model and images, batch "
+        "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given.",
+        range=MINUTES,
+        group="Training",
+        essential=True,
+        synonyms="time time_budget max_time",
+        resume="free",
     )
-    choose_defaults: bool | None = field(
+    choose_defaults: bool | None = option(
         default=None,
-        metadata={
-            "help": "Choose what is not given by data and device; false takes the defaults listed here. True by "
-            "default, but for a recipe, which stands as it is."
-        },
+        help="Choose what is not given by data and device; false takes the defaults listed here. True by "
+        "default, but for a recipe, which stands as it is.",
+        group="Training",
+        resume="free",
     )
 
     def check_plan(self) -> None:
-        """Raises `ValueError` if the time is none, or is to be planned with nothing to choose."""
-        if self.minutes is None:
-            return
-        check_minutes(self.minutes)
-        if self.choose_defaults is False:
+        """Raises `ValueError` if a time is to be planned with nothing to choose."""
+        if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
                 "nothing. Give one of the two."
             )
-
-
-def check_minutes(minutes: float) -> None:
-    """Raises `ValueError` if a time is too short, infinite or NaN."""
-    if not LEAST_MINUTES <= minutes < math.inf:
-        raise ValueError(f"minutes={minutes} must be a positive number, at least {LEAST_MINUTES}. 10 is usual.")
 
 
 def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:

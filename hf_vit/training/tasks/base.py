@@ -22,6 +22,7 @@ from ...evaluation.evaluator import BaseEvaluator
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
+from ...options.field import option
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
@@ -58,31 +59,42 @@ CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 class EvaluatedModel:
     """Which model to evaluate, and on what."""
 
-    model_name_or_path: str = field(
+    model_name_or_path: str = option(
         default="",
-        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
+        help="Saved or published model: a folder, a file or a name on the Hub.",
+        group="Evaluation",
+        essential=True,
+        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    task: str | None = field(
+    task: str | None = option(
         default=None,
-        metadata={"help": "What it was trained for, where its configuration does not name a class of the task."},
+        help="What it was trained for, where its configuration does not name a class of the task.",
+        group="Evaluation",
+        essential=True,
     )
-    split: str | None = field(
+    split: str | None = option(
         default=None,
-        metadata={
-            "help": "Which images to evaluate: test, validation (held out of train as in training where there is no "
-            "such split) or train; by default the first of these that there is."
-        },
+        help="Which images to evaluate: test, validation (held out of train as in training where there is no "
+        "such split) or train; by default the first of these that there is.",
+        group="Evaluation",
+        essential=True,
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the files of an earlier evaluation."})
+    overwrite: bool = option(
+        default=False, help="Replace the files of an earlier evaluation.", group="Output", essential=True
+    )
 
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
     """The library's arguments, of which those on evaluation and hardware count."""
 
-    output_dir: str = field(
+    output_dir: str = option(
         default="outputs/evaluation/{model}-on-{data}",
-        metadata={"help": "Folder for the scores. That of the default gets a number if it is taken."},
+        help="Folder for the scores. That of the default gets a number if it is taken.",
+        group="Evaluation",
+        essential=True,
+        synonyms="output out save_dir out_dir project_dir name",
+        resume="free",
     )
     eval_strategy: str = "no"
     report_to: str = "none"

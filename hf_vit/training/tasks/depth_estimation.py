@@ -20,8 +20,8 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
+from ...options.field import NOT_NEGATIVE, POSITIVE, option
 from ...visualize import draw_depth
-from ..arguments import LIBRARY
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
 from .shared import AnnotatedDataArguments, DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
@@ -137,8 +137,11 @@ class DepthModelArguments(TaskModelArguments):
 
     task_config = "depth_config"
 
-    head: str | None = field(
-        default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, by default."}
+    head: str | None = option(
+        default=None,
+        help="dpt, conv or linear; dpt, or that of the saved model, by default.",
+        group="Model",
+        essential=True,
     )
 
 
@@ -148,16 +151,22 @@ class DepthDataArguments(AnnotatedDataArguments):
 
     loader_options = (*AnnotatedDataArguments.loader_options, "depth_column_name", "depth_scale")
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={"help": "Folder of <split>/images and <split>/depths, parquet files, or a Hub name."},
+        help="Folder of <split>/images and <split>/depths, parquet files, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    depth_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the depth maps, where it is not clear by itself."}
+    depth_column_name: str | None = option(
+        default=None, help="Column of the depth maps, where it is not clear by itself.", group="Data"
     )
-    depth_scale: float | None = field(
+    depth_scale: float | None = option(
         default=None,
-        metadata={"help": "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters."},
+        help="Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.",
+        range=POSITIVE,
+        group="Data",
     )
 
 
@@ -165,16 +174,33 @@ class DepthDataArguments(AnnotatedDataArguments):
 class DepthEvaluationArguments:
     """How depth is evaluated."""
 
-    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = field(
-        default=None, metadata={"help": "Part of the images that counts, as usual for NYU (eigen) or KITTI."}
-    )
-    eval_alignment: Literal["median", "scale_shift"] | None = field(
+    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = option(
         default=None,
-        metadata={"help": "What is fitted to the truth first; scale_shift for relative depth, else nothing."},
+        help="Part of the images that counts, as usual for NYU (eigen) or KITTI.",
+        group="Evaluation",
+        essential=True,
+        resume="free",
     )
-    min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in meters."})
-    max_eval_depth: float | None = field(
-        default=None, metadata={"help": "Largest depth that counts, in meters; the model's max_depth by default."}
+    eval_alignment: Literal["median", "scale_shift"] | None = option(
+        default=None,
+        help="What is fitted to the truth first; scale_shift for relative depth, else nothing.",
+        group="Evaluation",
+        essential=True,
+        resume="free",
+    )
+    min_eval_depth: float = option(
+        default=1e-3,
+        help="Least depth that counts, in meters.",
+        range=NOT_NEGATIVE,
+        group="Evaluation",
+        essential=True,
+    )
+    max_eval_depth: float | None = option(
+        default=None,
+        help="Largest depth that counts, in meters; the model's max_depth by default.",
+        range=POSITIVE,
+        group="Evaluation",
+        essential=True,
     )
 
 
@@ -182,7 +208,7 @@ class DepthEvaluationArguments:
 class DepthTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit depth, which diverges at the learning rates of classes."""
 
-    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
+    learning_rate: float = 5e-4
     metric_for_best_model: str | None = best_by("abs_rel")
 
 

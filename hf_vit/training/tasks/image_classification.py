@@ -12,6 +12,7 @@ from ...data import AugmentedDataset, AugmentedStream, ImageClassificationCollat
 from ...evaluation.classification import SCORES, image_classification_metrics, majority_baseline
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
+from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
@@ -31,31 +32,44 @@ from .base import CURVES, EvaluatedModel, Task
 class AugmentationArguments:
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = field(
-        default=0.35, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+    min_crop_scale: float = option(
+        default=0.35,
+        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
+        range=SHARE,
+        group="Augmentation",
     )
-    crop_padding: int = field(
+    crop_padding: int = option(
         default=0,
-        metadata={
-            "help": "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
-            "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR."
-        },
+        help="Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+        "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
+        range=NOT_NEGATIVE,
+        group="Augmentation",
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = field(
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
+    )
+    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = option(
         default="trivialaugment",
-        metadata={
-            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
-            "or blur; DeiT III)."
-        },
+        help="none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
+        "or blur; DeiT III).",
+        group="Augmentation",
+        synonyms="aa randaugment",
     )
-    randaugment_num_ops: int = field(default=2, metadata={"help": "Operations that randaugment does to an image."})
-    randaugment_magnitude: int = field(default=9, metadata={"help": "How much each of them does, 0 to 30."})
-    color_jitter: float = field(
+    randaugment_num_ops: int = option(
+        default=2, help="Operations that randaugment does to an image.", range=COUNT, group="Augmentation"
+    )
+    randaugment_magnitude: int = option(
+        default=9, help="How much each of them does, 0 to 30.", range=Range(0, 30), group="Augmentation"
+    )
+    color_jitter: float = option(
         default=0.0,
-        metadata={"help": "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not."},
+        help="By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.",
+        range=PROBABILITY,
+        group="Augmentation",
     )
-    random_erasing: float = field(default=0.25, metadata={"help": "Probability that a rectangle is blanked out."})
+    random_erasing: float = option(
+        default=0.25, help="Probability that a rectangle is blanked out.", range=PROBABILITY, group="Augmentation"
+    )
 
 
 def load_classifier(

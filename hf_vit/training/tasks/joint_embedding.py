@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E e
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from typing import Any
 
@@ -25,8 +25,8 @@ from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
+from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
 from ...visualize import draw_views
-from ..arguments import LIBRARY
 from ..models import input_size, load_model
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
@@ -49,22 +49,22 @@ class JointEmbeddingModelArguments(TaskModelArguments):
     task_config = "joint_embedding_config"
     task_options = ("objective", "gaussian_weight", "embedding_size")
 
-    objective: str | None = field(
+    objective: str | None = option(
         default=None,
-        metadata={
-            "help": "lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
-            "prototypes, masked patches too); lejepa by default."
-        },
+        help="lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
+        "prototypes, masked patches too); lejepa by default.",
+        group="Model",
+        essential=True,
     )
-    gaussian_weight: float | None = field(
+    gaussian_weight: float | None = option(
         default=None,
-        metadata={
-            "help": "Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
-            "views' distance is the rest. 0.05 by default."
-        },
+        help="Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
+        "views' distance is the rest. 0.05 by default.",
+        range=Range(0, 1, is_open_below=True, is_open_above=True),
+        group="Model",
     )
-    embedding_size: int | None = field(
-        default=None, metadata={"help": "Number of values that views are compared by; 64 by default."}
+    embedding_size: int | None = option(
+        default=None, help="Number of values that views are compared by; 64 by default.", range=COUNT, group="Model"
     )
 
     def overrides(self) -> dict[str, Any]:
@@ -79,33 +79,52 @@ class JointEmbeddingModelArguments(TaskModelArguments):
 class ViewArguments:
     """How the views of an image are drawn, in this order."""
 
-    num_global_views: int = field(default=2, metadata={"help": "Views of most of an image."})
-    num_local_views: int = field(default=4, metadata={"help": "Smaller views, of a part of it; 0 for none."})
-    global_size: int | None = field(
+    num_global_views: int = option(default=2, help="Views of most of an image.", group="Views")
+    num_local_views: int = option(default=4, help="Smaller views, of a part of it; 0 for none.", group="Views")
+    global_size: int | None = option(
         default=None,
-        metadata={"help": "Height of global views in pixels, image_size by default; smaller ones train faster."},
+        help="Height of global views in pixels, image_size by default; smaller ones train faster.",
+        range=COUNT,
+        group="Views",
     )
-    local_size: int | None = field(
-        default=None, metadata={"help": "Height of local views in pixels; about half of image_size by default."}
+    local_size: int | None = option(
+        default=None,
+        help="Height of local views in pixels; about half of image_size by default.",
+        range=COUNT,
+        group="Views",
     )
-    canvas: float = field(
+    canvas: float = option(
         default=1.0,
-        metadata={"help": "How many times as high and wide as image_size images are from which views are cut."},
+        help="How many times as high and wide as image_size images are from which views are cut.",
+        range=POSITIVE,
+        group="Views",
     )
-    min_global_scale: float = field(default=0.3, metadata={"help": "Least share of the area that global views have."})
-    local_scale: list[float] = field(
+    min_global_scale: float = option(
+        default=0.3, help="Least share of the area that global views have.", range=SHARE, group="Views"
+    )
+    local_scale: list[float] = option(
         default_factory=lambda: [0.08, 0.4],
-        metadata={"help": "Least and largest share of the area that local views have."},
+        help="Least and largest share of the area that local views have.",
+        group="Views",
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    color_jitter: float = field(default=0.8, metadata={"help": "Probability that colors change."})
-    brightness: float = field(default=0.4, metadata={"help": "By how much at most, as a share."})
-    contrast: float = field(default=0.4, metadata={"help": "The same of contrast."})
-    saturation: float = field(default=0.4, metadata={"help": "The same of saturation."})
-    hue: float = field(default=0.1, metadata={"help": "The same of hue, as a share of the full circle, up to 0.5."})
-    grayscale: float = field(default=0.2, metadata={"help": "Probability that colors go."})
-    blur: float = field(default=0.5, metadata={"help": "Probability of a blur."})
-    solarize: float = field(default=0.1, metadata={"help": "Probability that bright colors are inverted."})
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Views"
+    )
+    color_jitter: float = option(default=0.8, help="Probability that colors change.", range=PROBABILITY, group="Views")
+    brightness: float = option(default=0.4, help="By how much at most, as a share.", range=PROBABILITY, group="Views")
+    contrast: float = option(default=0.4, help="The same of contrast.", range=PROBABILITY, group="Views")
+    saturation: float = option(default=0.4, help="The same of saturation.", range=PROBABILITY, group="Views")
+    hue: float = option(
+        default=0.1,
+        help="The same of hue, as a share of the full circle, up to 0.5.",
+        range=Range(0, 0.5),
+        group="Views",
+    )
+    grayscale: float = option(default=0.2, help="Probability that colors go.", range=PROBABILITY, group="Views")
+    blur: float = option(default=0.5, help="Probability of a blur.", range=PROBABILITY, group="Views")
+    solarize: float = option(
+        default=0.1, help="Probability that bright colors are inverted.", range=PROBABILITY, group="Views"
+    )
 
     def __post_init__(self) -> None:
         counts = self.num_global_views, self.num_local_views
@@ -158,11 +177,11 @@ def per_channel(values: float | list[float], num_channels: int) -> tuple[float, 
 class JointEmbeddingTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit the loss."""
 
-    learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
-    weight_decay: float = field(default=0.05, metadata=LIBRARY["weight_decay"].metadata)
-    warmup_steps: float = field(default=0.1, metadata=LIBRARY["warmup_steps"].metadata)
-    per_device_train_batch_size: int = field(default=128, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warmup_steps: float = 0.1
+    per_device_train_batch_size: int = 128
+    per_device_eval_batch_size: int = 64
     metric_for_best_model: str | None = best_by("loss")
 
 

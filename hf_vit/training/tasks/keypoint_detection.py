@@ -1,7 +1,7 @@
 """Keypoints: arguments, evaluator, crops of objects and card lines."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -17,8 +17,8 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
+from ...options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Range, option
 from ...visualize import draw_poses
-from ..arguments import LIBRARY
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
 from .shared import (
@@ -127,8 +127,11 @@ class KeypointModelArguments(TaskModelArguments):
 
     task_config = "keypoint_config"
 
-    head: str | None = field(
-        default=None, metadata={"help": "classic or simple; classic, or that of the saved model, by default."}
+    head: str | None = option(
+        default=None,
+        help="classic or simple; classic, or that of the saved model, by default.",
+        group="Model",
+        essential=True,
     )
 
 
@@ -138,17 +141,24 @@ class KeypointDataArguments(ObjectDataArguments):
 
     loader_options = (*ObjectDataArguments.loader_options, "whole_image", "flip_pairs")
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={"help": "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."},
+        help="Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    whole_image: bool = field(
+    whole_image: bool = option(
         default=False,
-        metadata={"help": "Take whole images rather than boxes: for images of one object that fills them."},
+        help="Take whole images rather than boxes: for images of one object that fills them.",
+        group="Data",
     )
-    flip_pairs: list[str] | None = field(
+    flip_pairs: list[str] | None = option(
         default=None,
-        metadata={"help": "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them."},
+        help="Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
+        group="Data",
+        essential=True,
     )
 
 
@@ -156,19 +166,31 @@ class KeypointDataArguments(ObjectDataArguments):
 class KeypointAugmentationArguments:
     """How the crops of objects are changed at random, and their keypoints with them."""
 
-    box_padding: float = field(
+    box_padding: float = option(
         default=1.25,
-        metadata={"help": "How many times as wide and high as its box the crop of an object is; not of whole images."},
+        help="How many times as wide and high as its box the crop of an object is; not of whole images.",
+        range=POSITIVE,
+        group="Augmentation",
     )
-    min_scale: float = field(default=0.65, metadata={"help": "Least scale of the object."})
-    max_scale: float = field(default=1.35, metadata={"help": "Largest scale."})
-    max_rotation: float = field(default=40.0, metadata={"help": "Largest angle of a random rotation in degrees."})
-    max_shift: float = field(
-        default=0.1, metadata={"help": "How far the object moves at most, as a share of the crop."}
+    min_scale: float = option(default=0.65, help="Least scale of the object.", range=POSITIVE, group="Augmentation")
+    max_scale: float = option(default=1.35, help="Largest scale.", range=POSITIVE, group="Augmentation")
+    max_rotation: float = option(
+        default=40.0, help="Largest angle of a random rotation in degrees.", range=Range(0, 180), group="Augmentation"
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
+    max_shift: float = option(
+        default=0.1,
+        help="How far the object moves at most, as a share of the crop.",
+        range=SHARE_LEFT_OUT,
+        group="Augmentation",
+    )
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
+    )
+    photometric: float = option(
+        default=0.5,
+        help="Probability that brightness, contrast and colors change.",
+        range=PROBABILITY,
+        group="Augmentation",
     )
 
 
@@ -176,18 +198,25 @@ class KeypointAugmentationArguments:
 class KeypointEvaluationArguments:
     """How keypoints are evaluated."""
 
-    flip_test: bool = field(
-        default=True, metadata={"help": "Whether the mirror image of each crop counts too, which takes twice as long."}
+    flip_test: bool = option(
+        default=True,
+        help="Whether the mirror image of each crop counts too, which takes twice as long.",
+        group="Evaluation",
+        essential=True,
     )
-    pck_threshold: float = field(
-        default=0.2, metadata={"help": "Largest error of a keypoint that counts as right, as a share of the length."}
+    pck_threshold: float = option(
+        default=0.2,
+        help="Largest error of a keypoint that counts as right, as a share of the length.",
+        range=POSITIVE,
+        group="Evaluation",
+        essential=True,
     )
-    normalize_by: str | None = field(
+    normalize_by: str | None = option(
         default=None,
-        metadata={
-            "help": "Two keypoints whose distance is the length that errors are relative to: "
-            "left_shoulder,right_hip. Else it is of the box."
-        },
+        help="Two keypoints whose distance is the length that errors are relative to: "
+        "left_shoulder,right_hip. Else it is of the box.",
+        group="Evaluation",
+        essential=True,
     )
 
     def __post_init__(self) -> None:
@@ -202,9 +231,9 @@ class KeypointEvaluationArguments:
 class KeypointTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit keypoints."""
 
-    per_device_train_batch_size: int = field(default=32, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=32, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
-    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
+    per_device_train_batch_size: int = 32
+    per_device_eval_batch_size: int = 32
+    learning_rate: float = 5e-4
     metric_for_best_model: str | None = best_by("nme")
 
 

@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
@@ -25,8 +25,8 @@ from ...model.task_masked_image_modeling import (
     patchify,
     unpatchify,
 )
+from ...options.field import NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
 from ...visualize import draw_reconstructions
-from ..arguments import LIBRARY
 from ..models import input_size, load_model
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
@@ -44,19 +44,21 @@ class MaskedImageModelArguments(TaskModelArguments):
     task_config = "masked_image_modeling_config"
     task_options = ("objective", "mask_ratio", "mask_type", "norm_pix_loss")
 
-    objective: str | None = field(
+    objective: str | None = option(
         default=None,
-        metadata={
-            "help": "mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default."
-        },
+        help="mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default.",
+        group="Model",
+        essential=True,
     )
-    mask_ratio: float | None = field(
+    mask_ratio: float | None = option(
         default=None,
-        metadata={"help": "Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default."},
+        help="Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default.",
+        range=Range(0, 1, is_open_below=True, is_open_above=True),
+        group="Model",
     )
-    mask_type: str | None = field(default=None, metadata={"help": "random, by default, or blockwise."})
-    norm_pix_loss: bool | None = field(
-        default=None, metadata={"help": "Whether mae predicts normalized patches; true by default."}
+    mask_type: str | None = option(default=None, help="random, by default, or blockwise.", group="Model")
+    norm_pix_loss: bool | None = option(
+        default=None, help="Whether mae predicts normalized patches; true by default.", group="Model"
     )
 
     def overrides(self) -> dict[str, Any]:
@@ -71,24 +73,33 @@ class MaskedImageModelArguments(TaskModelArguments):
 class MaskedImageAugmentationArguments:
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = field(
-        default=0.2, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+    min_crop_scale: float = option(
+        default=0.2,
+        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
+        range=SHARE,
+        group="Augmentation",
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
+    )
 
 
 @dataclass
 class MaskedImageTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with the defaults of MAE."""
 
-    learning_rate: float = field(
+    learning_rate: float = option(
         default=0.0,
-        metadata={"help": f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE."},
+        help=f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
+        brief="Largest learning rate.",
+        range=NOT_NEGATIVE,
+        essential=True,
+        synonyms="lr lr0 base_lr",
     )
-    adam_beta2: float = field(default=0.95, metadata=LIBRARY["adam_beta2"].metadata)
-    warmup_steps: float = field(default=0.05, metadata=LIBRARY["warmup_steps"].metadata)
-    per_device_train_batch_size: int = field(default=64, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    adam_beta2: float = 0.95
+    warmup_steps: float = 0.05
+    per_device_train_batch_size: int = 64
+    per_device_eval_batch_size: int = 64
     metric_for_best_model: str | None = best_by("loss")
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Object detection: arguments, evaluator, sizes of batches and card lines."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -33,8 +33,8 @@ from ...model.task_object_detection import (
     count_divisors,
     prediction_losses,
 )
+from ...options.field import POSITIVE, PROBABILITY, option
 from ...visualize import draw_detections, draw_precision_recall
-from ..arguments import LIBRARY
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
@@ -179,9 +179,11 @@ class DetectionModelArguments(TaskModelArguments):
     task_config = "detection_config"
     task_options = ("decoder",)
 
-    decoder: str | None = field(
+    decoder: str | None = option(
         default=None,
-        metadata={"help": "deformable or queries; deformable, or that of the saved model, by default."},
+        help="deformable or queries; deformable, or that of the saved model, by default.",
+        group="Model",
+        essential=True,
     )
 
 
@@ -191,22 +193,26 @@ class DetectionDataArguments(ObjectDataArguments):
 
     loader_options = (*ObjectDataArguments.loader_options, "bbox_format")
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={
-            "help": "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
-            "objects, or a Hub name."
-        },
+        help="Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
+        "objects, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    bbox_format: Literal["coco", "voc", "yolo"] | None = field(
+    bbox_format: Literal["coco", "voc", "yolo"] | None = option(
         default=None,
-        metadata={
-            "help": "What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
-            "pixels, or center, width and height as shares of the image (yolo)."
-        },
+        help="What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
+        "pixels, or center, width and height as shares of the image (yolo).",
+        group="Data",
     )
-    class_names: str | None = field(
-        default=None, metadata={"help": 'Names of the classes, "cat,dog", where the data do not have them.'}
+    class_names: str | None = option(
+        default=None,
+        help='Names of the classes, "cat,dog", where the data do not have them.',
+        group="Data",
+        essential=True,
     )
 
     def source_options(self) -> dict[str, Any]:
@@ -218,26 +224,38 @@ class DetectionDataArguments(ObjectDataArguments):
 class DetectionAugmentationArguments:
     """How training images are changed at random, and their boxes with them, in this order."""
 
-    keep_aspect_ratio: bool = field(
+    keep_aspect_ratio: bool = option(
         default=False,
-        metadata={
-            "help": "Images keep their proportions, their shorter side being that of image_size; else they are "
-            "squeezed into it."
-        },
+        help="Images keep their proportions, their shorter side being that of image_size; else they are "
+        "squeezed into it.",
+        group="Augmentation",
     )
-    iou_crop: float = field(
-        default=0.0, metadata={"help": "Probability of a crop that some object fills to a share that is drawn."}
+    iou_crop: float = option(
+        default=0.0,
+        help="Probability of a crop that some object fills to a share that is drawn.",
+        range=PROBABILITY,
+        group="Augmentation",
     )
-    min_scale: float = field(
-        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    min_scale: float = option(
+        default=0.5,
+        help="Least scale; at 1 images are as large as in evaluations.",
+        range=POSITIVE,
+        group="Augmentation",
     )
-    max_scale: float = field(default=1.5, metadata={"help": "Largest scale."})
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
+    max_scale: float = option(default=1.5, help="Largest scale.", range=POSITIVE, group="Augmentation")
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
     )
-    multi_scale: bool = field(
-        default=False, metadata={"help": "Every batch has a size of its own, from 0.75 to 1.25 times image_size."}
+    photometric: float = option(
+        default=0.5,
+        help="Probability that brightness, contrast and colors change.",
+        range=PROBABILITY,
+        group="Augmentation",
+    )
+    multi_scale: bool = option(
+        default=False,
+        help="Every batch has a size of its own, from 0.75 to 1.25 times image_size.",
+        group="Augmentation",
     )
 
 
@@ -245,9 +263,9 @@ class DetectionAugmentationArguments:
 class DetectionTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit object detection: slow, with short gradients."""
 
-    learning_rate: float = field(default=2e-4, metadata=LIBRARY["learning_rate"].metadata)
-    weight_decay: float = field(default=1e-4, metadata=LIBRARY["weight_decay"].metadata)
-    max_grad_norm: float = field(default=0.1, metadata=LIBRARY["max_grad_norm"].metadata)
+    learning_rate: float = 2e-4
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 0.1
     metric_for_best_model: str | None = best_by("map")
 
 

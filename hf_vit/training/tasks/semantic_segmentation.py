@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -18,6 +18,7 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
+from ...options.field import COUNT, POSITIVE, PROBABILITY, option
 from ...visualize import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
@@ -37,14 +38,29 @@ from .shared import (
 class SemanticEvaluationArguments:
     """How semantic segmentation is evaluated."""
 
-    eval_window_size: int | None = field(
+    eval_window_size: int | None = option(
         default=None,
-        metadata={"help": "Side in pixels of windows that slide over an image; without, it is seen as a whole."},
+        help="Side in pixels of windows that slide over an image; without, it is seen as a whole.",
+        range=COUNT,
+        group="Evaluation",
+        essential=True,
+        resume="free",
     )
-    eval_scales: list[float] = field(
-        default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
+    eval_scales: list[float] = option(
+        default_factory=lambda: [1.0],
+        help="Sizes, relative to the image, of copies that are averaged.",
+        range=POSITIVE,
+        group="Evaluation",
+        essential=True,
+        resume="free",
     )
-    eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
+    eval_flip: bool = option(
+        default=False,
+        help="Whether the mirror image of each copy counts too.",
+        group="Evaluation",
+        essential=True,
+        resume="free",
+    )
 
     def __post_init__(self) -> None:
         if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
@@ -169,15 +185,18 @@ class SemanticModelArguments(TaskModelArguments):
 
     task_config = "segmentation_config"
 
-    head: str | None = field(
-        default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, by default."}
+    head: str | None = option(
+        default=None,
+        help="conv, linear, mask or simple; conv, or that of the saved model, by default.",
+        group="Model",
+        essential=True,
     )
-    class_balance: float = field(
+    class_balance: float = option(
         default=0.0,
-        metadata={
-            "help": "Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
-            "things are found, and fewer pixels are right."
-        },
+        help="Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
+        "things are found, and fewer pixels are right.",
+        range=PROBABILITY,
+        group="Model",
     )
 
     def __post_init__(self) -> None:

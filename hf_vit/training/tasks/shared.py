@@ -16,7 +16,8 @@ from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
-from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments
+from ...options.field import POSITIVE, PROBABILITY, SHARE, Range, option
+from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..evaluator_trainer import TargetCollator
 from ..load_data import load_evaluation_targets, load_targets
@@ -59,8 +60,8 @@ def best_by(default: str) -> Any:
 class TaskTrainingArguments(HfViTTrainingArguments):
     """The library's arguments, with defaults that suit targets of more than a class."""
 
-    per_device_train_batch_size: int = field(default=16, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=16, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    per_device_train_batch_size: int = 16
+    per_device_eval_batch_size: int = 16
 
     def __post_init__(self) -> None:
         if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
@@ -74,12 +75,11 @@ class AnnotatedDataArguments(ImageDataArguments):
 
     loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
 
-    annotation_orientation: AnnotationOrientation = field(
+    annotation_orientation: AnnotationOrientation = option(
         default="auto",
-        metadata={
-            "help": "Which image the annotations are of where files have an EXIF orientation: the stored or the "
-            "displayed one; by their size (auto), which does not always tell."
-        },
+        help="Which image the annotations are of where files have an EXIF orientation: the stored or the "
+        "displayed one; by their size (auto), which does not always tell.",
+        group="Data",
     )
 
 
@@ -92,26 +92,33 @@ class MaskDataArguments(AnnotatedDataArguments):
         *("mask_column_name", "classes_file", "reduce_labels", "binary_masks"),
     )
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={"help": "Folder of <split>/images and <split>/masks, parquet files, or a Hub name."},
+        help="Folder of <split>/images and <split>/masks, parquet files, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    mask_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the masks, where it is not clear by itself."}
+    mask_column_name: str | None = option(
+        default=None, help="Column of the masks, where it is not clear by itself.", group="Data"
     )
-    class_names: str | None = field(
+    class_names: str | None = option(
         default=None,
-        metadata={"help": 'Names of the classes, "sky,road,car", where no file beside the data has them.'},
+        help='Names of the classes, "sky,road,car", where no file beside the data has them.',
+        group="Data",
+        essential=True,
     )
-    classes_file: str | None = field(
+    classes_file: str | None = option(
         default=None,
-        metadata={"help": "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."},
+        help="File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere.",
+        group="Data",
     )
-    reduce_labels: bool = field(
-        default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
+    reduce_labels: bool = option(
+        default=False, help="The masks count classes from 1 and have 0 where there is none.", group="Data"
     )
-    binary_masks: bool = field(
-        default=False, metadata={"help": "The masks have 0 for the first of two classes and 255 for the second."}
+    binary_masks: bool = option(
+        default=False, help="The masks have 0 for the first of two classes and 255 for the second.", group="Data"
     )
 
     def source_options(self) -> dict[str, Any]:
@@ -125,15 +132,14 @@ class ObjectDataArguments(AnnotatedDataArguments):
 
     loader_options = (*AnnotatedDataArguments.loader_options, "objects_column_name", "box_errors")
 
-    objects_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the objects, where it is not clear by itself."}
+    objects_column_name: str | None = option(
+        default=None, help="Column of the objects, where it is not clear by itself.", group="Data"
     )
-    box_errors: Literal["raise", "clip", "drop"] = field(
+    box_errors: Literal["raise", "clip", "drop"] = option(
         default="raise",
-        metadata={
-            "help": "What is done about boxes that reach out of their image or have no area: they are listed and the "
-            "script stops (raise), what is outside is cut off (clip), or they are left out (drop)."
-        },
+        help="What is done about boxes that reach out of their image or have no area: they are listed and the "
+        "script stops (raise), what is outside is cut off (clip), or they are left out (drop).",
+        group="Data",
     )
 
 
@@ -227,24 +233,36 @@ class SupervisedTask(Task):
 class DenseAugmentationArguments:
     """How training images are changed at random, and their targets with them, in this order."""
 
-    keep_aspect_ratio: bool = field(
+    keep_aspect_ratio: bool = option(
         default=True,
-        metadata={
-            "help": "Images keep their proportions, their shorter side being that of image_size; false squeezes them "
-            "into it."
-        },
+        help="Images keep their proportions, their shorter side being that of image_size; false squeezes them "
+        "into it.",
+        group="Augmentation",
     )
-    min_scale: float = field(
-        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    min_scale: float = option(
+        default=0.5,
+        help="Least scale; at 1 images are as large as in evaluations.",
+        range=POSITIVE,
+        group="Augmentation",
     )
-    max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
-    max_class_share: float = field(
-        default=0.75, metadata={"help": "Crops of class masks are drawn again if one class has more; 1 takes any."}
+    max_scale: float = option(default=2.0, help="Largest scale.", range=POSITIVE, group="Augmentation")
+    max_class_share: float = option(
+        default=0.75,
+        help="Crops of class masks are drawn again if one class has more; 1 takes any.",
+        range=SHARE,
+        group="Augmentation",
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    max_rotation: float = field(default=0.0, metadata={"help": "Largest angle of a random rotation in degrees."})
-    photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
+    horizontal_flip: float = option(
+        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
+    )
+    max_rotation: float = option(
+        default=0.0, help="Largest angle of a random rotation in degrees.", range=Range(0, 180), group="Augmentation"
+    )
+    photometric: float = option(
+        default=0.5,
+        help="Probability that brightness, contrast and colors change.",
+        range=PROBABILITY,
+        group="Augmentation",
     )
 
 

@@ -1,7 +1,7 @@
 """Universal segmentation: arguments, evaluator, annealing of masked attention and card lines."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -31,6 +31,7 @@ from ...evaluation.universal import (
 )
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
+from ...options.field import option
 from ...visualize import draw_panoptic
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
@@ -203,20 +204,22 @@ class MaskAnnealing(TrainerCallback):
 class UniversalDataArguments(MaskDataArguments):
     """Images, and masks of things and stuff."""
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={
-            "help": "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
-        },
+        help="Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    thing_classes: str | None = field(
+    thing_classes: str | None = option(
         default=None,
-        metadata={
-            "help": 'Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.'
-        },
+        help='Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.',
+        group="Data",
+        essential=True,
     )
-    annotations: str | None = field(
-        default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
+    annotations: str | None = option(
+        default=None, help="panoptic or instances, where a folder in the format of COCO has both.", group="Data"
     )
 
     def source_options(self) -> dict[str, Any]:

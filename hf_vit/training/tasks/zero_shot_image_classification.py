@@ -32,9 +32,10 @@ from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
+from ...options.field import COUNT, PROBABILITY, SHARE, option
 from ...visualize import draw_captions
 from ...visualize.pretraining import NUM_CAPTIONS
-from ..arguments import LIBRARY, ImageDataArguments
+from ..arguments import ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_evaluation_targets, load_targets
 from ..models import input_size, load_model
@@ -53,43 +54,48 @@ class ImageTextModelArguments(TaskModelArguments):
     task_config = "contrastive_config"
     task_options = ("loss",)
 
-    model_name_or_path: str | None = field(
+    model_name_or_path: str | None = option(
         default=None,
-        metadata={
-            "aliases": ["--model"],
-            "help": "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
-            "(saved by this script, CLIP, SigLIP) with its tokenizer.",
-        },
+        help="Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
+        "(saved by this script, CLIP, SigLIP) with its tokenizer.",
+        group="Model",
+        essential=True,
+        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    text_model_name_or_path: str | None = field(
+    text_model_name_or_path: str | None = option(
         default=None,
-        metadata={"help": "Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name."},
+        help="Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name.",
+        group="Model",
     )
-    tokenizer_name: str | None = field(
+    tokenizer_name: str | None = option(
         default=None,
-        metadata={
-            "help": "Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the "
-            "captions."
-        },
+        help="Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the captions.",
+        group="Model",
     )
-    vocab_size: int | None = field(
-        default=None, metadata={"help": "Number of tokens, at most, of a tokenizer that is trained; 8192 by default."}
-    )
-    max_text_length: int | None = field(
+    vocab_size: int | None = option(
         default=None,
-        metadata={"help": "Tokens after which texts are cut off; 64, or what the saved model has, by default."},
+        help="Number of tokens, at most, of a tokenizer that is trained; 8192 by default.",
+        range=COUNT,
+        group="Model",
     )
-    text_preset: str | None = field(
+    max_text_length: int | None = option(
         default=None,
-        metadata={"help": "Size of a fresh text tower, as --preset; the same, or small, by default."},
+        help="Tokens after which texts are cut off; 64, or what the saved model has, by default.",
+        range=COUNT,
+        group="Model",
     )
-    loss: str | None = field(
+    text_preset: str | None = option(
+        default=None, help="Size of a fresh text tower, as --preset; the same, or small, by default.", group="Model"
+    )
+    loss: str | None = option(
         default=None,
-        metadata={"help": "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default."},
+        help="sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default.",
+        group="Model",
     )
-    freeze_vision: bool = field(
+    freeze_vision: bool = option(
         default=False,
-        metadata={"help": "Keep the image tower of the saved model as it is; only the text tower is trained (LiT)."},
+        help="Keep the image tower of the saved model as it is; only the text tower is trained (LiT).",
+        group="Model",
     )
 
     def __post_init__(self) -> None:
@@ -129,15 +135,17 @@ class ImageTextDataArguments(ImageDataArguments):
 
     loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
 
-    dataset_name: str = field(
+    dataset_name: str = option(
         default="",
-        metadata={
-            "help": "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
-            "captions, or a Hub name."
-        },
+        help="Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
+        "captions, or a Hub name.",
+        group="Data",
+        essential=True,
+        synonyms="data data_dir data_path dataset train_dir root",
+        resume="free",
     )
-    caption_column_name: str | None = field(
-        default=None, metadata={"help": "Column of a caption or a list of them, where it is not clear by itself."}
+    caption_column_name: str | None = option(
+        default=None, help="Column of a caption or a list of them, where it is not clear by itself.", group="Data"
     )
 
 
@@ -145,11 +153,17 @@ class ImageTextDataArguments(ImageDataArguments):
 class ImageTextAugmentationArguments:
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = field(
-        default=0.5, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+    min_crop_scale: float = option(
+        default=0.5,
+        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
+        range=SHARE,
+        group="Augmentation",
     )
-    horizontal_flip: float = field(
-        default=0.5, metadata={"help": "Probability of a mirror image; 0 where captions tell left from right."}
+    horizontal_flip: float = option(
+        default=0.5,
+        help="Probability of a mirror image; 0 where captions tell left from right.",
+        range=PROBABILITY,
+        group="Augmentation",
     )
 
 
@@ -157,21 +171,27 @@ class ImageTextAugmentationArguments:
 class ImageTextTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with the optimizer of CLIP (https://arxiv.org/abs/2103.00020)."""
 
-    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
-    weight_decay: float = field(default=0.2, metadata=LIBRARY["weight_decay"].metadata)
-    adam_beta2: float = field(default=0.98, metadata=LIBRARY["adam_beta2"].metadata)
-    per_device_train_batch_size: int = field(
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.2
+    adam_beta2: float = 0.98
+    per_device_train_batch_size: int = option(
         default=64,
-        metadata={"help": "Pairs of a process in a batch. The loss compares all with all of the other processes too."},
+        help="Pairs of a process in a batch. The loss compares all with all of the other processes too.",
+        brief="Images of a step, on each process.",
+        range=COUNT,
+        essential=True,
+        synonyms="batch_size batch bs train_batch_size",
+        resume="free",
     )
-    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
-    gradient_accumulation_steps: int = field(
+    per_device_eval_batch_size: int = 64
+    gradient_accumulation_steps: int = option(
         default=1,
-        metadata={
-            "help": "Batches before each step. The loss compares what is in one batch, so 4 batches of 16 pairs are "
-            "NOT one of 64, which has 16 times as many comparisons. For a larger batch take more processes, or "
-            "--gradient_checkpointing."
-        },
+        help="Batches before each step. The loss compares what is in one batch, so 4 batches of 16 pairs are "
+        "NOT one of 64, which has 16 times as many comparisons. For a larger batch take more processes, or "
+        "--gradient_checkpointing.",
+        range=COUNT,
+        synonyms="grad_accum_steps accumulate",
+        resume="free",
     )
     metric_for_best_model: str | None = best_by("mean_recall")
 

@@ -4,7 +4,7 @@ Shapes: B images, C channels, H W pixels, K classes, E width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from ...evaluation.classification import image_classification_metrics
 from ...extras import check_packages
 from ...model.processing_hf_vit import HfViTProcessor
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
+from ...options.field import option
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
 from ..load_data import evaluation_images, open_splits
 from ..publishing.report import evaluation_split, public_name, write_scores
@@ -51,21 +52,30 @@ class ZeroShotImages:
 class ZeroShotArguments:
     """On which labeled images to evaluate classes by their names, after the training."""
 
-    zero_shot_dataset: str | None = field(
-        default=None, metadata={"help": "Labeled images, any that classifiers train on: a path, or a Hub name."}
+    zero_shot_dataset: str | None = option(
+        default=None,
+        help="Labeled images, any that classifiers train on: a path, or a Hub name.",
+        group="Evaluation",
+        essential=True,
+        resume="free",
     )
-    zero_shot_config_name: str | None = field(
-        default=None, metadata={"help": "Configuration of such a dataset on the Hub."}
+    zero_shot_config_name: str | None = option(
+        default=None, help="Configuration of such a dataset on the Hub.", group="Evaluation", resume="free"
     )
-    zero_shot_label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of its labels, where it is not clear by itself."}
+    zero_shot_label_column_name: str | None = option(
+        default=None, help="Column of its labels, where it is not clear by itself.", group="Evaluation", resume="free"
     )
-    zero_shot_split: str | None = field(
-        default=None, metadata={"help": "Its split: test, else validation, else train, by default."}
+    zero_shot_split: str | None = option(
+        default=None,
+        help="Its split: test, else validation, else train, by default.",
+        group="Evaluation",
+        resume="free",
     )
-    prompt_templates: list[str] = field(
+    prompt_templates: list[str] = option(
         default_factory=lambda: ["a photo of a {}."],
-        metadata={"help": "Texts with {} for the name of a class; several are averaged."},
+        help="Texts with {} for the name of a class; several are averaged.",
+        group="Evaluation",
+        essential=True,
     )
 
     def __post_init__(self) -> None:

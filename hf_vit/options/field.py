@@ -1,0 +1,82 @@
+"""Declaration of an option: a dataclass field whose metadata hold its help, legal values and behavior on resume."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, field
+from typing import Any, Literal, NamedTuple
+
+
+class Range(NamedTuple):
+    """An interval of numbers, closed below and above unless it says otherwise."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    is_open_below: bool = False
+    is_open_above: bool = False
+
+    def __contains__(self, number: object) -> bool:
+        assert isinstance(number, int | float)
+        is_above = self.least < number if self.is_open_below else self.least <= number
+        return is_above and (number < self.most if self.is_open_above else number <= self.most)
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"be {'more than' if self.is_open_below else 'at least'} {self.least:g}"
+        opening, closing = "[("[self.is_open_below], "])"[self.is_open_above]
+        return f"lie in {opening}{self.least:g}, {self.most:.10g}{closing}"
+
+
+COUNT = Range(least=1)
+NOT_NEGATIVE = Range(least=0)
+POSITIVE = Range(least=0, is_open_below=True)
+PROBABILITY = Range(0, 1)
+SHARE = Range(0, 1, is_open_below=True)
+SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
+SEED = Range(0, 2**32 - 1)
+
+
+def described(
+    *,
+    help: str = "",
+    brief: str | None = None,
+    range: Range | None = None,
+    choices: Sequence[Any] | None = None,
+    group: str = "",
+    essential: bool = False,
+    synonyms: str = "",
+    resume: Literal["same", "free", "fixed"] = "same",
+    private: bool = False,
+) -> dict[str, Any]:
+    """Return the metadata of an option.
+
+    Args:
+        help: What the option does.
+        brief: Shorter text for the page of essential options.
+        range: Legal numbers.
+        choices: Legal values.
+        group: Title of its group on help pages.
+        essential: Whether it is on the page of essential options.
+        synonyms: Its names in other libraries, separated by spaces.
+        resume: "same" if a resumed run must have the same value unless changes are accepted, "free" if it may change,
+            "fixed" if the saved optimizer depends on it.
+        private: Whether recipes leave it out: access tokens and requests.
+    """
+    return {
+        "help": help,
+        "brief": brief,
+        "range": range,
+        "choices": choices,
+        "group": group,
+        "essential": essential,
+        "synonyms": synonyms,
+        "resume": resume,
+        "private": private,
+    }
+
+
+def option(
+    default: Any = MISSING, *, help: str, default_factory: Callable[[], Any] | Any = MISSING, **metadata: Any
+) -> Any:
+    """Return the dataclass field of an option; see `described` for its metadata."""
+    given = {"default": default} if default_factory is MISSING else {"default_factory": default_factory}
+    return field(**given, metadata=described(help=help, **metadata))
