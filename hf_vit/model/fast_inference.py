@@ -1,4 +1,4 @@
-"""One call that makes a model fast on the machine at hand: precision, compilation, int8, fewer tokens.
+"""One call that makes a model fast on the machine at hand: precision, compilation, int8.
 
 Everything is measured here, on the task and the image size of the model, and nothing is kept that is not faster.
 """
@@ -20,12 +20,10 @@ from .adapt_inputs import Size
 from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
 from .configuration_hf_vit import to_pair
 from .int8_linear import quantize_blocks
-from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel, check_trained, version_of
 from .task_image_classification import HfViTForImageClassification
 from .task_semantic_segmentation import HfViTForSemanticSegmentation
 from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification
-from .token_merging import MergingEncoder
 
 
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
@@ -33,7 +31,7 @@ Run = Callable[[Tensor], Any]
 
 LEAST_GAIN = 1.05  # times as fast: less is not kept
 ROUNDS, MIN_SECONDS = 9, 0.1  # of a measurement; in each round either is repeated for that long at least
-# What int8 and merged tokens may change: of the likeliest classes, or else of the outputs (root mean square)
+# What int8 may change: of the likeliest classes, or else of the outputs (root mean square)
 MOST_CHANGED, MOST_CHANGED_OUTPUTS = 0.01, 0.05
 # Largest difference to the outputs of the model given, as a share of the largest value of each
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -152,8 +150,7 @@ class FastForward:
 
     Args:
         given: The forward pass of the model as it was given.
-        full: The model in the precision that was kept; runs calls that have more than images.
-        eager: The same with tokens merged, if they are; runs images of any shape.
+        eager: The model in the precision that was kept; runs images of any shape, and calls with more than images.
         program: What was compiled from it, for images of one shape; None where nothing was.
         images: Images of that shape and of the dtype that the program takes.
         watch: Of the model as it was given.
@@ -162,17 +159,16 @@ class FastForward:
     def __init__(
         self,
         given: Callable[..., Any],
-        full: HfViTPreTrainedModel,
         eager: HfViTPreTrainedModel,
         program: Run | None,
         images: Tensor,
         watch: WeightWatch,
     ) -> None:
         update_wrapper(self, given)
-        self.full, self.eager, self.program, self.watch = full, eager, program, watch
+        self.eager, self.program, self.watch = eager, program, watch
         self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
 
-    def __call__(self, pixel_values: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Takes what `forward` of the model takes, and returns what it returns, without gradients."""
         self.watch.check()
         has_more = any(args) or any(
@@ -180,10 +176,9 @@ class FastForward:
             for name, value in kwargs.items()
         )
         with torch.no_grad():
-            if has_more or not isinstance(pixel_values, Tensor):
-                outputs = self.full(pixel_values, *args, **kwargs)
-            elif self.program is None or (pixel_values.shape, pixel_values.device) != (self.shape, self.device):
-                outputs = self.eager(pixel_values)
+            is_fitting = isinstance(pixel_values, Tensor) and pixel_values.shape == self.shape
+            if self.program is None or has_more or not is_fitting or pixel_values.device != self.device:
+                outputs = self.eager(pixel_values, *args, **kwargs)
             else:  # which reads memory as it was compiled for
                 outputs = self.program(pixel_values.to(self.dtype).contiguous())
         return pytree.tree_map(partial(_cast, dtype=self.dtype), outputs)
@@ -197,15 +192,14 @@ def optimize_for_inference(
     dtype: str | torch.dtype = "auto",
     compile: bool = True,
     int8: bool = False,
-    token_merging: int | None = None,
     max_seconds: float = 120.0,
     images: Tensor | None = None,
 ) -> ModelT:
     """Makes a model fast on this machine, by trying what may help and keeping what is at least 5 % faster.
 
     Precision and compilation change outputs by rounding alone, and are left out where it is more: 1e-4 of the largest
-    value in float32, 5e-2 in bfloat16. int8 and token merging approximate: with `images` they are left out where more
-    than 1 % of the likeliest classes change, or outputs of other tasks by more than 5 %.
+    value in float32, 5e-2 in bfloat16. int8 approximates: it is left out where more than 1 % of the likeliest
+    classes change, or outputs of other tasks by more than 5 %.
 
     Args:
         model: In evaluation mode. It stays as it is; the result shares its weights and adds those of its own.
@@ -215,8 +209,6 @@ def optimize_for_inference(
         dtype: "auto" takes the faster of float32 and bfloat16; a name or a dtype tries that one alone.
         compile: Whether to compile with weights packed for the processor, which needs a C++ compiler.
         int8: Whether to try 8-bit weights and activations too, in what is compiled. Needs `images`.
-        token_merging: Number of tokens that each block merges into others (ToMe, https://arxiv.org/abs/2210.09461),
-            for classification and features; None merges none. Without `images` nobody checks what that changes.
         max_seconds: Time that each compilation may take. What takes longer is left out. Unbounded on a GPU.
         images: (N, C, H, W) as the image processor returns them, some dozens like those to come, to calibrate int8 and
             to compare answers. Without them noise is compared.
@@ -224,7 +216,7 @@ def optimize_for_inference(
     Returns:
         A model of the same class with the same call, configuration and outputs, for inference alone. Its attribute
         `report` is an `OptimizationReport`. Images of another number or size run uncompiled in the precision that was
-        kept, calls with more than images (padding, hidden states) also without merging. `save_pretrained` saves the
+        kept, and so do calls with more than images (padding, hidden states). `save_pretrained` saves the
         weights of the model given. If these change, or parts of the model are replaced, calls of the result raise
         `ValueError`, and so does its `train()`. Of a model of images and texts, the image side is optimized.
 
@@ -233,19 +225,17 @@ def optimize_for_inference(
         ValueError: if an argument or a weight is not as it must be, or outputs are drawn at random.
     """
     options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
-    options |= {"int8": int8, "token_merging": token_merging, "max_seconds": max_seconds, "images": images}
+    options |= {"int8": int8, "max_seconds": max_seconds, "images": images}
     if isinstance(model, HfViTForZeroShotImageClassification):
         inner = optimize_for_inference(model.model, **options)
         return sharing(model, _modules={**model._modules, "model": inner}, report=inner.report)
     if not isinstance(model, HfViTPreTrainedModel):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
-    check_options(model, batch_size, int8, token_merging, max_seconds, images)
+    check_options(model, batch_size, int8, max_seconds, images)
     check_trained(model, model.name_or_path, model.untrained_weights)
     search = Search(model, measured_images(model, batch_size, image_size, images), images)
     for wanted in dtypes_to_try(dtype, model):
         search.try_dtype(wanted)
-    if token_merging is not None:
-        search.try_merging(token_merging)
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
     return sharing(model, forward=search.best, report=search.report)
@@ -263,7 +253,7 @@ class Search:
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
         self.model, self.images, self.samples = model, images, samples
         self.report, self.watch = OptimizationReport(tuple(images.shape)), WeightWatch(model)
-        self.best = self.candidate(model, model)
+        self.best = self.candidate(model)
         self.expected = self.best(images)
         if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:
             raise ValueError(
@@ -273,30 +263,19 @@ class Search:
         self.seconds, _ = race(self.best, self.best, images)
         self.report.trials.append(Trial(f"as given, {name_of(model.dtype)}", self.seconds, 1.0, 0.0, True))
 
-    def candidate(
-        self, full: HfViTPreTrainedModel, eager: HfViTPreTrainedModel, program: Run | None = None
-    ) -> FastForward:
+    def candidate(self, eager: HfViTPreTrainedModel, program: Run | None = None) -> FastForward:
         """Returns the forward pass of a candidate; see `FastForward`."""
         program = None if program is None else CompiledProgram(program)
-        return FastForward(self.model.forward, full, eager, program, self.images, self.watch)
+        return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_dtype(self, dtype: torch.dtype) -> None:
         """Tries the weights in another precision."""
         model = copy.deepcopy(self.model).to(dtype)
-        self.compare(name_of(dtype), self.candidate(model, model))
-
-    def try_merging(self, num_merged: int) -> None:
-        """Tries to merge tokens."""
-        full = self.best.full
-        merged = copy.deepcopy(full, memo={id(tensor): tensor for tensor in full.state_dict(keep_vars=True).values()})
-        base: HfViTModel = merged.base_model
-        base.set_submodule("encoder", MergingEncoder(base.encoder, num_merged, base.config.num_prefix_tokens))
-        name = f"{name_of(full.dtype)}, {num_merged} tokens merged per block"
-        self.compare(name, self.candidate(full, merged), approximates=True)
+        self.compare(name_of(dtype), self.candidate(model))
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
         """Tries to compile the best that there is, as it is or with the blocks in 8 bits."""
-        full, eager = self.best.full, self.best.eager
+        eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
         try:
             if self.images.device.type == "cpu":
@@ -309,7 +288,7 @@ class Search:
         except CompilationError as error:
             self.report.trials.append(Trial(name, None, None, None, False, str(error)))
         else:
-            self.compare(name, self.candidate(full, eager, program), approximates=quantized or full is not eager)
+            self.compare(name, self.candidate(eager, program), approximates=quantized)
 
     def quantize(self, model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
         """Returns a model with its blocks in 8 bits, by the ranges that values have on the samples."""
@@ -327,7 +306,7 @@ class Search:
         """Keeps a candidate if it is faster than the best so far, and its outputs are close enough to the given's."""
         difference = difference_of(candidate(self.images), self.expected)
         if approximates:
-            note, is_close = self.judge_answers(candidate, difference)
+            note, is_close = self.judge_answers(candidate)
         else:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
             is_close = difference <= tolerance  # not where it is NaN
@@ -342,10 +321,8 @@ class Search:
                 note = f"{gain:.2f} times as fast as the best so far, less than {LEAST_GAIN}"
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
 
-    def judge_answers(self, candidate: FastForward, difference: float) -> tuple[str, bool]:
+    def judge_answers(self, candidate: FastForward) -> tuple[str, bool]:
         """Returns in words how much an approximation changes, and whether that is little enough."""
-        if self.samples is None:
-            return "answers not compared, as there are no images", math.isfinite(difference)
         pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
         if has_classes(self.model):
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
@@ -369,7 +346,6 @@ def check_options(
     model: HfViTPreTrainedModel,
     batch_size: int,
     int8: bool,
-    token_merging: int | None,
     max_seconds: float,
     images: Tensor | None,
 ) -> None:
@@ -388,21 +364,6 @@ def check_options(
     if int8 and images is None:
         raise ValueError(
             "int8=True needs images=, some dozens from the image processor: the range of values in noise is another."
-        )
-    if token_merging is None:
-        return
-    if token_merging < 1:
-        raise ValueError(f"token_merging={token_merging} must be at least 1, or None to merge no tokens.")
-    if not isinstance(model, HfViTModel | HfViTForImageClassification):
-        raise ValueError(
-            f"token_merging={token_merging} is for classification and features: {type(model).__name__} needs every "
-            "patch. Leave it out."
-        )
-    if "rotary" in model.config.position_embedding_type or model.config.window_size is not None:
-        raise ValueError(
-            f"token_merging={token_merging} fits no rotary positions and no windows, but the model has "
-            f"position_embedding_type={model.config.position_embedding_type!r} and "
-            f"window_size={model.config.window_size}. Leave it out."
         )
 
 

@@ -54,7 +54,6 @@ class Arguments(StepArguments):
         default_factory=lambda: ["int8", "compiled_peers", "onnxruntime", "openvino"],
         metadata={"help": "beside eager and optimized models: int8, compiled_peers, onnxruntime, openvino"},
     )
-    token_merging: list[int] = field(default_factory=list, metadata={"help": "tokens merged per block, a row each"})
     product: bool = field(default=False, metadata={"help": "also the blocks as bare matrix products in bfloat16"})
     rounds: int = field(default=9, metadata={"help": "rounds; each runs everything, in random order"})
 
@@ -68,7 +67,7 @@ def main(args: Arguments) -> None:
         config = HfViTConfig.from_preset(preset, num_labels=1000, image_size=args.image_size)
         images = torch.randn(batch_size, 3, args.image_size, args.image_size)
         with torch.no_grad():
-            steps, reports = make_steps(config, images, args)
+            steps, report = make_steps(config, images, args)
         with torch.inference_mode():
             rounds = time_steps(steps, args)
         peers = [name for name in steps if name.split(", ")[0] in PEERS and "compiled" not in name]
@@ -77,25 +76,19 @@ def main(args: Arguments) -> None:
             speed, ratio = batch_size / median_of(rounds, name), median_ratio(rounds, best, to=name)
             print_row(preset, batch_size, name, speed, ratio)
             rows.append({"preset": preset, "batch_size": batch_size, "what": name, "images/s": speed, "ratio": ratio})
-        print("\n".join(map(str, reports)), flush=True)
+        print(report, flush=True)
     save({**run, "rows": rows}, args.output)
 
 
-def make_steps(
-    config: HfViTConfig, images: Tensor, args: Arguments
-) -> tuple[dict[str, Callable[[], object]], list[object]]:
-    """Returns what is to be timed, by name, and the reports of what was optimized."""
+def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[dict[str, Callable[[], object]], object]:
+    """Returns what is to be timed, by name, and the report of what was optimized."""
     steps: dict[str, Callable[[], object]] = {}
     for library, make in EAGER.items():
         for name in ("float32", "bfloat16"):
             steps[f"{library}, {name}"] = partial(make(config).eval().to(DTYPES[name]), images.to(DTYPES[name]))
     model, half = HfViTForImageClassification(config).eval(), images.bfloat16()
-    fast = [
-        optimize_for_inference(model, batch_size=len(images), token_merging=merged, max_seconds=600)
-        for merged in (None, *args.token_merging)
-    ]
-    names = ["hf_vit, optimized", *(f"hf_vit, optimized, {merged} tokens merged" for merged in args.token_merging)]
-    steps |= {name: partial(optimized, images) for name, optimized in zip(names, fast, strict=True)}
+    fast = optimize_for_inference(model, batch_size=len(images), max_seconds=600)
+    steps["hf_vit, optimized"] = partial(fast, images)
     if "int8" in args.extras:
         quantized = copy.deepcopy(model).bfloat16()
         quantize_blocks(quantized, partial(quantized, half))
@@ -109,7 +102,7 @@ def make_steps(
             steps[f"hf_vit in {name}"] = make_runtime(model, images)
     if args.product:
         steps["products of the blocks, bfloat16"] = product_step(config, len(images))
-    return steps, [optimized.report for optimized in fast]
+    return steps, fast.report
 
 
 class NamedInput(nn.Module):

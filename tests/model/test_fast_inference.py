@@ -16,7 +16,6 @@ from hf_vit import (
     HfViTConfig,
     HfViTForImageClassification,
     HfViTForMaskedImageModeling,
-    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
@@ -26,10 +25,8 @@ from hf_vit import (
 )
 from hf_vit.model import fast_inference
 from hf_vit.model.ahead_of_time import FlatOutputs
-from hf_vit.model.encoder import HfViTEncoder
 from hf_vit.model.fast_inference import FastForward, Trial
 from hf_vit.model.int8_linear import Int8Linear
-from hf_vit.model.token_merging import MergingEncoder, Tokens, merge_tokens
 
 from ..helpers.versions import needs_int8_export
 
@@ -202,53 +199,6 @@ def test_8_bits_are_close_where_channels_of_the_input_are_uneven() -> None:
         assert 0 < largest_difference(Int8Linear(linear, low, high)(inputs), expected) < 0.02
 
 
-def test_merging_no_tokens_changes_nothing() -> None:
-    encoder = HfViTEncoder(HfViTConfig(**{**CONFIG, "num_hidden_layers": 3})).eval()
-    states = torch.randn(2, 17, 32)
-    assert torch.equal(MergingEncoder(encoder, 0, 1)(states), encoder(states))
-
-
-def test_merging_equal_tokens_changes_nothing() -> None:
-    model = make(HfViTModel, num_hidden_layers=2, position_embedding_type="none")
-    images = images_of().unflatten(3, (2, 2, 8))[:, :, :, :, :1].expand(-1, -1, -1, -1, 2, -1).flatten(3)  # in pairs
-    expected = model(images).last_hidden_state
-    model.encoder = MergingEncoder(model.encoder, 4, 1)
-    merged = model(images).last_hidden_state
-    assert merged.shape == expected.shape
-    assert largest_difference(merged, expected) < 1e-4
-
-
-def test_merged_tokens_are_means_of_their_patches() -> None:
-    states = torch.randn(3, 12, 8, dtype=torch.float64)
-    places = torch.arange(12).expand(3, -1)
-    tokens = Tokens(states, torch.ones(3, 12, 1, dtype=torch.float64), places)
-    for _ in range(3):
-        tokens = merge_tokens(tokens, 2, 1)
-    assert tokens.states.shape == (3, 6, 8)
-    assert torch.equal(tokens.states[:, 0], states[:, 0])
-    for image in range(3):
-        for token in range(6):
-            own = states[image, tokens.places[image] == token]
-            assert len(own) == tokens.sizes[image, token]
-            torch.testing.assert_close(tokens.states[image, token], own.mean(dim=0))
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_merging_is_kept_as_far_as_answers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = make(num_hidden_layers=3), images_of(6)
-    options: dict[str, Any] = {"dtype": "float32", "compile": False, "token_merging": 3}
-    for most, kept in ((1.0, True), (-1.0, False)):
-        monkeypatch.setattr(fast_inference, "MOST_CHANGED", most)
-        fast = optimize_for_inference(model, images=images, **options)
-        assert fast.report.trials[-1].kept is kept
-        assert "of the answers change" in fast.report.trials[-1].note
-        assert torch.equal(fast(images).logits, model(images).logits) is not kept
-        states = fast(images, output_hidden_states=True).hidden_states
-        assert [len(state[0]) for state in states] == [17] * 4  # of all patches, so nothing was merged
-    blind = optimize_for_inference(model, **options).report.trials[-1]
-    assert (blind.kept, blind.note) == (True, "answers not compared, as there are no images")
-
-
 @pytest.mark.usefixtures("always_faster")
 def test_of_images_and_texts_the_image_side_is_optimized() -> None:
     model = make(HfViTForZeroShotImageClassification, text_config=HfViTTextConfig(**TEXT), hidden_size=32)
@@ -270,10 +220,6 @@ def test_of_images_and_texts_the_image_side_is_optimized() -> None:
         (HfViTModel, {}, {"int8": True}, "int8=True needs images="),
         (HfViTModel, {}, {"images": images_of(1), "batch_size": 2}, r"not \(1, 3, 32, 32\)"),
         (HfViTModel, {}, {"images": images_of(1), "image_size": 16}, "image_size=16 must be that of images"),
-        (HfViTModel, {}, {"token_merging": 0}, "token_merging=0 must be at least 1"),
-        (HfViTForObjectDetection, {}, {"token_merging": 2}, "HfViTForObjectDetection needs every patch"),
-        (HfViTModel, {"position_embedding_type": "rotary"}, {"token_merging": 2}, "no rotary positions"),
-        (HfViTModel, {"window_size": 2}, {"token_merging": 2}, "window_size=2"),
         (HfViTForMaskedImageModeling, {}, {"compile": False}, "gives other outputs for the same images"),
     ],
 )
