@@ -14,8 +14,8 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
-from .convert import convert_pretrained, read_image_processor_file
-from .convert.loading import find_class
+from .convert.image_processor import read_image_processor_file
+from .convert.loading import convert_pretrained, find_class
 from .model.configuration_hf_vit import HfViTConfig
 from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
@@ -68,6 +68,7 @@ from .model.task_zero_shot_image_classification import (
 
 if TYPE_CHECKING:
     from .calls import TrainingResult, evaluate, export_model, predict, train
+    from .convert.families import list_families
     from .model.fast_inference import OptimizationReport, optimize_for_inference
     from .pretraining import PretrainingResult, pretrain
 
@@ -106,6 +107,7 @@ CALLS = {
     **dict.fromkeys(("TrainingResult", "evaluate", "export_model", "predict", "train"), ".calls"),
     **dict.fromkeys(("OptimizationReport", "optimize_for_inference"), ".model.fast_inference"),
     **dict.fromkeys(("PretrainingResult", "pretrain"), ".pretraining"),
+    "list_families": ".convert.families",
 }
 
 
@@ -160,6 +162,7 @@ __all__ = [
     "TrainingResult",
     "evaluate",
     "export_model",
+    "list_families",
     "optimize_for_inference",
     "predict",
     "pretrain",

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import HfViTImageProcessor, convert
+from ..convert.export import check_new_folder, new_folder
+from ..convert.loading import Converted, peak_memory
+from ..convert.parity import OutputParity
+from ..convert.source import Source
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..model.configuration_hf_vit import check_fields
 from ..model.pretrained import read_config
@@ -51,9 +55,7 @@ def fields(text: str) -> dict[str, Any]:
     return given
 
 
-def report_parity(
-    source: convert.Source, converted: convert.Converted, report: Callable[[str], None]
-) -> list[convert.OutputParity]:
+def report_parity(source: Source, converted: Converted, report: Callable[[str], None]) -> list[OutputParity]:
     """Reports how every output compares with the source implementation, if there is one to run."""
     rows = []
     try:
@@ -69,7 +71,7 @@ def report_parity(
 
 def convert_published(args: argparse.Namespace, report: Callable[[str], None]) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
-    before, hub = convert.peak_memory(), {"revision": args.revision}
+    before, hub = peak_memory(), {"revision": args.revision}
     source = convert.open_source(args.source, args.architecture, args.dataset_index, **hub)
     converted = convert.convert_checkpoint(source, **args.config_overrides)
     report(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
@@ -83,7 +85,7 @@ def convert_published(args: argparse.Namespace, report: Callable[[str], None]) -
         name: given[name] for name in ("task", "dataset_index", "dtype") if name in given
     }
     model_class = converted.model_class if args.task is None else convert.TASKS[args.task]
-    with convert.new_folder(args.output) as folder:
+    with new_folder(args.output) as folder:
         model = model_class.from_pretrained(args.source, **hub, **args.config_overrides, **options)
         model.save_pretrained(folder)
         sizes = {name: args.config_overrides.get(name) for name in ("image_size", "num_channels")}
@@ -91,7 +93,7 @@ def convert_published(args: argparse.Namespace, report: Callable[[str], None]) -
         convert.load_processor(model, args.source, **sizes, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, changes)
     what = "conversion and parity" if rows else "conversion"
-    memory = f"{convert.peak_memory()} MiB, {before} MiB of it before the start"
+    memory = f"{peak_memory()} MiB, {before} MiB of it before the start"
     report(f"Saved {args.output}. Peak memory of {what}: {memory}.")
 
 
@@ -125,7 +127,7 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
             return
         if args.output is None:
             raise ValueError("Name what to convert and where to: SOURCE OUTPUT. --help lists the options.")
-        convert.check_new_folder(args.output)
+        check_new_folder(args.output)
         config = read_config(args.source, revision=args.revision)
         is_ours = config.get("model_type") == "hf_vit"
         if is_ours == (args.to is None):

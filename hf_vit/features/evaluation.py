@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation import classify_by_neighbors, retrieval_average_precision
-from ..evaluation.features import probe
+from ..evaluation.features import classify_by_neighbors, probe
+from ..evaluation.retrieval import retrieval_average_precision
 from .files import FeatureSplit
 
 

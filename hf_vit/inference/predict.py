@@ -36,9 +36,13 @@ from ..model.task_object_detection import HfViTObjectDetectionPipeline
 from ..model.task_semantic_segmentation import HfViTImageSegmentationPipeline
 from ..outputs import check_outputs, record_outputs
 from ..training.checks import check_output
-from ..visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
+from ..visualize import segmentation_palette
 from ..visualize.colors import IGNORED
+from ..visualize.depth import draw_depth
+from ..visualize.detection import draw_boxes
 from ..visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
+from ..visualize.keypoints import draw_keypoints
+from ..visualize.segmentation import draw_panoptic, draw_segmentation
 
 
 logger = logging.get_logger(__name__)

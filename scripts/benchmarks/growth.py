@@ -21,7 +21,8 @@ import torch
 import transformers
 from scipy.optimize import nnls
 
-from hf_vit import HfViTConfig, HfViTForObjectDetection, convert, visualize
+from hf_vit import HfViTConfig, HfViTForObjectDetection, visualize
+from hf_vit.convert.loading import peak_memory
 from hf_vit.model.configuration_hf_vit import PRESETS, to_pair
 
 from .harness import DTYPES, ModelArguments, describe_run, median_of, print_header, print_row, save, time_steps
@@ -97,9 +98,9 @@ def measure_memory(step: Callable[[], object], device: str) -> float | None:
         return None
     ctypes.CDLL(None).malloc_trim(0)  # else what earlier steps freed would be used without being counted
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what there is now
-    before = convert.peak_memory()
+    before = peak_memory()
     step()
-    return float(convert.peak_memory() - before) * 2**20
+    return float(peak_memory() - before) * 2**20
 
 
 def curves_of(args: Arguments) -> dict[str, list[Point]]:

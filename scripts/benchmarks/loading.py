@@ -15,7 +15,8 @@ from pathlib import Path
 
 import transformers
 
-from hf_vit import HfViTConfig, HfViTModel, convert
+from hf_vit import HfViTConfig, HfViTModel
+from hf_vit.convert.loading import peak_memory
 from hf_vit.model.configuration_hf_vit import PRESETS
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save
@@ -40,9 +41,9 @@ def measure(library: str, folder: str) -> dict[str, float]:
     """Opens the checkpoint in this process."""
     start = time.perf_counter()
     model = LIBRARIES[library].from_pretrained(folder)
-    load, peak = time.perf_counter() - start, convert.peak_memory()
+    load, peak = time.perf_counter() - start, peak_memory()
     sum(float(parameter.detach().sum()) for parameter in model.parameters())
-    return dict(zip(MEASURES, (load, time.perf_counter() - start, peak, convert.peak_memory()), strict=True))
+    return dict(zip(MEASURES, (load, time.perf_counter() - start, peak, peak_memory()), strict=True))
 
 
 def measure_fresh(library: str, folder: str) -> dict[str, float]:

@@ -16,7 +16,8 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from transformers.models.dpt.image_processing_dpt import get_resize_output_image_size
 from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
-from hf_vit.convert import FAMILIES, load_image_processor
+from hf_vit.convert import load_image_processor
+from hf_vit.convert.families import FAMILIES
 from hf_vit.convert.image_processor import (
     CLASS_DEFAULTS,
     HALF,

@@ -11,8 +11,9 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.convert import FAMILIES, families_table, parity
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, list_families
+from hf_vit.convert import families_table, parity
+from hf_vit.convert.families import FAMILIES
 from hf_vit.training import check_upload
 from scripts import convert_checkpoint
 
@@ -223,3 +224,10 @@ def test_families_are_listed_as_in_the_readme(capsys: pytest.CaptureFixture[str]
     assert len(table.splitlines()) == 2 + len(FAMILIES)
     assert all(family.name and family.source and family.outputs for family in FAMILIES)
     assert table in (Path(__file__).parents[2] / "hf_vit" / "convert" / "README.md").read_text(encoding="utf-8")
+
+
+def test_families_are_listed_once_by_name() -> None:
+    names = list_families()
+    assert {"ViT", "DINOv2", "DINOv2 with registers", "CLIP", "plain ViTs of timm"} <= {*names}
+    assert len(names) == len({*names})
+    assert {*names} == {family.name for family in FAMILIES}

@@ -17,7 +17,11 @@ from pycocotools.cocoeval import COCOeval
 from sklearn.metrics import balanced_accuracy_score
 from torchmetrics.detection import PanopticQuality
 
-from hf_vit.evaluation import DepthMetric, InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
+from hf_vit.evaluation.base import StreamedMetric
+from hf_vit.evaluation.depth import DepthMetric
+from hf_vit.evaluation.detection import InstanceMetric
+from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
+from hf_vit.evaluation.universal import PanopticMetric
 
 from ..helpers import distributed
 from ..helpers.dense import (

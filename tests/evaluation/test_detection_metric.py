@@ -13,7 +13,8 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from hf_vit.evaluation import DetectionMetric, StreamedMetric
+from hf_vit.evaluation.base import StreamedMetric
+from hf_vit.evaluation.detection import DetectionMetric
 
 from ..helpers import distributed
 from ..helpers.dense import NUM_IMAGES, scores_of_processes

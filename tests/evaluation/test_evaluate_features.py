@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
-from hf_vit.evaluation import classify_by_neighbors, retrieval_average_precision
-from hf_vit.evaluation.features import classify, held_out_rows, probe
+from hf_vit.evaluation.features import classify, classify_by_neighbors, held_out_rows, probe
+from hf_vit.evaluation.retrieval import retrieval_average_precision
 from hf_vit.features import evaluate_features, open_train_and_test
 
 from ..helpers.datasets import write_pictures

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vit.evaluation import RetrievalMetric, chance_of_retrieval, retrieval, retrieval_ranks
+from hf_vit.evaluation import retrieval
+from hf_vit.evaluation.retrieval import RetrievalMetric, chance_of_retrieval, retrieval_ranks
 
 
 COUNTS = torch.tensor([2, 1, 3, 2, 5, 1, 1, 2, 3, 2, 2, 1])

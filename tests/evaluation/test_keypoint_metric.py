@@ -9,8 +9,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 
 from hf_vit.data.formats.keypoints import COCO_SIGMAS
-from hf_vit.evaluation import KeypointMetric
-from hf_vit.evaluation.keypoints import default_oks_sigmas
+from hf_vit.evaluation.keypoints import KeypointMetric, default_oks_sigmas
 
 from ..helpers.objects import KEYPOINTS, OKS_SIGMAS, pose
 

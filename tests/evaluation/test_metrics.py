@@ -12,9 +12,9 @@ from sklearn import metrics as reference
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from hf_vit.evaluation import ConfusionMatrix, MacroF1, TopKAccuracy
+from hf_vit.evaluation.classification import ConfusionMatrix, MacroF1, TopKAccuracy
 from hf_vit.training import image_classification_metrics, majority_baseline, write_scores
-from hf_vit.visualize import draw_confusion_matrix, draw_curves
+from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
 
 
 LOGITS = np.random.default_rng(0).normal(size=(200, 7))

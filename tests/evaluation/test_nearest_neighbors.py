@@ -10,7 +10,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from hf_vit.evaluation import NeighborAccuracy, classify_by_neighbors
+from hf_vit.evaluation.features import NeighborAccuracy, classify_by_neighbors
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

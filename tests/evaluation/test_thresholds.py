@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.evaluation import DetectionMetric, KeypointMetric
+from hf_vit.evaluation.detection import DetectionMetric
+from hf_vit.evaluation.keypoints import KeypointMetric
 from hf_vit.evaluation.thresholds import best_threshold
 from hf_vit.evaluation.universal import (
     INSTANCE,

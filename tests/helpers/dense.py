@@ -7,7 +7,11 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from hf_vit.evaluation import DepthMetric, InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
+from hf_vit.evaluation.base import StreamedMetric
+from hf_vit.evaluation.depth import DepthMetric
+from hf_vit.evaluation.detection import InstanceMetric
+from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
+from hf_vit.evaluation.universal import PanopticMetric
 
 
 NAMES = ["sky", "road", "cat", "dog", "ghost"]  # there is no ghost

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from hf_vit.evaluation import DetectionMetric, KeypointMetric
+from hf_vit.evaluation.detection import DetectionMetric
+from hf_vit.evaluation.keypoints import KeypointMetric
 
 from .dense import Image, Metrics
 

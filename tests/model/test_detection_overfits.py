@@ -9,7 +9,7 @@ from transformers.image_transforms import center_to_corners_format
 from transformers.utils import ModelOutput
 
 from hf_vit import HfViTConfig, HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.evaluation import DetectionMetric
+from hf_vit.evaluation.detection import DetectionMetric
 
 from ..helpers.models import boxes
 

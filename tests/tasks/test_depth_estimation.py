@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
-from hf_vit.evaluation import DepthMetric
+from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
 from hf_vit.training import run
 from hf_vit.training.models import load_model

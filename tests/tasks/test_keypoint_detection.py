@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForKeypointDetection, HfViTImageProcessor
-from hf_vit.evaluation import KeypointMetric
+from hf_vit.evaluation.keypoints import KeypointMetric
 from hf_vit.training.models import check_head
 from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 

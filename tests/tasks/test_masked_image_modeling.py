@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
-from hf_vit.evaluation import classify_by_neighbors
+from hf_vit.evaluation.features import classify_by_neighbors
 from hf_vit.training import parse_arguments
 from hf_vit.training.arguments import UnlabeledDataArguments
 from hf_vit.training.publishing.report import describe_data

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vit import HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.evaluation import DetectionMetric
+from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.training.arguments import ModelArguments
 from hf_vit.training.models import load_model
 from hf_vit.training.tasks.object_detection import DetectionEvaluator

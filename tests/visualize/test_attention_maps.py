@@ -18,15 +18,9 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.visualize import (
-    Attention,
-    attention_distances,
-    attention_maps,
-    attention_rollout,
-    gradient_rollout,
-    patch_at,
-    record_attention,
-)
+from hf_vit.visualize import attention_distances, attention_maps, attention_rollout, gradient_rollout, record_attention
+from hf_vit.visualize.attention import Attention
+from hf_vit.visualize.patches import patch_at
 
 from ..helpers.models import VARIANTS, pixels, small_config
 

@@ -13,20 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hf_vit.visualize import (
-    MAX_ROWS,
-    color_depth,
-    draw_boxes,
-    draw_class_scores,
-    draw_depth,
-    draw_panoptic,
-    draw_reconstructions,
-    draw_segmentation,
-    overlay_segmentation,
-    overlay_segments,
-    segmentation_palette,
-)
-from hf_vit.visualize.figures import MAX_SIDE, arrange_pages, fit_line
+from hf_vit.visualize import segmentation_palette
+from hf_vit.visualize.depth import color_depth, draw_depth
+from hf_vit.visualize.detection import draw_boxes
+from hf_vit.visualize.figures import MAX_ROWS, MAX_SIDE, arrange_pages, fit_line
+from hf_vit.visualize.plots import draw_class_scores
+from hf_vit.visualize.pretraining import draw_reconstructions
+from hf_vit.visualize.segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 
 GRAY = np.array([128, 128, 128])

@@ -12,18 +12,11 @@ from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTIm
 from hf_vit.inspection import kinds_of, open_for_inspection
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
-from hf_vit.visualize import (
-    draw_attention,
-    draw_attention_distances,
-    draw_feature_colors,
-    draw_heat,
-    draw_patch_filters,
-    draw_position_similarity,
-    gradient_rollout,
-    overlay_heat,
-    record_attention,
-)
-from hf_vit.visualize.mosaics import mosaic
+from hf_vit.visualize import gradient_rollout, record_attention
+from hf_vit.visualize.attention import draw_attention_distances
+from hf_vit.visualize.features import draw_feature_colors
+from hf_vit.visualize.mosaics import draw_attention, draw_patch_filters, draw_position_similarity, mosaic
+from hf_vit.visualize.patches import draw_heat, overlay_heat
 
 from ..helpers.models import small_config
 from ..scripts.test_demo import load_script

@@ -53,4 +53,9 @@ FAMILIES: tuple[Family, ...] = (
     CLIP_FILE,
 )
 
-__all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT"]
+__all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT", "list_families"]
+
+
+def list_families() -> list[str]:
+    """Returns the names of the families of published checkpoints that open as our models."""
+    return list(dict.fromkeys(family.name for family in FAMILIES))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...convert import check_new_folder, load_image_processor, load_tokenizer, new_folder
+from ...convert import load_image_processor
+from ...convert.export import check_new_folder, new_folder
+from ...convert.processors import load_tokenizer
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from ...convert import peak_memory
+from ...convert.loading import peak_memory
 from ...flops import forward_flops, peak_flops
 from ...model.task_image_classification import HfViTForImageClassification
 

@@ -13,10 +13,9 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from ...data import DatasetInfo, TargetDataset
-from ...evaluation import ConfusionMatrix
-from ...evaluation.classification import image_classification_metrics
+from ...evaluation.classification import ConfusionMatrix, image_classification_metrics
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
-from ...visualize import draw_class_scores, draw_confusion_matrix
+from ...visualize.plots import draw_class_scores, draw_confusion_matrix
 from ..arguments import StreamArguments, split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples

@@ -23,7 +23,7 @@ from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...options.field import option
-from ...visualize import draw_curves
+from ...visualize.plots import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training

@@ -15,13 +15,13 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ...data import TargetDataset, load_depth_estimation
-from ...evaluation import DepthMetric
+from ...evaluation.depth import DepthMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ...options.field import NOT_NEGATIVE, POSITIVE, option
-from ...visualize import draw_depth
+from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
 from .shared import AnnotatedDataArguments, DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of

@@ -17,16 +17,15 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ...data import MultiCrop, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
 from ...data.augmentation.datasets import image_only
 from ...data.collators import size_of_height
-from ...evaluation import NeighborAccuracy
 from ...evaluation.evaluator import Batch, ImageResult
-from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
+from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
-from ...visualize import draw_views
+from ...visualize.pretraining import draw_views
 from ..models import input_size, load_model
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage

@@ -12,13 +12,13 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
 from ...data.formats.files import split_names
-from ...evaluation import KeypointMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
 from ...options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Range, option
-from ...visualize import draw_poses
+from ...visualize.keypoints import draw_poses
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
 from .shared import (

@@ -26,7 +26,7 @@ from ...model.task_masked_image_modeling import (
     unpatchify,
 )
 from ...options.field import NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
-from ...visualize import draw_reconstructions
+from ...visualize.pretraining import draw_reconstructions
 from ..models import input_size, load_model
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage

@@ -20,7 +20,7 @@ from ...data import (
     multi_scale_sizes,
 )
 from ...data.formats.files import split_names
-from ...evaluation import DetectionMetric
+from ...evaluation.detection import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
@@ -34,7 +34,8 @@ from ...model.task_object_detection import (
     prediction_losses,
 )
 from ...options.field import POSITIVE, PROBABILITY, option
-from ...visualize import draw_detections, draw_precision_recall
+from ...visualize.detection import draw_detections
+from ...visualize.plots import draw_precision_recall
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights

@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import load_semantic_segmentation
-from ...evaluation import SemanticSegmentationMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...options.field import COUNT, POSITIVE, PROBABILITY, option
-from ...visualize import draw_segmentation
+from ...visualize.segmentation import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights

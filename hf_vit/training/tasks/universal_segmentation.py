@@ -32,7 +32,7 @@ from ...evaluation.universal import (
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import option
-from ...visualize import draw_panoptic
+from ...visualize.segmentation import draw_panoptic
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights

@@ -16,8 +16,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from ...data import AugmentedDataset, AugmentedStream, TargetDataset, masked_image_target
-from ...evaluation import NeighborAccuracy, classify_by_neighbors
 from ...evaluation.evaluator import BaseEvaluator
+from ...evaluation.features import NeighborAccuracy, classify_by_neighbors
 from ...model.configuration_hf_vit import HfViTConfig
 from ..arguments import UnlabeledDataArguments
 from ..evaluator_trainer import EvaluatorTrainer

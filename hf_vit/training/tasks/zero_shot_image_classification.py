@@ -22,19 +22,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ...convert import load_processor, load_tokenizer
+from ...convert import load_processor
+from ...convert.processors import load_tokenizer
 from ...convert.source import find_file
 from ...data import ImageTextCollator, TargetData, cropped_example_augmentation, draw_caption, load_image_text
-from ...evaluation import RetrievalMetric, chance_of_retrieval
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
-from ...evaluation.retrieval import ComparedImage
+from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...options.field import COUNT, PROBABILITY, SHARE, option
-from ...visualize import draw_captions
-from ...visualize.pretraining import NUM_CAPTIONS
+from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
 from ..arguments import ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_evaluation_targets, load_targets
