@@ -56,6 +56,19 @@ def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
     return "".join(f"\n  {item}" for item in islice(items, limit)) + more
 
 
+def raise_faults(
+    faults: Collection[object],
+    finding: str,
+    advice: str = "",
+    *,
+    limit: int = MAX_NAMED,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raise an error that counts the faults, lists the first ones and says what to do, if there are any faults."""
+    if faults:
+        raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
+
+
 def report(count: int, finding: str) -> tuple[str, ...]:
     """Warns of a finding if its count is positive; returns it as sentences for the model card, none without any."""
     if count:

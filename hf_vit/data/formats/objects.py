@@ -1,63 +1,88 @@
-"""The objects of many images, their boxes and classes, the same from every source.
+"""One table for the objects of all splits, the same from every format: boxes, classes and keypoints.
 
-Shapes: I images, N objects.
+Shapes: I images, N objects, K keypoints.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, image_headers, in_lines, listed, report
+from .files import MAX_NAMED, image_headers, in_lines, listed, raise_faults, report, with_files
 from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
 from .text import flag_of
 
 
 logger = logging.get_logger(__name__)
-Table = TypeVar("Table", bound=Sized)
 BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
 # Pixels by which tools go beyond an image when they round, or count pixels from 1.
 ROUNDING = 1.0
 WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in shares of its image
 MIN_BOXES = 10  # fewer say little about how boxes are written
+COLUMNS = ("ids", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
 @dataclass(frozen=True)
 class ObjectTable:
-    """The images of a split, also those without any object, and their objects one after the other."""
+    """The images of the splits, including those without objects, and one row per object, sorted by image."""
 
-    images: Dataset  # the column `image` (`datasets.Image`), I rows
+    images: Mapping[str, Dataset]  # by split: the column `image` (`datasets.Image`), I rows in all
     sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `upright`, 0 if not given
+    describe: Callable[[int], str]  # names the object with an id in error messages
+    ids: np.ndarray  # (N,) int64, arguments of `describe`
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
     boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels, until `upright` as annotated
     is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image rather than pixels, until `upright`
-    labels: np.ndarray  # (N,) int64, numbers of classes
-    is_crowd: np.ndarray  # (N,) bool, whether a box is around several objects, or one that need not be found
-    areas: np.ndarray  # (N,) float64, square pixels; NaN where only the box says it
-    ids: np.ndarray  # (N,) int64, what `describe` takes
-    describe: Callable[[int], str]  # returns, for errors, which object in which file has an id
+    labels: np.ndarray  # (N,) int64, class numbers
+    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects, or is optional to find
+    areas: np.ndarray  # (N,) float64, square pixels; NaN if only the box says it
+    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2
 
     def __len__(self) -> int:
         return len(self.boxes)
 
+    @property
+    def object_sizes(self) -> np.ndarray:
+        """(N, 2) width and height of each object's image."""
+        return self.sizes[self.image_numbers]
+
+    @property
+    def known_areas(self) -> np.ndarray:
+        """(N,) areas, those of the boxes if no others are known."""
+        return np.where(np.isnan(self.areas), box_areas(self.boxes), self.areas)
+
     def select(self, kept: np.ndarray) -> "ObjectTable":
-        """Returns a table of some of the objects, by (N,) bool or their places, and of all images."""
-        columns = ("image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "ids")
-        return replace(self, **{name: vars(self)[name][kept] for name in columns})
+        """Return a table of some objects, by (N,) bool or their places, and of all images."""
+        return replace(self, **{name: vars(self)[name][kept] for name in COLUMNS})
 
     def name_of(self, place: int) -> str:
-        """Returns which object in which file stands at a place from 0, for errors."""
+        """Return the name of the object at a place from 0, for error messages."""
         return self.describe(int(self.ids[place]))
+
+    def box_fault(self, place: int) -> str:
+        """Return the name, box and image size of an object, for error messages."""
+        x1, y1, x2, y2 = self.boxes[place].round(2).tolist()
+        width, height = self.sizes[self.image_numbers[place]].tolist()
+        return f"{self.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
+
+    def keypoint_faults(self, is_wrong: np.ndarray) -> list[str]:
+        """Return the name and values of each keypoint that is wrong, (N, K) bool, for error messages."""
+        return [
+            f"keypoint {number + 1} of {self.name_of(place)}: {self.keypoints[place, number].tolist()}"
+            for place, number in np.argwhere(is_wrong).tolist()
+        ]
 
 
 def table_of(
+    split: str,
     images: Dataset,
     sizes: np.ndarray,
     image_numbers: np.ndarray,
@@ -68,44 +93,66 @@ def table_of(
     labels: np.ndarray | None = None,
     is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
+    keypoints: np.ndarray | None = None,
 ) -> ObjectTable:
-    """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order."""
-    # By default boxes are in pixels, all labels are 0, there are no crowds and no areas are known, nor are those that
-    # are not positive. `describe` takes the place from 0 that an object had before they were sorted.
-    order = np.argsort(image_numbers, kind="stable")
+    """Return the table of one split from objects in any order; it keeps the order within an image."""
+    # By default boxes are in pixels, all labels are 0, and there are no crowds, areas and keypoints. Areas that are
+    # not positive are unknown. `describe` takes the place from 0 of an object before sorting.
+    count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
     flags = [flag_of(value, f"The mark of {describe(place)} as a crowd") for place, value in enumerate(is_crowd or ())]
-    areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
-    return ObjectTable(
-        images,
-        np.asarray(sizes, np.int64).reshape(-1, 2),
-        np.asarray(image_numbers, np.int64)[order],
-        np.asarray(boxes, float).reshape(-1, 4)[order],
-        np.broadcast_to(is_share, len(order))[order],
-        np.zeros(len(order), np.int64) if labels is None else np.asarray(labels, np.int64)[order],
-        np.zeros(len(order), bool) if is_crowd is None else np.array(flags, bool)[order],
-        np.where(areas > 0, areas, np.nan)[order],
-        order,
-        describe,
-    )
+    areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
+    columns: dict[str, Any] = {
+        "ids": np.arange(count),
+        "image_numbers": np.asarray(image_numbers, np.int64),
+        "boxes": np.asarray(boxes, float).reshape(-1, 4),
+        "is_share": np.broadcast_to(is_share, count),
+        "labels": np.zeros(count, np.int64) if labels is None else np.asarray(labels, np.int64),
+        "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
+        "areas": np.where(areas > 0, areas, np.nan),
+        "keypoints": np.zeros((count, 0, 3)) if keypoints is None else np.asarray(keypoints, float),
+    }
+    sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
+    return ObjectTable({split: images}, sizes, describe, **{name: values[order] for name, values in columns.items()})
 
 
-def upright(
-    table: ObjectTable, choice: AnnotationOrientation, split: str
-) -> tuple[ObjectTable, np.ndarray, np.ndarray]:
-    """Returns a table in pixels of upright images, and for each object by which turn (N,) of which size (N, 2)."""
-    headers = image_headers(table.images, is_needed=(table.sizes <= 0).any(axis=1))
-    turns, sizes = find_turns(headers, table.sizes, choice, split)
-    own, of_objects = turns[table.image_numbers], sizes[table.image_numbers]
-    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(of_objects, 2), table.boxes)
-    places = turn_points(boxes.reshape(-1, 2, 2), own, of_objects)
+def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
+    """Return the table of several splits from one table per split."""
+    num_images, num_objects = [len(table.sizes) for table in tables], [len(table) for table in tables]
+    starts = np.cumsum([0, *num_objects])
+
+    def describe(number: int) -> str:
+        part = int(np.searchsorted(starts, number, side="right")) - 1
+        return tables[part].describe(number - int(starts[part]))
+
+    columns = {name: np.concatenate([vars(table)[name] for table in tables]) for name in COLUMNS}
+    columns["image_numbers"] += np.repeat(np.cumsum([0, *num_images[:-1]]), num_objects)
+    columns["ids"] += np.repeat(starts[:-1], num_objects)
+    images = {split: found for table in tables for split, found in table.images.items()}
+    return ObjectTable(images, np.concatenate([table.sizes for table in tables]), describe, **columns)
+
+
+def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
+    """Return a table in pixels of upright images."""
+    found, start = [], 0
+    for split, images in table.images.items():
+        given = table.sizes[start : start + len(images)]
+        headers = image_headers(images, is_needed=(given <= 0).any(axis=1))
+        found.append(find_turns(headers, given, choice, split))
+        start += len(images)
+    turns, frames = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    own, sizes = turns[table.image_numbers], frames[table.image_numbers]
+    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
+    places = turn_points(boxes.reshape(-1, 2, 2), own, sizes)
     # The first corner stays the first one.
     boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
+    keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
+    keypoints[..., :2] = np.where(is_labeled, turn_points(keypoints[..., :2], own, sizes, last=1), 0)
     is_share = np.zeros_like(table.is_share)
-    return replace(table, sizes=upright_sizes(sizes, turns), boxes=boxes, is_share=is_share), own, of_objects
+    return replace(table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_share=is_share)
 
 
-def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes (N, 4) as x1, y1, x2, y2 in pixels, of images of (N, 2) width and height."""
+def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return boxes (N, 4) as x1, y1, x2, y2, in pixels of images of (N, 2) width and height."""
     # "coco" has x1, y1, width and height in pixels, "voc" x1, y1, x2, y2 in pixels, "yolo" center x, y, width and
     # height as shares of the image.
     if box_format == "voc":
@@ -117,61 +164,106 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.n
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:
-    """Returns (N,) square pixels of boxes (N, 4) x1, y1, x2, y2."""
+    """Return (N,) square pixels of boxes (N, 4) x1, y1, x2, y2."""
     return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
 
-def detection_rows(table: ObjectTable) -> Dataset:
-    """Returns one row an image: `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width` and `height`."""
+def detection_rows(table: ObjectTable, source: str) -> DatasetDict:
+    """Return one row per image: `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height`."""
     offsets = np.searchsorted(table.image_numbers, np.arange(len(table.sizes) + 1)).astype(np.int32)
     columns = {
-        "boxes": list_of_four(table.boxes),
+        "boxes": _list_of_four(table.boxes),
         "class_labels": pa.array(table.labels),
         "is_crowd": pa.array(table.is_crowd),
-        "areas": pa.array(known_areas(table), pa.float32()),
+        "areas": pa.array(table.known_areas, pa.float32()),
     }
     lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
-    return beside(table.images, {**lists, "width": table.sizes[:, 0], "height": table.sizes[:, 1]})
+    rows = Dataset(pa.table({**lists, "width": table.sizes[:, 0], "height": table.sizes[:, 1]}))
+    images = with_files(DatasetDict(table.images))
+    return DatasetDict(
+        {
+            split: concatenate_datasets([images[split], rows.select(numbers)], axis=1)
+            for split, (numbers, _) in _parts(table, "box", source).items()
+        }
+    )
 
 
-def known_areas(table: ObjectTable) -> np.ndarray:
-    """Returns (N,) areas, of the boxes where there are no others."""
-    return np.where(np.isnan(table.areas), box_areas(table.boxes), table.areas)
+def keypoint_rows(table: ObjectTable, source: str) -> DatasetDict:
+    """Return one row per object: its image, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`."""
+    num_keypoints, sizes = table.keypoints.shape[1], table.object_sizes
+    triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
+    offsets = np.arange(0, (len(table) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
+    columns = {
+        "keypoints": pa.ListArray.from_arrays(offsets, triples),
+        "box": _list_of_four(table.boxes),
+        "area": pa.array(table.known_areas, pa.float32()),
+        "image_id": table.image_numbers,
+        "width": sizes[:, 0],
+        "height": sizes[:, 1],
+    }
+    rows, images = Dataset(pa.table(columns)), with_files(DatasetDict(table.images))
+    found = DatasetDict()
+    for split, (numbers, objects) in _parts(table, "object with a labeled keypoint", source).items():
+        own = _repeated(images[split], table.image_numbers[objects.start : objects.stop] - numbers.start)
+        found[split] = concatenate_datasets([own, rows.select(objects)], axis=1)
+    return found
 
 
-def list_of_four(boxes: np.ndarray) -> pa.Array:
-    """Returns (N, 4) as Arrow float32."""
+def _list_of_four(boxes: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(boxes.ravel(), pa.float32()), 4)
 
 
-def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Dataset:
-    """Puts columns beside those of a dataset, which stay where they are."""
-    return concatenate_datasets([images, Dataset(pa.table(columns))], axis=1)
+def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
+    """Return the rows with these numbers, which may occur several times."""
+    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
+    if encoded.null_count < len(encoded):
+        return images.select(numbers)  # images on disk stay there
+    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)
 
 
-def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
-    """Returns tables whose boxes lie within their images and have an area."""
-    # What is outside by at most a pixel is cut off in any case. What is done about other boxes `box_errors` says:
-    # "raise" lists them in an error, "clip" cuts off what is outside and leaves out boxes of which nothing is left,
-    # and "drop" leaves them all out.
+def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range, range]]:
+    """Return the image numbers and the places of the objects of each split; leave out splits without any object."""
+    stops = np.cumsum([0, *map(len, table.images.values())]).tolist()
+    ends = np.searchsorted(table.image_numbers, stops).tolist()
+    parts = {
+        split: (range(*images), range(*objects))
+        for split, images, objects in zip(table.images, pairwise(stops), pairwise(ends), strict=True)
+    }
+    empty = [split for split, (_, objects) in parts.items() if not objects]
+    if "train" in empty or len(empty) == len(parts):
+        raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
+    if empty:  # test sets are often published without annotations
+        logger.warning("Left out of %s, as they have no %s: %s.", source, what, listed(empty))
+    return {split: part for split, part in parts.items() if split not in empty}
+
+
+def checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
+    """Return a table whose boxes lie within their images and have an area."""
+    # At most one pixel outside is cut off in any case. For other boxes, "raise" lists them in an error, "clip" cuts
+    # off the part outside and leaves out boxes without a part inside, and "drop" leaves them all out.
     if box_errors not in get_args(BoxErrors):
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
-    _check_finite(tables)
-    wrong = {split: wrong_boxes(table.boxes, object_sizes(table)) for split, table in tables.items()}
-    _check_plausible(tables, wrong)
-    faults = [_fault(tables[split], place) for split in tables for place in np.flatnonzero(wrong[split]).tolist()]
-    if faults and box_errors == "raise":
-        total = sum(map(len, tables.values()))
-        raise ValueError(
-            f"{len(faults)} of {total} boxes have no area, or reach out of their image:{in_lines(faults, MAX_NAMED)}\n"
-            "Repair them, or set box_errors: 'clip' cuts off what is outside, 'drop' leaves these boxes out."
+    is_infinite = ~np.isfinite(table.boxes).all(axis=1)
+    raise_faults(
+        [f"{table.name_of(place)}: {table.boxes[place].tolist()}" for place in np.flatnonzero(is_infinite).tolist()],
+        "boxes are not finite",
+        "Repair or remove them.",
+    )
+    is_wrong = wrong_boxes(table.boxes, table.object_sizes)
+    _check_plausible(table, int(is_wrong.sum()))
+    faults = [table.box_fault(place) for place in np.flatnonzero(is_wrong).tolist()]
+    if box_errors == "raise":
+        raise_faults(
+            faults,
+            f"of {len(table)} boxes have no area, or reach out of their image",
+            "Repair them, or set box_errors: 'clip' cuts off the part outside, 'drop' leaves these boxes out.",
         )
-    clipped = {split: _clipped(table) for split, table in tables.items()}
-    kept = {
-        split: ~wrong[split] if box_errors == "drop" else _has_area(table.boxes) for split, table in clipped.items()
-    }
-    num_dropped = sum(int((~mask).sum()) for mask in kept.values())
+    boxes = _cut(table.boxes, table.object_sizes)
+    is_cut = (boxes != table.boxes).any(axis=1)
+    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # NaN stays NaN
+    is_kept = ~is_wrong if box_errors == "drop" else _has_area(boxes)
     if faults:
+        num_dropped = int((~is_kept).sum())
         logger.warning(
             "%d boxes have no area, or reach out of their image: %d were cut off at its border, %d left out:%s",
             len(faults),
@@ -179,36 +271,23 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
             num_dropped,
             in_lines(faults, MAX_NAMED),
         )
-    return {split: table.select(kept[split]) for split, table in clipped.items()}
+    return replace(table, boxes=boxes, areas=areas).select(is_kept)
 
 
-def without_repeats(tables: Mapping[str, ObjectTable]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Removes exact duplicates of boxes, of one image and class; also returns sentences for the model card."""
-    kept = {}
-    for split, table in tables.items():
-        rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
-        kept[split] = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
-    count = sum(map(len, tables.values())) - sum(map(len, kept.values()))
-    return kept, report(count, f"{count:,} exact duplicates of boxes, of one image and class, were removed")
-
-
-def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:
-    """Leaves out splits without any object, or `what` they lack, as test sets are often published."""
-    empty = [split for split, table in tables.items() if not len(table)]
-    if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
-    if empty:
-        logger.warning("Left out of %s, as they have no %s: %s.", source, what, listed(empty))
-    return {split: table for split, table in tables.items() if split not in empty}
-
-
-def object_sizes(table: ObjectTable) -> np.ndarray:
-    """Returns (N, 2) width and height of each object's image."""
-    return table.sizes[table.image_numbers]
+def _check_plausible(table: ObjectTable, num_wrong: int) -> None:
+    num_tiny = int(((table.boxes[:, 2:] - table.boxes[:, :2]) <= 1).all(axis=1).sum())
+    if len(table) >= MIN_BOXES and 2 * max(num_wrong, num_tiny) > len(table):
+        examples = [table.box_fault(place) for place in range(MAX_NAMED)]
+        raise ValueError(
+            f"Of {len(table)} boxes {num_wrong} have no area or reach out of their image, and {num_tiny} are no "
+            "larger than a pixel: so they are written in another way. COCO has x, y, width, height in pixels, VOC x1, "
+            "y1, x2, y2 in pixels, and YOLO center x, y, width, height as shares of the image. They were read so:"
+            f"{in_lines(examples, MAX_NAMED)}"
+        )
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns (N,) bool: which boxes (N, 4) reach out of images of sizes (N, 2) by a pixel, or have no area there."""
+    """Return (N,) bool: which boxes (N, 4) reach out of images of sizes (N, 2) by a pixel, or have no area there."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 
@@ -221,41 +300,58 @@ def _has_area(boxes: np.ndarray) -> np.ndarray:
     return np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
 
 
-def _clipped(table: ObjectTable) -> ObjectTable:
-    boxes = _cut(table.boxes, object_sizes(table))
-    is_cut = (boxes != table.boxes).any(axis=1)
-    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # NaN stays NaN
-    return replace(table, boxes=boxes, areas=areas)
+def without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
+    """Remove exact duplicates of boxes, of one image and class; also return sentences for the model card."""
+    rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
+    kept = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
+    count = len(table) - len(kept)
+    return kept, report(count, f"{count:,} exact duplicates of boxes, of one image and class, were removed")
 
 
-def _check_finite(tables: Mapping[str, ObjectTable]) -> None:
-    faults = [
-        f"{table.name_of(place)}: {table.boxes[place].tolist()}"
-        for table in tables.values()
-        for place in np.flatnonzero(~np.isfinite(table.boxes).all(axis=1)).tolist()
-    ]
-    if faults:
-        raise ValueError(f"{len(faults)} boxes are not finite:{in_lines(faults, MAX_NAMED)}\nRepair or remove them.")
+def clean_keypoints(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
+    """Return a table in which keypoints that are not labeled are zeros, and sentences for the model card."""
+    places, visibility = table.keypoints[..., :2], table.keypoints[..., 2]
+    is_missing = (places == -1).all(axis=2)
+    is_labeled = (visibility > 0) & ~is_missing
+    is_wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(table.keypoints).all(axis=2))
+    raise_faults(
+        table.keypoint_faults(is_wrong),
+        "keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2",
+    )
+    count = int((is_missing & (visibility > 0)).sum())
+    notes = report(count, f"{count:,} keypoints at -1, -1 count as not labeled")
+    return replace(table, keypoints=np.where(is_labeled[..., None], table.keypoints, 0)), notes
 
 
-def _check_plausible(tables: Mapping[str, ObjectTable], wrong: Mapping[str, np.ndarray]) -> None:
-    boxes = np.concatenate([table.boxes for table in tables.values()])
-    num_wrong = sum(int(found.sum()) for found in wrong.values())
-    num_tiny = int(((boxes[:, 2:] - boxes[:, :2]) <= 1).all(axis=1).sum())
-    if len(boxes) >= MIN_BOXES and 2 * max(num_wrong, num_tiny) > len(boxes):
-        faults = [_fault(table, place) for table in tables.values() for place in range(min(len(table), MAX_NAMED))]
+def checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
+    """Return a table whose labeled keypoints lie within their images but for a pixel, boxes as `checked_boxes`."""
+    # With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
+    # labeled keypoint are left out, with a warning.
+    is_labeled = table.keypoints[..., 2] > 0
+    labeled = table.keypoints[is_labeled, :2]
+    num_tiny = int((np.abs(labeled) <= 1).all(axis=1).sum())
+    if 2 * num_tiny > len(labeled):
         raise ValueError(
-            f"Of {len(boxes)} boxes {num_wrong} have no area or reach out of their image, and {num_tiny} are no "
-            "larger than a pixel: so they are written in another way. COCO has x, y, width, height in pixels, VOC x1, "
-            "y1, x2, y2 in pixels, and YOLO center x, y, width, height as shares of the image. They were read so:"
-            f"{in_lines(faults, MAX_NAMED)}"
+            f"{num_tiny} of {len(labeled)} labeled keypoints have x and y between 0 and 1, but are read as pixels. "
+            "Multiply x by the width of the image and y by its height. A missing keypoint has visibility 0, an empty "
+            "cell, or x and y of -1."
         )
-
-
-def _fault(table: ObjectTable, place: int) -> str:
-    x1, y1, x2, y2 = table.boxes[place].round(2).tolist()
-    width, height = table.sizes[table.image_numbers[place]].tolist()
-    return f"{table.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
+    places, sizes = table.keypoints[..., :2], table.object_sizes[:, None]
+    # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
+    is_outside = is_labeled & ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
+    if box_errors == "raise":
+        raise_faults(
+            table.keypoint_faults(is_outside),
+            "labeled keypoints lie outside of their image",
+            "Repair them, or set box_errors to 'clip' or 'drop', with which they count as not labeled.",
+        )
+    if is_outside.any():
+        logger.warning("%d keypoints lie outside of their image and count as not labeled.", is_outside.sum())
+    keypoints = np.where(is_outside[..., None], 0, table.keypoints)
+    is_kept = np.any(keypoints[..., 2] > 0, axis=1)
+    if num_dropped := int((~is_kept).sum()):
+        logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, len(table))
+    return checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
@@ -278,12 +374,10 @@ def without_class_names(class_names: Sequence[str] | None, source: object) -> No
 def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
     """Raises `ValueError` if class numbers (N,) of objects from a source are not below `num_classes`."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
-    if wrong:
-        faults = [f"{describe(place)}: class {numbers[place]}" for place in wrong]
-        raise ValueError(
-            f"{len(wrong)} of {len(numbers)} objects of {source} are of unknown classes; there are {num_classes}, "
-            f"from 0:{in_lines(faults, MAX_NAMED)}"
-        )
+    raise_faults(
+        [f"{describe(place)}: class {numbers[place]}" for place in wrong],
+        f"of {len(numbers)} objects of {source} are of unknown classes; there are {num_classes}, from 0",
+    )
 
 
 def numbered_words(

@@ -1,7 +1,7 @@
 """Boxes in the XML files of Pascal VOC, as VOC lays them out and as other tools do. Shapes: N objects."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from .files import (
     is_image,
     listed,
     one_per_split,
+    raise_faults,
     splits_in,
     subfolders,
 )
@@ -73,29 +74,42 @@ def _split_lists(root: Path) -> dict[str, Path]:
 def _listed_files(root: Path, file: Path) -> list[Path]:
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     files = [root / "Annotations" / f"{words[0]}{SUFFIX}" for words in lines if words]
-    if missing := [path for path in files if not path.is_file()]:
-        raise ValueError(f"{len(missing)} of {len(files)} files that {file} lists do not exist:{in_lines(missing)}")
+    raise_faults(
+        [path for path in files if not path.is_file()], f"of {len(files)} files that {file} lists do not exist"
+    )
     return files
 
 
 def load_voc(
-    files: dict[str, list[Path]], class_names: Sequence[str] | None
-) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads objects and the names of classes from XML files by split, without opening images whose size they give.
+    files: Mapping[str, list[Path]], class_names: Sequence[str] | None
+) -> tuple[list[ObjectTable], tuple[str, ...]]:
+    """Read objects and the names of classes from XML files by split, without opening images whose size they give.
 
     An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
     Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
     name the last one of a box, those of other tools the edges. Unless given, the classes are those of "train", sorted.
     """
-    images = {split: _images_of(found) for split, found in files.items()}
-    tables: dict[str, Callable[[np.ndarray], ObjectTable]] = {}
-    words = {}
-    for split, found in files.items():
-        sizes, objects = _read_all(found)
-        words[split] = [entry.word for entries in objects for entry in entries]
-        tables[split] = partial(_table, images[split], split, sizes, objects)
+    found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
+    words = {split: [entry.word for entry in objects] for split, (_, _, _, objects) in found.items()}
     labels, names = numbered_words(words, class_names)
-    return {split: table(labels[split]) for split, table in tables.items()}, names
+    tables = [
+        table_of(
+            split,
+            images_at(images, split),
+            sizes,
+            image_numbers,
+            np.array([entry.box for entry in objects]),
+            partial(_name_of, objects),
+            labels=labels[split],
+            is_crowd=[entry.difficult for entry in objects],
+        )
+        for split, (images, sizes, image_numbers, objects) in found.items()
+    ]
+    return tables, names
+
+
+def _name_of(objects: Sequence[_Object], place: int) -> str:
+    return objects[place].name
 
 
 def _images_of(files: list[Path]) -> list[str]:
@@ -108,16 +122,15 @@ def _images_of(files: list[Path]) -> list[str]:
     found = [
         [image for folder in folders[file.parent] for image in by_stem[folder].get(file.stem, [])] for file in files
     ]
-    faults = [
-        f"{file}: {listed(list(map(str, images))) if images else 'none'}"
-        for file, images in zip(files, found, strict=True)
-        if len(images) != 1
-    ]
-    if faults:
-        raise ValueError(
-            f"{len(faults)} of {len(files)} XML files have not one image each, of the same name but for the suffix, "
-            f"beside them or in JPEGImages/ or images/:{in_lines(faults, MAX_NAMED)}"
-        )
+    raise_faults(
+        [
+            f"{file}: {listed(list(map(str, images))) if images else 'none'}"
+            for file, images in zip(files, found, strict=True)
+            if len(images) != 1
+        ],
+        f"of {len(files)} XML files have not one image each, of the same name but for the suffix, beside them or in "
+        "JPEGImages/ or images/",
+    )
     stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
     bare = sorted(str(file) for images in by_stem.values() for stem in images.keys() - stems for file in images[stem])
     if bare:
@@ -126,26 +139,28 @@ def _images_of(files: list[Path]) -> list[str]:
 
 
 def _image_folders(folder: Path) -> list[Path]:
-    """Returns where the images of XML files in a folder may lie."""
+    """Return the folders in which the images of XML files in a folder may lie."""
     if folder.name.lower() not in ANNOTATIONS:
         return [folder]
     return [folder, *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images"))]
 
 
-def _read_all(files: list[Path]) -> tuple[np.ndarray, list[list[_Object]]]:
-    """Returns (I, 2) width and height as given, else 0, and the objects of each file."""
+def _read_all(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[_Object]]:
+    """Return (I, 2) width and height as given, else 0, the image number of each object, and the objects."""
     faults: list[str] = []
-    sizes, objects = [], []
-    for file in files:
+    sizes, image_numbers, objects = np.zeros((len(files), 2), np.int64), [], []
+    for number, file in enumerate(files):
         try:
             root = ElementTree.parse(file).getroot()
-            sizes.append([int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height")])
-            objects.append([_read_object(entry, root, file, place) for place, entry in enumerate(root.iter("object"))])
+            sizes[number] = [int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height")]
+            found = [_read_object(entry, root, file, place) for place, entry in enumerate(root.iter("object"))]
         except (ElementTree.ParseError, ValueError) as error:
             faults.append(f"{file}: {error}")
-    if faults:
-        raise ValueError(f"{len(faults)} of {len(files)} XML files are malformed:{in_lines(faults, MAX_NAMED)}")
-    return np.array(sizes, np.int64).reshape(-1, 2), objects
+        else:
+            image_numbers += [number] * len(found)
+            objects += found
+    raise_faults(faults, f"of {len(files)} XML files are malformed")
+    return sizes, np.array(image_numbers, np.int64), objects
 
 
 def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Path, place: int) -> _Object:
@@ -156,18 +171,3 @@ def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Pa
     counts_from_one = (root.findtext("source/annotation") or "").startswith("PASCAL")
     box = (x1 - counts_from_one, y1 - counts_from_one, x2, y2)
     return _Object(word.strip(), box, entry.findtext("difficult"), f"object {place + 1} of {file}")
-
-
-def _table(
-    paths: list[str], split: str, sizes: np.ndarray, objects: list[list[_Object]], labels: np.ndarray
-) -> ObjectTable:
-    every = [entry for entries in objects for entry in entries]
-    return table_of(
-        images_at(paths, split),
-        sizes,
-        np.repeat(np.arange(len(objects)), [len(entries) for entries in objects]),
-        np.array([entry.box for entry in every]),
-        lambda place: every[place].name,
-        labels=labels,
-        is_crowd=[entry.difficult for entry in every],
-    )

@@ -10,13 +10,13 @@ import numpy as np
 import yaml
 
 from .files import (
-    MAX_NAMED,
     SPLITS,
     files_below,
     images_at,
     in_lines,
     is_image,
     listed,
+    raise_faults,
     splits_in,
     subfolders,
     visible,
@@ -106,10 +106,9 @@ def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]
         return _images_below(place)
     lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
     paths = [place.parent / line for line in lines]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise ValueError(
-            f"{len(missing)} of {len(paths)} images that {place} lists do not exist:{in_lines(missing, MAX_NAMED)}"
-        )
+    raise_faults(
+        [path for path in paths if not path.is_file()], f"of {len(paths)} images that {place} lists do not exist"
+    )
     return paths
 
 
@@ -133,8 +132,8 @@ def _from_folders(path: Path) -> YoloFiles | None:
     return YoloFiles({split: _images_below(folder) for split, folder in roots.items()}, (), (path, *labels), path)
 
 
-def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads objects by split and the names of classes from text files, and the headers of images."""
+def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
+    """Read objects by split and the names of classes from text files, and the headers of images."""
     # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a
     # polygon, the box around it is taken. The names are those of data.yaml, else those that are given or of
     # classes.txt.
@@ -142,7 +141,7 @@ def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict
         without_class_names(class_names, files.source)
     names = files.names or class_names_beside(files.folders, class_names)
     splits = [split for split in SPLITS if split in files.images]
-    return {split: _table(files.images[split], split, len(names), files.source) for split in splits}, names
+    return [_table(files.images[split], split, len(names), files.source) for split in splits], names
 
 
 def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> ObjectTable:
@@ -158,11 +157,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
                     faults.append(f"line {line_number} of {text}: {line[:80]!r}")
                 else:
                     objects.append((number, line_number, *values))
-    if faults:
-        raise ValueError(
-            f"{len(faults)} lines are no class, center x, y, width and height, nor class and polygon x, y, ...:"
-            f"{in_lines(faults, MAX_NAMED)}"
-        )
+    raise_faults(faults, "lines are no class, center x, y, width and height, nor class and polygon x, y, ...")
     table = np.array(objects, float).reshape(-1, 7)
 
     def describe(place: int) -> str:
@@ -172,9 +167,9 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     labels = table[:, 2].astype(np.int64)
     check_numbers(labels, num_classes, describe, source)
     images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
-    boxes = corners(table[:, 3:], "yolo", np.ones((1, 2)))
-    sizes, image_numbers = np.zeros((len(images), 2)), table[:, 0].astype(np.int64)
-    return table_of(images, sizes, image_numbers, boxes, describe, is_share=True, labels=labels)
+    boxes, image_numbers = corners(table[:, 3:], "yolo"), table[:, 0].astype(np.int64)
+    sizes = np.zeros((len(images), 2))
+    return table_of(split, images, sizes, image_numbers, boxes, describe, is_share=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:

@@ -4,24 +4,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from datasets import DatasetDict
 
 from ..datasets import KeypointData
 from ..formats.coco import find_coco, load_coco_keypoints
 from ..formats.columns import SourceOptions
-from ..formats.files import report, with_files
-from ..formats.keypoints import (
-    KeypointNames,
-    KeypointTable,
-    checked_keypoints,
-    find_landmarks,
-    flip_pairs_of,
-    keypoint_rows,
-    load_landmarks,
-    oks_sigmas_of,
-)
+from ..formats.keypoints import KeypointNames, flip_pairs_of, oks_sigmas_of
+from ..formats.landmarks import find_landmarks, load_landmarks
 from ..formats.object_columns import load_keypoint_columns
-from ..formats.objects import WHOLE_IMAGE, BoxErrors, known_areas, object_sizes, without_empty
+from ..formats.objects import (
+    WHOLE_IMAGE,
+    BoxErrors,
+    ObjectTable,
+    checked_keypoints,
+    clean_keypoints,
+    join_tables,
+    keypoint_rows,
+    upright,
+)
 from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
 from ..targets import keypoint_target
@@ -74,18 +73,17 @@ def load_keypoint_detection(
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
     tables, known = _load(options)
-    num_missing = sum(table.num_missing for table in tables.values())
-    tables = {split: table.upright(annotation_orientation, split) for split, table in tables.items()}
-    tables = {split: _with_whole_images(table) if whole_image else table for split, table in tables.items()}
-    tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
-    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
-    rows = DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
+    table, notes = clean_keypoints(join_tables(tables))
+    table = upright(table, annotation_orientation)
+    if whole_image:  # the areas of objects stay what they were
+        areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
+        table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
+    rows = keypoint_rows(checked_keypoints(table, box_errors), source)
     pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
-    notes = report(num_missing, f"{num_missing:,} keypoints at -1, -1 count as not labeled")
     return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)
 
 
-def _load(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNames]:
+def _load(options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
     if columns := load_columns(options):
         return load_keypoint_columns(columns, options)
     if coco := find_coco(options.path, ["keypoints"]):
@@ -96,10 +94,3 @@ def _load(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNam
         f"{options.path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
         "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
     )
-
-
-def _with_whole_images(table: KeypointTable) -> KeypointTable:
-    """Replaces boxes; the areas of objects stay what they were."""
-    objects, areas = table.objects, known_areas(table.objects)
-    boxes = np.tile(object_sizes(objects), 2) * WHOLE_IMAGE
-    return replace(table, objects=replace(objects, boxes=boxes, areas=np.where(areas > 0, areas, np.nan)))

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from datasets import DatasetDict
-
 from ..datasets import TargetData
 from ..formats.coco import find_coco, load_coco_objects
 from ..formats.columns import SourceOptions
-from ..formats.files import with_files
 from ..formats.object_columns import load_detection_columns
 from ..formats.objects import (
     BoxErrors,
@@ -16,9 +13,9 @@ from ..formats.objects import (
     ObjectTable,
     checked_boxes,
     detection_rows,
+    join_tables,
     upright,
     without_class_names,
-    without_empty,
     without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
@@ -84,13 +81,12 @@ def load_object_detection(
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
         tables, classes = _load_files(options.path, class_names)
-    tables = {split: upright(table, annotation_orientation, split)[0] for split, table in tables.items()}
-    tables, notes = without_repeats(without_empty(checked_boxes(tables, box_errors), "box", source))
-    splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
-    return TargetData(with_files(splits), detection_target, classes, notes=notes)
+    table = checked_boxes(upright(join_tables(tables), annotation_orientation), box_errors)
+    table, notes = without_repeats(table)
+    return TargetData(detection_rows(table, source), detection_target, classes, notes=notes)
 
 
-def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
     if coco := find_coco(path, ["instances"]):
         without_class_names(class_names, path)
         return load_coco_objects(coco)
