@@ -27,7 +27,6 @@ from hf_vit.training.planning.defaults import (
     DETECTION,
     IMAGE_TEXT,
     MASKED_IMAGES,
-    PHOTOS,
     Size,
     TaskDefaults,
     choose,
@@ -205,7 +204,7 @@ class Clock:
 @pytest.mark.parametrize("minutes", [1, 4, 60])
 @pytest.mark.parametrize("step", [0.01, 0.1, 1.0])
 def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float, step: float) -> None:
-    clock, sizes = Clock(), list(PHOTOS)
+    clock, sizes = Clock(), list(CLASSIFICATION.ladder)
     paces: dict[Size | None, Pace] = {size: Pace(step * 2**number, 0.01) for number, size in enumerate(sizes)}
     made = Budget(60 * minutes, num_scored=100, num_validated=90, clock=clock)
     choice = made.choose(sizes, 1500, clock.measure(paces))

@@ -1,11 +1,14 @@
-"""What is chosen where no option says otherwise: a table for each task, with what its recipes have found.
+"""Default hyperparameters by task, data and device: defaults.yaml has the numbers of each task, this file the rules.
 
-The figures behind the numbers stand in model_cards/; the ladders of sizes are climbed by `budget`.
+The ladders of sizes are climbed by `budget`.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from .facts import Facts
 
@@ -39,46 +42,34 @@ class Size(NamedTuple):
         }
 
 
-PHOTOS = (
-    Size(128, 6, 64, 8),
-    Size(192, 6, 64, 8),
-    Size(192, 8, 96, 8),
-    Size(256, 8, 112, 8),
-    Size(384, 12, 112, 8),
-    Size(384, 12, 224, 16),
-)
-# The usual deviation of 0.02 is for tokens 768 wide.
-SCRATCH_CONFIG = {"position_embedding_type": "sincos2d", "pooling": "mean", "initializer_range": 0.05}
-
-
 @dataclass(frozen=True)
 class TaskDefaults:
-    """What a task chooses.
+    """The row of a task in defaults.yaml, which explains its fields, and two rules.
 
     Args:
-        batch: Images of a step on all processes.
-        scratch: Options of trainings from scratch.
+        batch: See there, like all fields up to `enlarges`.
         ladder: Sizes from scratch, the smallest first.
-        steps: How many steps of `batch` images a size must get from scratch to be preferred to a smaller one.
+        scratch: Options of trainings from scratch.
         config: Fields of `HfViTConfig` from scratch.
+        steps: How many a size must get to be preferred to a smaller one.
+        tuned: Options of trainings that start from a model.
+        few: Those in addition where a large backbone meets few images.
+        enlarges: Whether images smaller than a size are enlarged to it.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
             head is to fit it; None where heads stay as they are by default.
-        tuned: Options of trainings that start from a saved or published model, where they differ from those of all.
-        few: Those beside, where a large backbone meets few images, which would undo what it has learned.
         augmentation: Options of the augmentation, given how often each image is seen.
-        enlarges: Whether images smaller than a size are enlarged to it, as heatmaps are only so fine.
     """
 
     batch: int
+    ladder: tuple[Size, ...]
     scratch: Mapping[str, Any]
-    ladder: tuple[Size, ...] = PHOTOS
+    config: Mapping[str, Any]
     steps: int = 1000
-    config: Mapping[str, Any] = field(default_factory=lambda: SCRATCH_CONFIG)
-    head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
     tuned: Mapping[str, Any] = field(default_factory=dict)
-    few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
-    augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
+    few: Mapping[str, Any] = field(default_factory=dict)
     enlarges: bool = False
+    head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
+    augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
 
     def sizes(self, native_size: int) -> list[Size]:
         """Returns the sizes to choose from for images with shorter sides of so many pixels, the smallest first."""
@@ -92,15 +83,12 @@ class TaskDefaults:
 
 # Shared numbers
 
-WIDEST_START = 384  # with the larger deviation of `SCRATCH_CONFIG`
-MUON = {"use_muon": True, "learning_rate": 4e-3, "warmup_steps": 0.1}
-WHITENED = {**MUON, "whiten_patches": True}
+WIDEST_START = 384  # with a larger deviation than usual
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # times that of the rest
 MOST_EAGER_PATCHES = 400  # with which plain products of attention train faster than SDPA where that is slow
 FEW_IMAGES = 200  # with which a large backbone stays frozen but for its last blocks
-LAST_BLOCKS = 4
 LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
 TUNED_STEPS = 1000
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
@@ -175,125 +163,40 @@ def text_tower(width: int) -> Options:
 
 # The tables
 
-REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
 
-CLASSIFICATION = TaskDefaults(
-    steps=3000,  # with 2,500 of them a width of 192 is 5 points behind 128 in the same time (../README.md)
-    batch=32,
-    scratch=WHITENED,
-    few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
-    augmentation=augment_classes,
-)
-SEGMENTATION = TaskDefaults(
-    ladder=(
-        Size(128, 6, 96, 12),
-        Size(192, 6, 128, 16),
-        Size(192, 6, 160, 16),
-        Size(256, 8, 192, 16),
-        Size(384, 12, 224, 16),
-    ),
-    batch=16,
-    scratch=WHITENED,
-    config=REGULARIZED,
+def read_task(name: str, **rules: Any) -> TaskDefaults:
+    """Returns the defaults of a task by its row and its rules."""
+    row = TABLES["tasks"][name]
+    return TaskDefaults(**{**row, "ladder": tuple(Size(*size) for size in row["ladder"])}, **rules)
+
+
+TABLES = yaml.safe_load(Path(__file__).with_name("defaults.yaml").read_text(encoding="utf-8"))
+GROUPS = [set(group) for group in TABLES["groups"]]
+CLASSIFICATION = read_task("image-classification", augmentation=augment_classes)
+SEGMENTATION = read_task(
+    "semantic-segmentation",
     head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}}),  # no wider than the model
 )
-UNIVERSAL = TaskDefaults(
-    ladder=SEGMENTATION.ladder,
-    batch=8,
-    scratch={**MUON, "learning_rate": 1e-3},
-    config=REGULARIZED,
-    head=universal_head,
-)
-DEPTH = TaskDefaults(
-    ladder=(
-        Size(128, 6, 128, 16),
-        Size(192, 6, 160, 16),
-        Size(192, 8, 224, 16),
-        Size(384, 12, 224, 16),
-    ),
-    batch=8,
-    scratch={**MUON, "learning_rate": 1e-3},
-    config={**REGULARIZED, "drop_path_rate": 0.2},
+UNIVERSAL = read_task("universal-segmentation", head=universal_head)
+DEPTH = read_task(
+    "depth-estimation",
     head=without_gpu(depth_head),
     # Not enlarged: by how much cannot be seen by what few images teach, and all depths come out too small by that.
     augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
 )
-DETECTION = TaskDefaults(
-    ladder=(
-        Size(128, 6, 128, 16),
-        Size(192, 6, 192, 16),
-        Size(192, 6, 256, 16),
-        Size(384, 12, 320, 16),
-        Size(384, 12, 448, 16),
-    ),
-    batch=8,
-    scratch={**MUON, "learning_rate": 1e-3},
-    config={
-        **SCRATCH_CONFIG,
-        "use_cls_token": False,
-        "norm_after_pooling": True,
-        "layerscale_value": 0.1,
-    },
-    head=detection_head,
-)
-KEYPOINTS = TaskDefaults(
-    ladder=(
-        Size(128, 6, 96, 12),
-        Size(192, 6, 128, 16),
-        Size(256, 8, 192, 16),
-        Size(384, 12, 224, 16),
-    ),
-    batch=16,
-    scratch={**MUON, "learning_rate": 2e-3},
-    config=REGULARIZED,
-    enlarges=True,
-)
-MASKED_IMAGES = TaskDefaults(
-    batch=128,
-    scratch={},  # the rate of MAE follows the batch
-    tuned={"learning_rate": 0.0, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
-    few={},
-    head=without_gpu(masked_head),
-)
-JOINT_EMBEDDINGS = TaskDefaults(
-    batch=128,
-    scratch=WHITENED,
-    tuned={"learning_rate": 5e-4, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
-    few={},
+DETECTION = read_task("object-detection", head=detection_head)
+KEYPOINTS = read_task("keypoint-detection")
+MASKED_IMAGES = read_task("masked-image-modeling", head=without_gpu(masked_head))
+JOINT_EMBEDDINGS = read_task(
+    "joint-embedding",
     head=without_gpu(lambda width: {"joint_embedding_config": {"projector_hidden_size": 4 * width}}),
     augmentation=draw_views,
 )
-IMAGE_TEXT = TaskDefaults(
-    batch=64,
-    scratch={},
-    head=without_gpu(text_tower),
-)
+IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_tower))
 
 
 # The rules
 
-# Options of which one that is given settles all: a rate belongs to its optimizer, an evaluation to its checkpoints.
-GROUPS = (
-    {
-        "use_muon",
-        "learning_rate",
-        "optim",
-        "optim_args",
-        "lora_rank",
-        "deepspeed",
-        "fsdp",
-        "trainable_blocks",
-        "freeze",
-    },
-    {"weight_decay", "optim"},
-    {"layer_decay", "optim", "lora_rank", "trainable_blocks", "freeze"},
-    {"head_lr_multiplier", "optim", "lora_rank", "learning_rate"},
-    {"eval_strategy", "eval_steps", "save_strategy", "save_steps"},
-    {"max_steps", "num_train_epochs"},
-    {"bf16", "fp16", "bf16_full_eval", "fp16_full_eval"},
-    {"label_smoothing_factor", "mixup_alpha", "cutmix_alpha", "classification_loss"},
-    {"crop_padding", "min_crop_scale"},
-)
 HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
 SIZE_FIELDS = {
     *("preset", "model_name_or_path", "image_size", "patch_size"),

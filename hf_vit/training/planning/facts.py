@@ -15,14 +15,12 @@ class Facts:
         start: What the weights come from.
         is_unlabeled: Whether it is a model of this package that has learned without labels.
         num_images: Number of training images, or of objects that are trained on one by one; None of a stream.
-        num_classes: Number of classes or keypoints, 0 where there are none.
         native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
         is_gray: Whether the images have no colors.
         max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
         num_scored: Images that are evaluated at the end.
         has_validation: Whether there are images to evaluate in between.
         hidden_size: Width of the model to start from, or of the size that is given; None if it is not known.
-        num_layers: Its depth.
         has_gpu: Whether there is a GPU or another accelerator to train on.
         has_bf16: Whether the device is faster in bfloat16.
         has_slow_sdpa: Whether that is without the backward pass of fused attention (SDPA).
@@ -34,14 +32,12 @@ class Facts:
     start: Start = "scratch"
     is_unlabeled: bool = False
     num_images: int | None = 1000
-    num_classes: int = 10
     native_size: int = 224
     is_gray: bool = False
     max_objects: int = 0
     num_scored: int = 100
     has_validation: bool = True
     hidden_size: int | None = None
-    num_layers: int | None = None
     has_gpu: bool = False
     has_bf16: bool = False
     has_slow_sdpa: bool = False

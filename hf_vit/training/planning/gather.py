@@ -31,14 +31,12 @@ def gather_facts(task: Task) -> Facts:
         start=start_of(task),
         is_unlabeled=first_architecture(task) in UNLABELED,
         num_images=None if is_stream else task.count_training_images(),
-        num_classes=len(list(task.loaded.names)),
         native_size=int(median(sizes)),
         is_gray=is_gray,
         max_objects=max_objects,
         num_scored=task.count_evaluated_images(evaluation_split(splits)),
         has_validation="validation" in splits,
         hidden_size=config.get("hidden_size"),
-        num_layers=config.get("num_hidden_layers"),
         has_gpu=has_gpu,
         has_bf16=is_fast_in_bf16(args.device),
         has_slow_sdpa=args.device.type == "cpu" and not torch.cpu._is_amx_tile_supported(),
@@ -79,7 +77,7 @@ def first_architecture(task: Task) -> str:
 
 
 def known_config(task: Task) -> Mapping[str, Any]:
-    """Returns width and depth of the model, as far as they are known before it is opened."""
+    """Returns the configuration of the model, as far as it is known before it is opened."""
     name = task.model.model_name_or_path
     if name is None:
         return plan_config(task.model)
