@@ -149,10 +149,6 @@ class EvaluatorTrainer(HfViTTrainer):
         finally:
             self._set_threshold(self.thresholds[False])
 
-    def _save_average(self, *args: Any) -> None:
-        with self.options_of_average():
-            super()._save_average(*args)
-
     def mean_loss(self) -> float:
         """Returns the loss of all images that have been evaluated."""
         losses, weights = (np.array(values).reshape(len(values), -1).T for values in zip(*self._losses, strict=True))

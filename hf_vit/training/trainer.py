@@ -5,7 +5,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from ..data.augmentation.datasets import AugmentedStream
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
 from .batch_transforms import BatchTransform, BatchTransforms, Mixing, SizeArguments, size_transforms
-from .callbacks.best import BestCheckpoint
 from .callbacks.clock import DatasetEpoch, TrainingClock
 from .callbacks.ema import AVERAGE_FOLDER, AverageWeights, AveragingArguments, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
-from .callbacks.resume import DistillationCheckpoints, NewOptions, ResumeArguments, ResumeCallback
+from .callbacks.resume import LoadStates, NewOptions, ResumeArguments
+from .callbacks.stateful import StatefulCallback
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .distillation.base import PROJECTION_NAME, Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
@@ -48,6 +48,7 @@ from .saving.checkpoints import (
     delete_older,
     on_first_process,
     read_conditions,
+    read_state,
     stopped_early_at,
 )
 from .saving.output_files import ADAPTER_FOLDER, TRAINING_ARGS_JSON, write_whole
@@ -174,10 +175,10 @@ class HfViTTrainer(Trainer):
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
         if self.pop_callback(ProgressCallback) is not None:  # not in a notebook, nor with disable_tqdm
             self.add_callback(self.progress)
-        for callback in (DatasetEpoch(), TrainingClock(), BestCheckpoint(), self.throughput):
+        for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
             self.add_callback(callback)
         if self.distillation is not None:
-            self.add_callback(DistillationCheckpoints(self.distillation))
+            self.add_callback(self.distillation)
         if isinstance(self.train_dataset, AugmentedStream):
             self.add_callback(StreamStart())
         if self.args.optim in SCHEDULE_FREE:
@@ -185,7 +186,14 @@ class HfViTTrainer(Trainer):
         self.new_options = NewOptions()
         if isinstance(self.args, ResumeArguments) and self.args.resume_with_changes:
             self.add_callback(self.new_options)
+        self.load_states = LoadStates()
+        self.add_callback(self.load_states)
         self.add_callback(self.safe_stop)  # ends the training when the others have seen what is saved
+
+    @property
+    def stateful_callbacks(self) -> list[StatefulCallback]:
+        """The callbacks with state in checkpoints."""
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StatefulCallback)]
 
     def check_weights_are_open(self, option: str) -> None:
         """Raises `ValueError` where the library does not lay the weights open, which an option needs."""
@@ -199,8 +207,8 @@ class HfViTTrainer(Trainer):
     @property
     def seconds(self) -> float:
         """The wall time of the training so far, with what came before it resumed."""
-        clock = next(callback for callback in self.callback_handler.callbacks if isinstance(callback, TrainingClock))
-        return clock.seconds
+        # The library puts another one in its place when a training resumes.
+        return next(clock.seconds for clock in self.callback_handler.callbacks if isinstance(clock, TrainingClock))
 
     @property
     def average(self) -> WeightAverage | None:
@@ -257,9 +265,7 @@ class HfViTTrainer(Trainer):
             ValueError: if there is no checkpoint to resume from, or it is damaged.
         """
         checkpoint = self._choose_checkpoint(resume_from_checkpoint)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ResumeCallback):
-                callback.checkpoint = checkpoint
+        self.load_states.checkpoint, self.load_states.callbacks = checkpoint, self.stateful_callbacks
         teaching = nullcontext() if self.distillation is None else self.distillation.attached(self.model)
         try:
             with teaching, self.safe_stop.guarding(self.args), self._as_peft_model():
@@ -279,11 +285,10 @@ class HfViTTrainer(Trainer):
         if checkpoint is None:
             return None
         check_adapter(self.model, checkpoint)
-        step = stopped_early_at(checkpoint)
-        if step is not None:
+        state = read_state(checkpoint)
+        if (step := stopped_early_at(state)) is not None:
             logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
             self.args.max_steps = step
-        state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
         self._resumed_step, self.has_learned = int(state["global_step"]), True
         known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
         self.lengths = {int(step): length for step, length in known.items()}
@@ -495,11 +500,10 @@ class HfViTTrainer(Trainer):
             self._start_checkpoint(folder)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             self.optimizer.eval()
-        if self.average is not None:
-            # On all processes, which may have to bring the weights together; the first one keeps them.
-            weights = {name: weight for name, weight in self.average.whole_weights() if self.args.should_save}
-            if self.args.should_save:
-                self._save_average(folder / AVERAGE_FOLDER, weights)
+        with self.options_of_average():
+            for callback in self.stateful_callbacks:
+                if is_checkpoint or callback.is_published:
+                    callback.save_state(folder, self.args.should_save)
         model, plain_model = self.model, self.plain_model
         merges = self.args.should_save and is_adapted(plain_model) and not is_checkpoint
         if merges:
@@ -515,20 +519,15 @@ class HfViTTrainer(Trainer):
                 plain_model.config.architectures = [type(plain_model).__name__]  # it may be opened from another task's
                 plain_model.config.save_pretrained(folder)  # which peft leaves out
             (folder / TRAINING_ARGS_NAME).unlink()
-            self._save_arguments(folder)
+            arguments = json.dumps(self.args.to_dict() | self._hidden, indent=2) + "\n"
+            for place in [folder, *([] if self.average is None else [folder / AVERAGE_FOLDER])]:
+                (place / TRAINING_ARGS_JSON).write_text(arguments, encoding="utf-8")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message=DRAFT, revision=self.args.hub_revision)
 
-    def _save_average(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        model.save_pretrained(folder, state_dict=weights)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        self._save_arguments(folder)
-
-    def _save_arguments(self, folder: Path) -> None:
-        arguments = self.args.to_dict() | self._hidden
-        (folder / TRAINING_ARGS_JSON).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    def options_of_average(self) -> AbstractContextManager[None]:
+        """Gives the model the options that belong to the averaged weights, if these differ, as long as this lasts."""
+        return nullcontext()
 
     def _start_checkpoint(self, folder: Path) -> None:
         """Prepares to save a checkpoint, of whose step there may be an incomplete one already."""
@@ -540,8 +539,6 @@ class HfViTTrainer(Trainer):
             folder.mkdir(parents=True)
             conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
             write_whole(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
-            if self.distillation is not None:
-                self.distillation.save(folder)
         self.accelerator.wait_for_everyone()  # before others write into it
 
     def _check_numbers(self) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from accelerate.utils import extract_model_from_parallel
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
 from ...options.field import option
-from .resume import ResumeCallback, best_checkpoint
+from .stateful import StatefulCallback
 
 
 @dataclass
@@ -53,7 +53,7 @@ class WeightAverage:
     statistics of batch norms, is its own. Under FSDP2 each process averages the part of the weights that it has.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: PreTrainedModel, decay: float) -> None:
         self.model = model
         self.decay = decay
         # By the state, which does not have what trains beside the model.
@@ -129,17 +129,19 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class AverageWeights(ResumeCallback):
-    """Keeps a `WeightAverage` of the model in training, from the weights that it starts with or a checkpoint has.
+class AverageWeights(StatefulCallback):
+    """Keeps a `WeightAverage` of the model in training, and saves it as a model of its own in the folder `ema`.
 
-    Where the best model is loaded at the end, so is the average of its step. With `is_fsdp` the Trainer shards the
-    model, and so can save it whole.
+    With `is_fsdp` the Trainer shards the model, and so can save it whole.
     """
+
+    is_published = True
 
     def __init__(self, decay: float, is_fsdp: bool) -> None:
         self.decay = decay
         self.is_fsdp = is_fsdp
         self.average: WeightAverage | None = None
+        self.processing_class: Any = None
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
@@ -148,22 +150,30 @@ class AverageWeights(ResumeCallback):
                 f"ema_decay={self.decay} averages the weights of a whole model, and here adapters or a model "
                 f"of the class {type(model).__name__} train. Leave it out."
             )
-        self.average = WeightAverage(model, self.decay)
+        self.average, self.processing_class = WeightAverage(model, self.decay), kwargs["processing_class"]
         if not self.is_fsdp and any(isinstance(weight, DTensor) for weight in self.average.averages):
             raise ValueError(
                 f"ema_decay={self.decay} cannot be saved for a model that was spread over processes when it "
                 "was loaded. Load it whole, and let the Trainer spread it: --fsdp."
             )
-        if self.checkpoint is not None:
-            self.average.load(self.checkpoint / AVERAGE_FOLDER)
 
     def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         assert self.average is not None
         self.average.update(state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        if self.average is not None and (best := best_checkpoint(args, state)) is not None:
-            self.average.load(best / AVERAGE_FOLDER)
+    def save_state(self, folder: Path, is_writer: bool) -> None:
+        if self.average is None:
+            return
+        # On all processes, which may have to bring the weights together.
+        weights = {name: weight for name, weight in self.average.whole_weights() if is_writer}
+        if is_writer:
+            self.average.model.save_pretrained(folder / AVERAGE_FOLDER, state_dict=weights)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder / AVERAGE_FOLDER)
+
+    def load_state(self, folder: Path) -> None:
+        assert self.average is not None
+        self.average.load(folder / AVERAGE_FOLDER)
 
 
 class LastAverage(TrainerCallback):

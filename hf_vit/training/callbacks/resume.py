@@ -1,5 +1,6 @@
-"""Callbacks that load what a checkpoint holds beside the files that the library's Trainer knows."""
+"""State of callbacks in checkpoints, and what else a training that resumes needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,15 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.utils import logging
 
 from ...options.field import option
-from ..distillation.base import Distillation
+from ..errors import CheckpointError, how_to_resume
+from ..saving.checkpoints import find_loss, on_first_process, read_state
+from .stateful import StatefulCallback
+
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -26,33 +33,52 @@ class ResumeArguments:
     )
 
 
-class ResumeCallback(TrainerCallback):
-    """A callback that loads its own part of a checkpoint, when a training resumes and for the best model.
+class LoadStates(TrainerCallback):
+    """Loads the state of callbacks from the checkpoint that a training resumes from, and in the end from the best one.
 
-    `on_train_begin` comes after the library has loaded weights and optimizer, `on_train_end` after the best model.
+    The best checkpoint is looked for beside the one that the training resumes from, as folders may have moved. If it
+    is lost, a warning says so, and the best of the steps that follow takes its place. (The library would end with the
+    last weights, or with what the damaged file has in their place.)
     """
 
-    checkpoint: Path | None = None  # that the training resumes from; set by `HfViTTrainer.train`
+    def __init__(self) -> None:
+        # Both are set by `HfViTTrainer.train`.
+        self.callbacks: Sequence[StatefulCallback] = ()
+        self.checkpoint: Path | None = None  # that the training resumes from
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        if self.checkpoint is None:
+            return
+        self._load(self.checkpoint)
+        # The library may have forgotten the place by now, but not the score.
+        place = read_state(self.checkpoint)["best_model_checkpoint"]
+        if not args.load_best_model_at_end or place is None:
+            return
+        best = self.checkpoint.with_name(Path(place).name)
+        fault = on_first_process(args, lambda: find_loss(best))
+        if fault is None:
+            state.best_model_checkpoint = str(best)
+            return
+        logger.warning(
+            f"The best checkpoint so far, {best}, is lost: {fault}. The best one after step {state.global_step} will "
+            "take its place."
+        )
+        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        if not args.load_best_model_at_end or state.best_model_checkpoint is None:
+            return
+        best = Path(state.best_model_checkpoint)
+        if (fault := on_first_process(args, lambda: find_loss(best))) is not None:
+            raise CheckpointError(f"The best checkpoint, {best}, is lost: {fault}. {how_to_resume(args.output_dir)}")
+        self._load(best)
+
+    def _load(self, checkpoint: Path) -> None:
+        for callback in self.callbacks:
+            callback.load_state(checkpoint)
 
 
-def best_checkpoint(args: TrainingArguments, state: TrainerState) -> Path | None:
-    """Returns the checkpoint that the library loads at the end of a training, or None if it keeps the last weights."""
-    is_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
-    return Path(state.best_model_checkpoint) if is_loaded else None
-
-
-class DistillationCheckpoints(ResumeCallback):
-    """Loads what trains beside a student when its training resumes."""
-
-    def __init__(self, distillation: Distillation) -> None:
-        self.distillation = distillation
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        if self.checkpoint is not None:
-            self.distillation.load(self.checkpoint)
-
-
-class NewOptions(ResumeCallback):
+class NewOptions(TrainerCallback):
     """Gives an optimizer its options as they are now, where the state in a checkpoint has brought back the old ones.
 
     Args:
@@ -63,9 +89,15 @@ class NewOptions(ResumeCallback):
         self.options: list[dict[str, Any]] = []
 
     def on_train_begin(
-        self, *_: Any, optimizer: torch.optim.Optimizer, lr_scheduler: LRScheduler, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        *_: Any,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: LRScheduler,
+        **kwargs: Any,
     ) -> None:
-        if self.checkpoint is None:
+        if state.global_step == 0:
             return
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             begun = group.get("initial_lr", group["lr"])  # before the schedule, if it has one

@@ -18,6 +18,7 @@ from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ...model.pretrained import HfViTPreTrainedModel
+from ..callbacks.stateful import StatefulCallback
 from .teacher import Teacher
 
 
@@ -79,7 +80,7 @@ class Projection(nn.Linear):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
 
 
-class Distillation(ABC):
+class Distillation(StatefulCallback, ABC):
     """What a student learns from a teacher while it trains, beside what it learns from its labels.
 
     Its loss becomes (1 - alpha) times its own and alpha times that of the teacher. That happens inside of its forward
@@ -153,15 +154,15 @@ class Distillation(ABC):
             return {}
         return {name: weight.detach() for name, weight in self.projection.named_parameters()}
 
-    def save(self, checkpoint: Path) -> None:
+    def save_state(self, folder: Path, is_writer: bool) -> None:
         """Writes what is trained beside the student into a checkpoint."""
-        if weights := self.weights():
-            save_file(weights, checkpoint / PROJECTION_NAME)
+        if is_writer and (weights := self.weights()):
+            save_file(weights, folder / PROJECTION_NAME)
 
-    def load(self, checkpoint: Path) -> None:
-        """Reads what `save` has written."""
+    def load_state(self, folder: Path) -> None:
+        """Reads what `save_state` has written."""
         if weights := self.weights():
-            saved = load_file(checkpoint / PROJECTION_NAME)
+            saved = load_file(folder / PROJECTION_NAME)
             for name, weight in weights.items():
                 weight.copy_(saved[name])
 

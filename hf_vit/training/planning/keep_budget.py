@@ -3,14 +3,12 @@
 Each change of their number is noted as `length_changes`, so that what resumes or repeats the training does the same.
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME
 
+from ..saving.checkpoints import read_state
 from ..trainer import HfViTTrainer
 from .arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
@@ -34,7 +32,7 @@ class LengthChanges(TrainerCallback):
         self.changes = parse_changes(trainer.args.length_changes)
         trainer.most_steps = max(self.changes.values(), default=0)
         if checkpoint is not None and self.changes:
-            done = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["global_step"]
+            done = read_state(checkpoint)["global_step"]
             lengths = [length for step, length in sorted(self.changes.items()) if step <= done]
             trainer.args.max_steps = [trainer.args.max_steps, *lengths][-1]
 

@@ -171,7 +171,7 @@ def find_loss(checkpoint: Path) -> str | None:
 def find_gap(checkpoint: Path) -> str | None:
     """Returns what a checkpoint lacks for a training to resume from it, as far as that can be told by a look."""
     try:
-        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        read_state(checkpoint)
     except FileNotFoundError:
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
     except (OSError, ValueError) as error:
@@ -233,9 +233,13 @@ def read_conditions(checkpoint: str | Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def stopped_early_at(checkpoint: str | os.PathLike[str]) -> int | None:
-    """Returns the step at which early stopping has ended the training of a checkpoint, or None if it has not."""
-    state = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+def read_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Returns the state of the library's Trainer in a checkpoint."""
+    return dict(json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8")))
+
+
+def stopped_early_at(state: dict[str, Any]) -> int | None:
+    """Returns the step at which early stopping has ended the training of a state, or None if it has not."""
     stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback")
     if stopping is None:
         return None
