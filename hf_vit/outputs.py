@@ -1,12 +1,117 @@
-"""Protection of files: a command never writes over an input, nor over a file that it did not write itself."""
+"""Output folders and files: what a folder holds, and that no command writes over an input or a file of others."""
 
+import json
 import os
-from collections.abc import Iterable
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from enum import Enum, auto
 from hashlib import sha256
+from itertools import count, filterfalse, takewhile
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 
+LOCK_NAME = "training.lock"  # in the folder of a training that runs: host and process
+SILENT_SECONDS = 300.0  # without a sign of life, after which a training that cannot be asked is taken for dead
 RECORD = ".hf_vit_outputs"  # in each folder with outputs: a line "checksum  name" for each file, as of sha256sum
+
+
+class FolderState(Enum):
+    """What an output folder holds, or why it cannot hold anything."""
+
+    UNWRITABLE = auto()
+    FREE = auto()  # nothing, or an empty folder
+    RUNNING = auto()  # a training of another process
+    RESUMABLE = auto()  # checkpoints
+    FINISHED = auto()  # a saved model, without checkpoints
+    OTHER = auto()
+
+
+class Judgment(NamedTuple):
+    """The state of an output folder and, if a new training cannot write there, why."""
+
+    state: FolderState
+    reason: str = ""
+
+
+def judge_folder(path: str | os.PathLike[str]) -> Judgment:
+    """Judges whether a folder is free for a run, by a look; it leaves nothing there."""
+    folder = Path(path)
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        fault = "not writable" if nearest.is_dir() else "no folder"
+        reason = f"Nothing can be written to {folder} ({nearest} is {fault}). Choose another --output_dir."
+        return Judgment(FolderState.UNWRITABLE, reason)
+    if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
+        return Judgment(FolderState.FREE)
+    if running := _describe_running(folder / LOCK_NAME):
+        return Judgment(FolderState.RUNNING, running)
+    if any(folder.glob("checkpoint-*/")):
+        advice = "Resume it with --resume_from_checkpoint last, or choose another --output_dir."
+        return Judgment(FolderState.RESUMABLE, f"{folder} already holds a training. {advice}")
+    return Judgment(FolderState.FINISHED if (folder / "model.safetensors").is_file() else FolderState.OTHER)
+
+
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Raises `OSError` unless files can be written to a folder, or to a new one in its place."""
+    state, reason = judge_folder(folder)
+    if state is FolderState.UNWRITABLE:
+        raise OSError(reason)
+
+
+def free_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns `path` if it is free, else the first free one of `path`-2, `path`-3 and so on. It makes none."""
+    return next(filterfalse(_is_taken, _numbered_folders(Path(path))))
+
+
+def last_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the folder that `free_folder` gave out last, as far as anything was written there, or `path`."""
+    return [Path(path), *takewhile(_is_taken, _numbered_folders(Path(path)))][-1]
+
+
+def _numbered_folders(wanted: Path) -> Iterator[Path]:
+    yield wanted
+    yield from (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+
+
+def _is_taken(folder: Path) -> bool:
+    return os.path.lexists(folder) and judge_folder(folder).state is not FolderState.FREE
+
+
+def seconds_untouched(file: Path) -> float:
+    """Returns the age of a file by the clock of the disk that it is on, which may be another host's."""
+    with tempfile.NamedTemporaryFile(dir=file.parent) as now:
+        return os.stat(now.name).st_mtime - file.stat().st_mtime
+
+
+def _describe_running(lock: Path) -> str | None:
+    """Returns which other process trains in the folder of a lock; None if it is gone, or silent on another host."""
+    try:
+        holder = json.loads(lock.read_text(encoding="utf-8"))
+        host, process, started = holder["host"], holder["process"], holder["started"]
+        silence = seconds_untouched(lock)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        host, process, silence = "an unknown host", "unknown", seconds_untouched(lock)
+    if host == socket.gethostname():
+        with suppress(psutil.NoSuchProcess):
+            if process != os.getpid() and psutil.Process(process).create_time() == started:  # not another one by now
+                return (
+                    f"A training runs in {lock.parent}, as process {process}. Wait for its end, or choose another "
+                    "--output_dir."
+                )
+    elif silence < SILENT_SECONDS:
+        return (
+            f"A training runs in {lock.parent} on {host}, as process {process}, by its last sign of life "
+            f"{max(silence, 0):.0f} seconds ago. If it has ended, delete {lock} or try again when that is "
+            f"{SILENT_SECONDS:.0f} seconds ago; else choose another --output_dir."
+        )
+    return None
 
 
 def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrite: bool = False) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .calls import Paths, TrainingResult, as_list, train
-from .training.checks import check_output
+from .outputs import FolderState, free_folder, judge_folder
 from .training.planning.arguments import MINUTES
-from .training.saving.output_folder import free_folder, is_free
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
 from .training.tasks.unlabeled import UnlabeledTask
@@ -142,10 +141,12 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
 def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) -> Path:
     """Returns the folder to write to; `ValueError` if it is not new, or if it is and the training is to go on."""
     folder = Path(output_dir) if output_dir is not None else free_folder(Path("outputs") / f"{name}-pretraining")
-    if resume == is_free(folder):
+    state, reason = judge_folder(folder)
+    if state is FolderState.UNWRITABLE:
+        raise OSError(reason)
+    if resume == (state is FolderState.FREE):
         fault = "has nothing to resume: leave resume out" if resume else "is not empty: give another, or set resume"
         raise ValueError(f"output_dir={folder} {fault}.")
-    check_output(folder)
     return folder
 
 

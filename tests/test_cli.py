@@ -25,10 +25,10 @@ from hf_vit import cli
 from hf_vit.commands import info
 from hf_vit.flags import named_recipes
 from hf_vit.flags.parser import name_words, unknown_option
+from hf_vit.outputs import free_folder, last_folder
 from hf_vit.training import TASKS, HfViTTrainingArguments, given_arguments, parse_arguments
 from hf_vit.training.recipe import as_words, has_recipe
 from hf_vit.training.run import command_line
-from hf_vit.training.saving.output_folder import free_folder, last_folder
 
 from .helpers.datasets import write_class_folders
 from .helpers.fresh import ROOT, run_with_package

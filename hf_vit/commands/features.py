@@ -15,9 +15,7 @@ from ..features import extract, open_train_and_test
 from ..features import report as report_scores
 from ..features.evaluation import FILE_NAME
 from ..flags.parser import OneLineParser, exit_in_one_line, name_words
-from ..outputs import check_outputs, record_outputs
-from ..training.checks import check_output
-from ..training.saving.output_folder import free_folder
+from ..outputs import check_outputs, check_writable, free_folder, record_outputs
 
 
 EXTRACT = "Writes the features of images to parquet files.\n\nUsage: hf-vit features extract MODEL DATA [options]"
@@ -69,7 +67,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
         if args.test is not None:
             folders.append(args.test)
             output_dir = args.output_dir or free_folder(args.test / f"evaluation-beside-{args.train.resolve().name}")
-        check_output(output_dir)
+        check_writable(output_dir)
         check_outputs([output_dir / FILE_NAME], overwrite=args.overwrite)
         report_scores(*open_train_and_test(folders), output_dir, report)
         record_outputs([output_dir / FILE_NAME])

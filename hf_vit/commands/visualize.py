@@ -28,8 +28,7 @@ from pathlib import Path
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..inference.predict import find_images, name_outputs, open_image
 from ..inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
-from ..outputs import check_outputs, record_outputs
-from ..training.checks import check_output
+from ..outputs import check_outputs, check_writable, record_outputs
 
 
 def to_point(text: str) -> tuple[float, float]:
@@ -46,7 +45,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"image_size={args.image_size} must be at least 1. Leave it out for that of the model.")
     if args.foreground_threshold is not None and not 0 <= args.foreground_threshold <= 1:
         raise ValueError(f"foreground_threshold={args.foreground_threshold} must lie in [0, 1]. 0.5 is usual.")
-    check_output(args.output_dir)
+    check_writable(args.output_dir)
 
 
 def make_parser(description: str | None) -> OneLineParser:

@@ -27,7 +27,7 @@ from ..data.fingerprint import fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
-from ..training.checks import check_output
+from ..outputs import check_writable
 from ..training.recipe import parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
@@ -137,7 +137,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
         OSError: if model or images are missing, or an image cannot be read.
         ValueError: if the data are wrong, or the folder holds other features.
     """
-    check_output(Path(args.output_dir))
+    check_writable(Path(args.output_dir))
     state = PartialState(cpu=args.use_cpu)
     with state.main_process_first():
         splits = load_unlabeled_images(args.sources, **args.source_options())

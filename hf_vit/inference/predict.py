@@ -34,8 +34,7 @@ from ..model.remote_code import refusing_code
 from ..model.task_keypoint_detection import HfViTKeypointDetectionPipeline
 from ..model.task_object_detection import HfViTObjectDetectionPipeline
 from ..model.task_semantic_segmentation import HfViTImageSegmentationPipeline
-from ..outputs import check_outputs, record_outputs
-from ..training.checks import check_output
+from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize import segmentation_palette
 from ..visualize.colors import IGNORED
 from ..visualize.depth import draw_depth
@@ -129,7 +128,7 @@ def _check_places(output_dir: Path | None, picture: Path | None) -> None:
         raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
     for folder in (output_dir, picture and picture.parent):
         if folder is not None:
-            check_output(folder)
+            check_writable(folder)
 
 
 def _write_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:

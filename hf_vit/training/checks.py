@@ -1,8 +1,6 @@
 """Checks of a training before its first step: that it will not fail, and can choose its best model."""
 
-import tempfile
 from collections.abc import Collection
-from pathlib import Path
 
 from torch import nn
 from transformers import (
@@ -16,17 +14,6 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from .arguments import HfViTTrainingArguments
-
-
-def check_output(folder: Path) -> None:
-    """Raises `OSError` unless files can be written to a folder, or to a new one in its place; leaves nothing there."""
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    try:
-        tempfile.TemporaryFile(dir=nearest).close()
-    except OSError as error:
-        raise OSError(
-            f"Nothing can be written to {folder} ({error.strerror}: {nearest}). Choose another --output_dir."
-        ) from error
 
 
 def check_optimizer(args: TrainingArguments) -> None:

@@ -17,10 +17,9 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from ..model.pretrained import read_config
-from ..outputs import check_outputs, record_outputs
+from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
 from .arguments import ImageDataArguments, split_sources
 from .callbacks.clock import ExpectedEnd
-from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, with_changes
 from .distillation.base import check_projection
 from .dry_run import describe_plan
@@ -49,7 +48,7 @@ from .recipe import (
 )
 from .saving.checkpoints import check_labels, on_first_process
 from .saving.output_files import evaluation_files
-from .saving.output_folder import checkpoint_to_resume, free_folder, last_folder, occupied
+from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
@@ -140,7 +139,7 @@ def prepare(
     task = task_class(*parse_arguments(task_class.argument_types(), arguments, description))
     if task.args.dry_run:
         arguments = [*arguments, "--push_to_hub", "false"]  # which would make a repository before the first step
-    check_output(Path(task.args.output_dir))
+    check_writable(Path(task.args.output_dir))
     stack.enter_context(occupied(task.args))
     report = report if task.args.process_index == 0 else lambda _: None
     planner = Planner(task, arguments, report)
@@ -345,7 +344,7 @@ def evaluate(arguments: Arguments, description: str | None, report: Callable[[st
 def prepare_evaluation(arguments: Arguments, description: str | None = None) -> tuple[Task, HfViTTrainer, str]:
     """Returns the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
     task, saved = parse_evaluation(arguments, description)
-    check_output(Path(task.args.output_dir))
+    check_writable(Path(task.args.output_dir))
     trainer, split = task.make_evaluation_trainer(saved)
     check_outputs(evaluation_files(task.args.output_dir, split), overwrite=saved.overwrite)
     return task, trainer, split

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hf_vit.training.saving.output_folder import free_folder
+from hf_vit.outputs import free_folder
 
 
 def test_a_free_folder_holds_nothing_yet(tmp_path: Path) -> None:

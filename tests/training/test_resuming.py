@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import TrainingArguments
 
+from hf_vit import outputs
 from hf_vit.training import ImageClassification, last_checkpoint, run
 from hf_vit.training.saving import output_folder
 from hf_vit.training.saving.checkpoints import read_conditions
@@ -333,7 +334,7 @@ def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, tra
     number = os.getpid() if process == "other" else ended.pid  # which another process has got since
     write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
     if process == "silent":
-        os.utime("output/training.lock", (0, time.time() - output_folder.SILENT_SECONDS))
+        os.utime("output/training.lock", (0, time.time() - outputs.SILENT_SECONDS))
     train(*LAST)
     assert weights() == weights(str(trained / "output"))
     assert not Path("output/training.lock").exists()
@@ -345,9 +346,9 @@ def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
         lock = tmp_path / "training.lock"
         os.utime(lock, (0, 0))
         end = time.monotonic() + 30
-        while output_folder.seconds_untouched(lock) > output_folder.SILENT_SECONDS and time.monotonic() < end:
+        while outputs.seconds_untouched(lock) > outputs.SILENT_SECONDS and time.monotonic() < end:
             time.sleep(0.01)
-        assert output_folder.seconds_untouched(lock) < output_folder.SILENT_SECONDS
+        assert outputs.seconds_untouched(lock) < outputs.SILENT_SECONDS
     assert not lock.exists()
 
 

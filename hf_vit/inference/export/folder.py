@@ -15,7 +15,7 @@ from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
-from ...training.checks import check_output
+from ...outputs import check_writable
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
 from .formats import FORMATS, check_format, write_program
@@ -59,7 +59,7 @@ def export_model(
     """
     chosen = check_format(format)
     check_new_folder(output_dir)
-    check_output(Path(output_dir))
+    check_writable(Path(output_dir))
     source = os.fspath(model)
     opened = open_model(source, **kwargs)
     bounds = chosen.bounds(opened)

@@ -24,7 +24,6 @@ CARD = "README.md"
 RECIPE_NAME = "recipe.yaml"
 RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
 TRAINING_ARGS_JSON = "training_args.json"
-LOCK_NAME = "training.lock"
 
 # Patterns of `fnmatch`. A saved model: configuration, weights, processors with tokenizers, and the code that travels.
 WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, "model-?????-of-?????.safetensors")

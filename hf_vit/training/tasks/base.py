@@ -23,6 +23,7 @@ from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...options.field import option
+from ...outputs import free_folder
 from ...visualize.plots import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
@@ -46,7 +47,6 @@ from ..publishing.report import (
 )
 from ..recipe import recipe_of
 from ..saving.checkpoints import on_first_process
-from ..saving.output_folder import free_folder
 from ..trainer import HfViTTrainer
 from ..whitening import NUM_IMAGES, whiten_patches
 
