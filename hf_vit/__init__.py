@@ -16,14 +16,14 @@ from transformers.utils import is_torchvision_available
 
 from .convert.image_processor import read_image_processor_file
 from .convert.loading import convert_pretrained, find_class
-from .model.configuration_hf_vit import HfViTConfig
+from .model.configuration_hf_vit import HfViTConfig, list_presets
 from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
-from .model.modeling_hf_vit import HfViTBackbone, HfViTImageFeatureExtractionPipeline, HfViTModel
+from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
-from .model.remote_code import AUTO_MAP, PIPELINES
+from .model.remote_code import AUTO_MAP, PIPELINES, list_tasks
 from .model.task_configurations import (
     HfViTContrastiveConfig,
     HfViTDepthConfig,
@@ -35,42 +35,23 @@ from .model.task_configurations import (
     HfViTTextConfig,
     HfViTUniversalSegmentationConfig,
 )
-from .model.task_depth_estimation import HfViTDepthEstimationPipeline, HfViTForDepthEstimation
-from .model.task_image_classification import (
-    HfViTForImageClassification,
-    HfViTImageClassificationPipeline,
-    HfViTImageClassifierOutput,
-    soften_labels,
-)
-from .model.task_joint_embedding import HfViTForJointEmbedding, HfViTJointEmbeddingOutput
-from .model.task_keypoint_detection import (
-    HfViTForKeypointDetection,
-    HfViTKeypointDetectionOutput,
-    HfViTKeypointDetectionPipeline,
-)
-from .model.task_masked_image_modeling import HfViTForMaskedImageModeling, HfViTMaskedImageModelingOutput
-from .model.task_object_detection import (
-    HfViTForObjectDetection,
-    HfViTObjectDetectionOutput,
-    HfViTObjectDetectionPipeline,
-)
-from .model.task_semantic_segmentation import (
-    HfViTForSemanticSegmentation,
-    HfViTImageSegmentationPipeline,
-    HfViTSemanticSegmenterOutput,
-)
-from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
-from .model.task_zero_shot_image_classification import (
-    HfViTForZeroShotImageClassification,
-    HfViTZeroShotImageClassificationPipeline,
-)
+from .model.task_depth_estimation import HfViTForDepthEstimation
+from .model.task_image_classification import HfViTForImageClassification
+from .model.task_joint_embedding import HfViTForJointEmbedding
+from .model.task_keypoint_detection import HfViTForKeypointDetection, HfViTKeypointDetectionPipeline
+from .model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from .model.task_object_detection import HfViTForObjectDetection
+from .model.task_semantic_segmentation import HfViTForSemanticSegmentation
+from .model.task_universal_segmentation import HfViTForUniversalSegmentation
+from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
 
 if TYPE_CHECKING:
-    from .calls import TrainingResult, evaluate, export_model, predict, train
+    from .calls import evaluate, export_model, predict, train
     from .convert.families import list_families
-    from .model.fast_inference import OptimizationReport, optimize_for_inference
-    from .pretraining import PretrainingResult, pretrain
+    from .flags.named_recipes import list_recipes
+    from .model.fast_inference import optimize_for_inference
+    from .pretraining import pretrain
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
@@ -104,10 +85,11 @@ __version__ = "0.1.0"
 
 # Imported at their first use: not all who open a model train, compile or export.
 CALLS = {
-    **dict.fromkeys(("TrainingResult", "evaluate", "export_model", "predict", "train"), ".calls"),
-    **dict.fromkeys(("OptimizationReport", "optimize_for_inference"), ".model.fast_inference"),
-    **dict.fromkeys(("PretrainingResult", "pretrain"), ".pretraining"),
+    **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".calls"),
     "list_families": ".convert.families",
+    "list_recipes": ".flags.named_recipes",
+    "optimize_for_inference": ".model.fast_inference",
+    "pretrain": ".pretraining",
 }
 
 
@@ -122,7 +104,6 @@ __all__ = [
     "HfViTConfig",
     "HfViTContrastiveConfig",
     "HfViTDepthConfig",
-    "HfViTDepthEstimationPipeline",
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
@@ -132,40 +113,26 @@ __all__ = [
     "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
-    "HfViTForUniversalSegmentationOutput",
     "HfViTForZeroShotImageClassification",
-    "HfViTImageClassificationPipeline",
-    "HfViTImageClassifierOutput",
-    "HfViTImageFeatureExtractionPipeline",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
-    "HfViTImageSegmentationPipeline",
     "HfViTJointEmbeddingConfig",
-    "HfViTJointEmbeddingOutput",
     "HfViTKeypointConfig",
-    "HfViTKeypointDetectionOutput",
-    "HfViTKeypointDetectionPipeline",
     "HfViTMaskedImageModelingConfig",
-    "HfViTMaskedImageModelingOutput",
     "HfViTModel",
-    "HfViTObjectDetectionOutput",
-    "HfViTObjectDetectionPipeline",
     "HfViTPreTrainedModel",
     "HfViTProcessor",
     "HfViTSegmentationConfig",
-    "HfViTSemanticSegmenterOutput",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
-    "HfViTZeroShotImageClassificationPipeline",
-    "OptimizationReport",
-    "PretrainingResult",
-    "TrainingResult",
     "evaluate",
     "export_model",
     "list_families",
+    "list_presets",
+    "list_recipes",
+    "list_tasks",
     "optimize_for_inference",
     "predict",
     "pretrain",
-    "soften_labels",
     "train",
 ]

@@ -22,6 +22,7 @@ from transformers import TrainingArguments
 
 import hf_vit
 from hf_vit import cli
+from hf_vit.calls import TrainingResult
 from hf_vit.commands import info
 from hf_vit.flags import named_recipes
 from hf_vit.flags.parser import name_words, unknown_option
@@ -61,7 +62,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[hf_vit.TrainingResult, list[str]]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingResult, list[str]]]:
     """What a training by a call has come to, in the folder that it chose, and what it said."""
     folder, said = tmp_path_factory.mktemp("trained"), list[str]()
     write_class_folders(folder / "photos", ["cat", "dog"])
@@ -247,7 +248,7 @@ def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_call_trains_as_the_command_does(trained: tuple[hf_vit.TrainingResult, list[str]]) -> None:
+def test_a_call_trains_as_the_command_does(trained: tuple[TrainingResult, list[str]]) -> None:
     result, said = trained
     assert result.output_dir == Path("outputs/photos-image-classification")
     assert set(result.scores) >= {"accuracy", "loss"}
@@ -268,7 +269,7 @@ def test_a_call_trains_as_the_command_does(trained: tuple[hf_vit.TrainingResult,
 
 
 @pytest.mark.slow
-def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[hf_vit.TrainingResult, list[str]]) -> None:
+def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResult, list[str]]) -> None:
     result, _ = trained
     types = TASKS["image_classification"].argument_types()
     recipe = given_arguments(types, [str(result.output_dir / "recipe.yaml")])
@@ -285,7 +286,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[hf_vit.Train
 
 @pytest.mark.slow
 def test_info_tells_what_a_model_is(
-    trained: tuple[hf_vit.TrainingResult, list[str]], capsys: pytest.CaptureFixture[str]
+    trained: tuple[TrainingResult, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, _ = trained
     cli.main(["info", str(result.output_dir)])

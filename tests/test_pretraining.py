@@ -11,7 +11,8 @@ from PIL import Image
 from transformers import AutoModelForImageClassification
 
 import hf_vit
-from hf_vit import PretrainingResult, cli, pretrain, pretraining
+from hf_vit import cli, pretrain, pretraining
+from hf_vit.pretraining import PretrainingResult
 from hf_vit.training.planning import keep_budget, plan
 
 from .helpers.datasets import write_class_folders

@@ -17,6 +17,11 @@ def named_recipes() -> dict[str, Path]:
     return {file.stem: file for folder in reversed(FOLDERS) for file in sorted(folder.glob("*.yaml"))}
 
 
+def list_recipes() -> list[str]:
+    """Returns the names of the recipes that come with the package."""
+    return list(named_recipes())
+
+
 def find_recipe(name: str) -> Path:
     """Returns the file of a recipe, given itself or its name; raises `ValueError` if there is none of that name."""
     if Path(name).suffix in SUFFIXES:

@@ -529,3 +529,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_labels": 10,
     },
 }
+
+
+def list_presets() -> list[str]:
+    """Returns the names of the presets, as `HfViTConfig.from_preset` takes them."""
+    return list(PRESETS)

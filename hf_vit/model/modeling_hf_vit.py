@@ -277,6 +277,10 @@ class HfViTModel(HfViTPreTrainedModel):
             pooled = self.norm(pooled)
         return pooled if self.pooler is None else self.pooler(pooled)
 
+    def get_classifier(self) -> nn.Module:
+        """Returns an identity: `forward_head` pools, and classifies nothing."""
+        return nn.Identity()
+
     def start_blockwise(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, "HfViTBlockRunner"]:

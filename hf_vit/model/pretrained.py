@@ -5,7 +5,7 @@ import gc
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_inst
 from .adapt_inputs import ChannelMode, Size, apply_geometry
 from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
-from .layers import HfViTInitialized
+from .layers import HfViTInitialized, to_maps
 from .remote_code import check_reachable
 
 
@@ -380,6 +380,96 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 "output_attentions=True."
             )
         return bool(wanted)
+
+    # What users of timm and DINOv2 call
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """The width, pixels per patch and module name of each block, as timm's."""
+        prefix = "" if self.base_model is self else f"{self.base_model_prefix}."
+        width, reduction = self.config.hidden_size, max(to_pair(self.config.patch_size))
+        return [
+            {"num_chs": width, "reduction": reduction, "module": f"{prefix}encoder.layers.{number}"}
+            for number in range(self.config.num_hidden_layers)
+        ]
+
+    def get_intermediate_layers(
+        self,
+        pixel_values: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = True,
+    ) -> list[Any]:
+        """Returns the patch tokens after some blocks, as DINOv2 and timm do.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            n: Number of blocks, counted from the last one, or the numbers of blocks from 0; negative ones count from
+                the end.
+            reshape: Whether to return maps (B, D, h, w) instead of tokens (B, N, D).
+            return_prefix_tokens: Whether to return pairs of the patches and the prefix tokens (B, P, D).
+            norm: Whether to apply the final norm. It has no effect under `config.norm_after_pooling`.
+
+        Returns:
+            A list with one entry per block, in the order of the blocks.
+
+        Raises:
+            ValueError: if `n` names no block, or one that the model does not have.
+        """
+        model, config = self.base_model, self.config
+        depth = config.num_hidden_layers
+        wanted = range(-n, 0) if isinstance(n, int) else n
+        if not wanted or not all(-depth <= number < depth for number in wanted):
+            raise ValueError(
+                f"n={n!r} must be how many blocks, 1 to {depth}, or the numbers of blocks from 0 to {depth - 1}."
+            )
+        states = model(pixel_values, output_hidden_states=True, return_dict=True).hidden_states
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        layers = []
+        for number in sorted({number % depth for number in wanted}):
+            tokens = states[number + 1]  # (B, L, D)
+            tokens = model.norm(tokens) if norm and not config.norm_after_pooling else tokens
+            prefix, patches = tokens.tensor_split((config.num_prefix_tokens,), dim=1)
+            patches = to_maps(patches, grid) if reshape else patches
+            layers.append((patches, prefix) if return_prefix_tokens else patches)
+        return layers
+
+    def forward_features(self, pixel_values: Tensor, **kwargs: Any) -> Tensor:
+        """Returns the tokens (B, L, D) of images (B, C, H, W) after the final norm; `kwargs` as of `HfViTModel`."""
+        tokens: Tensor = self.base_model(pixel_values, return_dict=True, **kwargs).last_hidden_state
+        return tokens
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pools tokens (B, L, D) of `forward_features` and classifies them.
+
+        Returns:
+            The logits (B, num_labels), or the pooled image (B, D) with `pre_logits` and of `HfViTModel`.
+
+        Raises:
+            ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
+        """
+        classifier = self.get_classifier()
+        pooled: Tensor = self.base_model.pool(features)
+        return pooled if pre_logits else classifier(pooled)
+
+    def get_classifier(self) -> nn.Module:
+        """Returns the layer that computes logits from a pooled image, an identity in `HfViTModel`.
+
+        Raises:
+            ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no classifier of whole images. HfViTForImageClassification has one, and "
+            "HfViTModel returns pooled images."
+        )
+
+    def reset_classifier(self, num_labels: int) -> None:
+        """Replaces the classifier by a new one; see `HfViTForImageClassification`, the only model that has one."""
+        raise ValueError(
+            f"{type(self).__name__} has no classifier to replace. HfViTForImageClassification has one; other models "
+            "get a new head by from_pretrained(..., num_labels=...)."
+        )
 
     def get_position_embeddings(self) -> Tensor | None:
         """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""

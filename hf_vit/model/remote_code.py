@@ -66,6 +66,12 @@ CUSTOM_PIPELINES["HfViTForMaskedImageModeling"] = CUSTOM_PIPELINES["HfViTModel"]
 CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
+def list_tasks() -> list[str]:
+    """Returns the names of the tasks, as the command and `train` take them."""
+    modules = [path.partition(".")[0] for path in AUTO_MAP.values() if path.startswith("task_")]
+    return [name.removeprefix("task_").replace("_", "-") for name in dict.fromkeys(modules)]
+
+
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
     # Where this package is not installed, the library opens other tasks with its own pipelines, which check nothing.
@@ -138,34 +144,19 @@ def refusing_code(name: Any, cure: str) -> Iterator[None]:
         raise RemoteCodeError(f"{str(name)!r} brings code of its own, and opens only by running it. {cure}") from error
 
 
-def _travel_together() -> tuple[Any, ...]:
+def _travel_together() -> None:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
-    from .fast_inference import optimize_for_inference
-    from .image_processing_hf_vit import HfViTImageProcessor
-    from .image_processing_pil_hf_vit import HfViTImageProcessorPil
-    from .modeling_hf_vit import HfViTModel
-    from .processing_hf_vit import HfViTProcessor
-    from .task_depth_estimation import HfViTForDepthEstimation
-    from .task_image_classification import HfViTForImageClassification
-    from .task_joint_embedding import HfViTForJointEmbedding
-    from .task_keypoint_detection import HfViTForKeypointDetection
-    from .task_masked_image_modeling import HfViTForMaskedImageModeling
-    from .task_object_detection import HfViTForObjectDetection
-    from .task_semantic_segmentation import HfViTForSemanticSegmentation
-    from .task_universal_segmentation import HfViTForUniversalSegmentation
-    from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification
-
-    processors = (HfViTProcessor, HfViTImageProcessor, HfViTImageProcessorPil)
-    models = (
-        HfViTModel,
-        HfViTForDepthEstimation,
-        HfViTForUniversalSegmentation,
-        HfViTForSemanticSegmentation,
-        HfViTForImageClassification,
-        HfViTForObjectDetection,
-        HfViTForKeypointDetection,
-        HfViTForMaskedImageModeling,
-        HfViTForJointEmbedding,
-        HfViTForZeroShotImageClassification,
-    )
-    return *models, *processors, optimize_for_inference
+    from .fast_inference import optimize_for_inference  # noqa: F401
+    from .image_processing_hf_vit import HfViTImageProcessor  # noqa: F401
+    from .image_processing_pil_hf_vit import HfViTImageProcessorPil  # noqa: F401
+    from .modeling_hf_vit import HfViTModel  # noqa: F401
+    from .processing_hf_vit import HfViTProcessor  # noqa: F401
+    from .task_depth_estimation import HfViTForDepthEstimation  # noqa: F401
+    from .task_image_classification import HfViTForImageClassification  # noqa: F401
+    from .task_joint_embedding import HfViTForJointEmbedding  # noqa: F401
+    from .task_keypoint_detection import HfViTForKeypointDetection  # noqa: F401
+    from .task_masked_image_modeling import HfViTForMaskedImageModeling  # noqa: F401
+    from .task_object_detection import HfViTForObjectDetection  # noqa: F401
+    from .task_semantic_segmentation import HfViTForSemanticSegmentation  # noqa: F401
+    from .task_universal_segmentation import HfViTForUniversalSegmentation  # noqa: F401
+    from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification  # noqa: F401

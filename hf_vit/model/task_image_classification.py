@@ -20,7 +20,7 @@ from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
-from .pretrained import HfViTPreTrainedModel
+from .pretrained import HfViTPreTrainedModel, version_of
 
 
 class HfViTClassifier(HfViTInitialized, nn.Linear):
@@ -152,20 +152,62 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
                 "num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features."
             )
         self.model = HfViTModel(config)
-        self.classifier = HfViTClassifier(config.pooled_size, config.num_labels)
-        self.distillation_classifier = (
+        self.classifier: nn.Module = HfViTClassifier(config.pooled_size, config.num_labels)
+        self.distillation_classifier: nn.Module | None = (
             HfViTClassifier(config.hidden_size, config.num_labels) if config.use_distillation_token else None
         )
         self.post_init()
+
+    def get_classifier(self) -> nn.Module:
+        """Returns the layer that computes logits from the pooled image; an identity after `reset_classifier(0)`."""
+        return self.classifier
+
+    def reset_classifier(self, num_labels: int) -> None:
+        """Replaces the classifier by a freshly drawn one, and the labels in the configuration.
+
+        Args:
+            num_labels: Number of labels; with 0 the model returns the pooled image as `logits`. Build the optimizer
+                afterwards.
+
+        Raises:
+            ValueError: if `num_labels` is negative.
+        """
+        if num_labels < 0:
+            raise ValueError(f"num_labels={num_labels} must be at least 0; 0 removes the classifier.")
+        self.config.num_labels = num_labels
+        self.classifier = self._draw_classifier(self.config.pooled_size)
+        if self.distillation_classifier is not None:
+            self.distillation_classifier = self._draw_classifier(self.config.hidden_size)
+        weights = self.state_dict(keep_vars=True)
+        drawn = {name: version_of(weights[name]) for name in weights if "classifier" in name}
+        self._drawn = {**self._drawn, **drawn}
+
+    def _draw_classifier(self, size: int) -> nn.Module:
+        if not self.config.num_labels:
+            return nn.Identity()
+        head = HfViTClassifier(size, self.config.num_labels).to(self.device, self.dtype)
+        head.initialize(self.config.initializer_range)
+        return head.train(self.training)
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
         """Adds a freshly drawn head on a new distillation token, or drops that of a token that is gone."""
         if not new.use_distillation_token:
             self.distillation_classifier = None
         elif self.distillation_classifier is None:
-            head = HfViTClassifier(new.hidden_size, new.num_labels).to(self.classifier.weight)
-            head.initialize(new.initializer_range)
-            self.distillation_classifier = head
+            self.distillation_classifier = self._draw_classifier(new.hidden_size)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Returns the logits (B, num_labels) of tokens (B, L, D), or the pooled image (B, D) with `pre_logits`."""
+        pooled = self.model.pool(features)
+        return pooled if pre_logits else self._classify(pooled, features)[0]
+
+    def _classify(self, pooled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the logits, and with a distillation token those of both heads, of which they are the mean."""
+        logits = self.classifier(pooled)
+        if self.distillation_classifier is None:
+            return logits, None, None
+        distillation_logits = self.distillation_classifier(tokens[:, 1])
+        return (logits + distillation_logits) / 2, logits, distillation_logits
 
     @can_return_tuple
     def forward(
@@ -199,11 +241,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             return_dict=True,
             **kwargs,
         )
-        logits = self.classifier(outputs.pooler_output)
-        cls_logits = distillation_logits = None
-        if self.distillation_classifier is not None:
-            cls_logits, distillation_logits = logits, self.distillation_classifier(outputs.last_hidden_state[:, 1])
-            logits = (cls_logits + distillation_logits) / 2
+        logits, cls_logits, distillation_logits = self._classify(outputs.pooler_output, outputs.last_hidden_state)
+        if labels is not None and not self.config.num_labels:
+            raise ValueError("The model has no classifier to train. Call reset_classifier(num_labels) before.")
         return HfViTImageClassifierOutput(
             loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
             logits=logits,

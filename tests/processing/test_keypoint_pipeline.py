@@ -17,10 +17,10 @@ from hf_vit import (
     HfViTForKeypointDetection,
     HfViTForObjectDetection,
     HfViTImageProcessor,
-    HfViTKeypointDetectionPipeline,
-    HfViTObjectDetectionPipeline,
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES
+from hf_vit.model.task_keypoint_detection import HfViTKeypointDetectionPipeline
+from hf_vit.model.task_object_detection import HfViTObjectDetectionPipeline
 
 from ..helpers.fresh import run_without_package
 from ..helpers.models import small_config

@@ -1,0 +1,140 @@
+"""Methods that users of timm and DINOv2 call, compared with those of timm, and the lists of the package."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models import save_for_hf
+from torch import Tensor, nn
+
+import hf_vit
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit.training.tasks import TASKS
+
+from ..helpers.models import MODEL_CLASSES, pixels, small_config
+from ..helpers.references import draw_weights
+from ..helpers.timm_models import SMALL
+
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("vit_base_patch16_224", {}),
+    "distilled": ("deit_base_distilled_patch16_224", {}),
+    "attention": ("vit_base_patch16_siglip_224", {}),
+    "mean": ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": True}),
+}
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Any]:
+    """A small model of timm, and what its file becomes."""
+    architecture, options = ARCHITECTURES[request.param]
+    theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
+    draw_weights(theirs)
+    save_for_hf(theirs, tmp_path, safe_serialization=True)
+    return theirs, HfViTForImageClassification.from_pretrained(tmp_path).eval()
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(1))
+
+
+def assert_alike(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_features_and_head_are_those_of_timm(pair: tuple[nn.Module, Any]) -> None:
+    theirs, ours = pair
+    features = ours.forward_features(images())
+    assert_alike(features, theirs.forward_features(images()))
+    assert_alike(ours.forward_head(features), theirs.forward_head(features))
+    assert_alike(ours.forward_head(features), ours(images()).logits)
+    assert_alike(ours.model.forward_head(features), ours.forward_head(features, pre_logits=True))
+    if ours.distillation_classifier is None:  # timm pools both tokens to one there
+        assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n", [1, 2, 3, [0, 2], [-1, 0], (1,)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_intermediate_layers_are_those_of_timm(pair: tuple[nn.Module, Any], n: Any, norm: bool) -> None:
+    theirs, ours = pair
+    for reshape in (False, True):
+        options = {"n": n, "norm": norm, "reshape": reshape}
+        assert_alike(
+            ours.get_intermediate_layers(images(), **options), theirs.get_intermediate_layers(images(), **options)
+        )
+        found = ours.get_intermediate_layers(images(), return_prefix_tokens=True, **options)
+        expected = theirs.get_intermediate_layers(images(), return_prefix_tokens=True, **options)
+        if ours.config.num_prefix_tokens:
+            assert_alike(found, expected)
+        else:
+            assert_alike([patches for patches, _ in found], expected)
+
+
+def test_feature_info_is_that_of_timm(pair: tuple[nn.Module, Any]) -> None:
+    theirs, ours = pair
+    for mine, its in zip(ours.feature_info, theirs.feature_info, strict=True):
+        assert (mine["num_chs"], mine["reduction"]) == (its["num_chs"], its["reduction"])
+        assert type(ours.get_submodule(mine["module"])).__name__ == "HfViTLayer"
+    info = ours.model.feature_info[1]
+    assert ours.model.get_submodule(info["module"]) is ours.get_submodule(ours.feature_info[1]["module"])
+
+
+@torch.no_grad()
+def test_a_new_classifier_takes_the_place_of_the_old_one(pair: tuple[nn.Module, Any], tmp_path: Path) -> None:
+    theirs, ours = pair
+    ours.reset_classifier(0)
+    theirs.reset_classifier(0)
+    assert isinstance(ours.get_classifier(), nn.Identity)
+    assert_alike(ours(images()).logits, theirs(images()))
+    with pytest.raises(ValueError, match="no classifier to train"):
+        ours(images(), labels=torch.tensor([0, 1]))
+    ours.reset_classifier(7)
+    assert (ours.config.num_labels, len(ours.config.id2label), len(ours.config.label2id)) == (7, 7, 7)
+    assert ours.get_classifier().weight.shape == (7, 32)
+    assert "classifier.weight" in ours.untrained_weights
+    assert 0.1 < ours(images()).logits.std() < 10
+    ours.save_pretrained(tmp_path / "saved")
+    opened = HfViTForImageClassification.from_pretrained(tmp_path / "saved")
+    assert_alike(opened(images()).logits, ours(images()).logits)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    config = small_config()
+    for model_class in (own for own in MODEL_CLASSES if own not in (HfViTModel, HfViTForImageClassification)):
+        model = model_class(config)
+        for call in (model.get_classifier, lambda own=model: own.reset_classifier(3)):
+            with pytest.raises(ValueError, match=f"{model_class.__name__} has no classifier.* HfViTForImageClass"):
+                call()
+        with pytest.raises(ValueError, match="has no classifier"):
+            model.forward_head(torch.zeros(1, 17, 32))
+        with pytest.raises(ValueError, match="has no classifier"):
+            HfViTModel(config).reset_classifier(3)
+    classifier = HfViTForImageClassification(config)
+    with pytest.raises(ValueError, match="num_labels=-1 must be at least 0"):
+        classifier.reset_classifier(-1)
+    for n in (0, -1, 4, [], [3], [-4]):
+        with pytest.raises(ValueError, match="must be how many blocks, 1 to 3"):
+            classifier.get_intermediate_layers(pixels(config), n=n)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_class", MODEL_CLASSES)
+def test_every_model_returns_features(model_class: Any) -> None:
+    config = small_config("registers")
+    model = model_class(config).eval()
+    batch = pixels(config)
+    assert torch.equal(model.forward_features(batch), model.base_model(batch).last_hidden_state)
+    ((maps, prefix),) = model.get_intermediate_layers(batch, reshape=True, return_prefix_tokens=True)
+    assert (maps.shape, prefix.shape) == ((2, 32, 4, 4), (2, 4, 32))
+
+
+def test_lists_name_what_can_be_used() -> None:
+    assert sorted(hf_vit.list_tasks()) == sorted(name.replace("_", "-") for name in TASKS)
+    assert [HfViTConfig.from_preset(name).model_type for name in hf_vit.list_presets()] == ["hf_vit"] * 7
+    recipes = Path(hf_vit.__file__).parents[1] / "scripts" / "recipes"
+    assert sorted(hf_vit.list_recipes()) == sorted(file.stem for file in recipes.glob("*.yaml"))
+    assert set(hf_vit.__all__) <= {*dir(hf_vit), *hf_vit.CALLS}
