@@ -1,7 +1,6 @@
 """Configuration of the Vision Transformer, with the options of all tasks beside the fields of the backbone."""
 
 import copy
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import fields
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
-from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .nested_options import HfViTTaskConfig
+from .nested_options import HfViTTaskConfig, check_activation, check_intervals, option
 from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
 from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 
@@ -123,20 +121,20 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         "vision_model_output",
     ]
 
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    hidden_size: int = option(768, "[1, inf)")
+    num_hidden_layers: int = option(12, "[1, inf)")
+    num_attention_heads: int = option(12, "[1, inf)")
+    intermediate_size: int = option(3072, "[1, inf)")
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float | int = 0.0
-    attention_probs_dropout_prob: float | int = 0.0
-    drop_path_rate: float | int = 0.0
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-6
+    hidden_dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
+    attention_probs_dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
+    drop_path_rate: float | int = option(0.0, "[0, 1)", "0 switches it off")
+    initializer_range: float = option(0.02, "(0, inf)")
+    layer_norm_eps: float = option(1e-6, "(0, inf)")
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
     patch_padding: int = 0
-    num_channels: int = 3
+    num_channels: int = option(3, "[1, inf)")
     qkv_bias: bool = True
     key_bias: bool = True
     proj_bias: bool = True
@@ -145,17 +143,17 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     use_pre_layernorm: bool = False
     use_qk_norm: bool = False
     norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
-    layerscale_value: float | int | None = None
+    layerscale_value: float | int | None = option(None, "(-inf, inf)", "None leaves LayerScale out")
     use_cls_token: bool = True
     use_distillation_token: bool = False
-    num_register_tokens: int = 0
+    num_register_tokens: int = option(0, "[0, inf)", "0 means none")
     use_mask_token: bool = False
     position_embedding_type: Literal["learned", "sincos2d", "rotary", "learned+rotary", "none"] = "learned"
     prefix_has_position: bool = True
     position_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     position_antialias: bool = False
-    position_interpolation_offset: float | int = 0.0
-    rope_theta: float | int = 100.0
+    position_interpolation_offset: float | int = option(0.0, "[0, 1)", "0 means none")
+    rope_theta: float | int = option(100.0, "(0, inf)")
     rope_coordinates: Literal["centered", "index", "scaled_index"] = "centered"
     rope_grid_size: int | list[int] | tuple[int, int] | None = None
     window_size: int | list[int] | tuple[int, int] | None = None
@@ -361,7 +359,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
-        self._check_ranges()
+        check_intervals(self)
+        check_activation(self.hidden_act)
         self._check_sizes()
         self._check_tokens()
         self._check_labels()
@@ -369,29 +368,6 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             options = vars(self)[name]
             if isinstance(options, HfViTTaskConfig):
                 options.check()
-
-    def _check_ranges(self) -> None:
-        values = vars(self)
-        counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_channels")
-        for name in counts:
-            if values[name] < 1:
-                raise ValueError(f"{name}={values[name]} must be at least 1.")
-        if self.num_register_tokens < 0:
-            raise ValueError(f"num_register_tokens={self.num_register_tokens} must not be negative; 0 means none.")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
-            if not 0 <= values[name] < 1:
-                raise ValueError(f"{name}={values[name]} must lie in [0, 1); 0 switches it off.")
-        for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
-            if not 0 < values[name] < math.inf:
-                raise ValueError(f"{name}={values[name]} must be a positive number.")
-        if not 0 <= self.position_interpolation_offset < 1:
-            raise ValueError(
-                f"position_interpolation_offset={self.position_interpolation_offset} must lie in [0, 1); 0 means none."
-            )
-        if self.layerscale_value is not None and not math.isfinite(self.layerscale_value):
-            raise ValueError(f"layerscale_value={self.layerscale_value} must be finite; None leaves LayerScale out.")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
 
     def _check_sizes(self) -> None:
         for name, unit in SIZES.items():

@@ -1,13 +1,56 @@
-"""What the options of all tasks share: how they are read and written, and checks of their values."""
+"""What the options of backbone and tasks share: how they are declared, checked, read and written."""
 
-import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from transformers.activations import ACT2FN
+
+
+def option(default: Any, interval: str = "", hint: str = "", of: str = "") -> Any:
+    """Declares a field with the values that it may have.
+
+    Args:
+        default: Its default.
+        interval: Such as "[0, 1)" or "(0, inf)", for a number or each of a list; None passes, infinity and NaN never.
+        hint: What one end stands for, for the error.
+        of: The value of the class's `choice` for which the option has an effect, or "any" if its default depends on
+            that. It does not go over from saved options to another choice.
+    """
+    return field(default=default, metadata={"interval": interval, "hint": hint, "of": of})
+
+
+def check_intervals(options: Any) -> None:
+    """Raises `ValueError` if a field of a dataclass that `option` declares is not in its interval."""
+    for entry in fields(options):
+        interval, hint = entry.metadata.get("interval"), entry.metadata.get("hint")
+        value = vars(options)[entry.name] if interval else None
+        if interval and value is not None and not is_within(value, interval):
+            end = f"; {hint}." if hint else "."
+            raise ValueError(f"{entry.name}={value} must {describe_interval(interval)}{end}")
+
+
+def is_within(value: Any, interval: str) -> bool:
+    """Returns whether a number, or each of a list with one at least, is in an interval such as "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(", "))
+    numbers = value if isinstance(value, list | tuple) else [value]
+    ends = {end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"}
+    return bool(numbers) and all(low < number < high or number in ends for number in numbers)
+
+
+def describe_interval(interval: str) -> str:
+    """Returns what a number in an interval must do."""
+    words = {"(0, inf)": "be positive", "[0, inf)": "not be negative", "(-inf, inf)": "be finite"}
+    low = interval[1:].partition(",")[0]
+    return words.get(interval) or (f"be at least {low}" if interval.endswith("inf)") else f"lie in {interval}")
 
 
 @dataclass
 class HfViTTaskConfig:
     """Base class of the options of a task."""
+
+    # The field, if any, that decides which other options have an effect, and losses of which one must have weight
+    choice: ClassVar[str] = ""
+    losses: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def make(cls, options: dict[str, Any]) -> Self:
@@ -24,8 +67,17 @@ class HfViTTaskConfig:
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with those that are given in their places."""
+        """Returns saved options with those that are given in their places; those of another choice are left behind."""
+        chosen = saved.get(cls.choice, vars(cls).get(cls.choice))
+        if given.get(cls.choice, chosen) != chosen:
+            saved = {name: value for name, value in saved.items() if name not in cls.options_of()}
         return {**saved, **given}
+
+    @classmethod
+    def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
+        """Returns the names of the options of one value of `choice`, or those of all values."""
+        owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
+        return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 
     def to_full_dict(self) -> dict[str, Any]:
         """Returns all options, as they come back from JSON: tuples as lists."""
@@ -41,7 +93,22 @@ class HfViTTaskConfig:
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
+        check_intervals(self)
+        self._check_choice()
+        values = {name: vars(self)[name] for name in self.losses}
+        if values and not any(values.values()):
+            raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
         self._check()
+
+    def _check_choice(self) -> None:
+        chosen = vars(self).get(self.choice)
+        for entry in fields(self):
+            other, value = entry.metadata.get("of"), with_lists(vars(self)[entry.name])
+            if other and other not in (chosen, "any") and value != with_lists(entry.default):
+                raise ValueError(
+                    f"{entry.name}={value} is an option of {self.choice}={other!r} and does nothing for {chosen!r}. "
+                    f"Leave it out, or set {self.choice}={other!r}."
+                )
 
     def _check(self) -> None: ...
 
@@ -51,23 +118,6 @@ def with_lists(value: Any) -> Any:
     return [with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def check_positive(values: dict[str, Any]) -> None:
-    """Raises `ValueError` if a number, or one of a list, is not positive and finite."""
-    for name, value in values.items():
-        numbers = value if isinstance(value, list | tuple) else [value]
-        if not numbers or not all(0 < number < math.inf for number in numbers):
-            raise ValueError(f"{name}={value} must be positive.")
-
-
-def check_weights(values: dict[str, Any]) -> None:
-    """Raises `ValueError` if a weight is negative or not finite, or all are 0."""
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value} must not be negative; 0 switches it off.")
-    if not any(values.values()):
-        raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
-
-
 def check_thresholds(**thresholds: Any) -> None:
     """Raises `ValueError` if a threshold is given and does not lie in [0, 1]."""
     for name, value in thresholds.items():
@@ -75,14 +125,7 @@ def check_thresholds(**thresholds: Any) -> None:
             raise ValueError(f"{name}={value!r} must lie in [0, 1].")
 
 
-def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
-    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults."""
-    # `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
-    defaults = {field.name: with_lists(field.default) for field in fields(options)}
-    for name in names:
-        value = with_lists(vars(options)[name])
-        if value != defaults[name]:
-            raise ValueError(
-                f"{name}={value} is an option of {choice}={other!r} and does nothing for {vars(options)[choice]!r}. "
-                f"Leave it out, or set {choice}={other!r}."
-            )
+def check_activation(name: str) -> None:
+    """Raises `ValueError` if the library has no activation of this name."""
+    if name not in ACT2FN:
+        raise ValueError(f"hidden_act={name!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")

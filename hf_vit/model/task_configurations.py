@@ -6,36 +6,11 @@ from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
-from .nested_options import HfViTTaskConfig, check_defaults, check_positive, check_thresholds, check_weights
+from .nested_options import HfViTTaskConfig, check_activation, option
 
 
-# What of detection has a part in one decoder only
-DECODER_OPTIONS = {
-    "queries": ("num_blocks", "use_mid_position_embeddings"),
-    "deformable": (
-        "hidden_size",
-        "num_attention_heads",
-        "num_points",
-        "scale_factors",
-        "out_indices",
-        "projector_norm",
-        "num_groups",
-    ),
-}
-# What of joint embeddings has a part in one objective only
-LEJEPA_OPTIONS = ("gaussian_weight", "num_slices")
-DINO_OPTIONS = ("num_prototypes", "student_temperature", "teacher_temperature", "patch_weight", "koleo_weight")
 LEAST_TEACHER_TEMPERATURE = 0.025  # below, float32 has no exponential of all cosines divided by it
-# What of masked image modeling has a part in MAE only
-MAE_OPTIONS = (
-    "norm_pix_loss",
-    "decoder_hidden_size",
-    "decoder_num_hidden_layers",
-    "decoder_num_attention_heads",
-    "decoder_intermediate_size",
-)
 
 
 @strict
@@ -74,22 +49,25 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             as a training has chosen it; `None` means 0.5, that of the stock pipeline.
     """
 
+    choice = "decoder"
+    losses = ("bbox_weight", "giou_weight")
+
     decoder: Literal["queries", "deformable"] = "deformable"
-    num_queries: int = 100
+    num_queries: int = option(100, "(0, inf)")
     num_layers: int | None = None
-    num_blocks: int | None = None
-    use_mid_position_embeddings: bool = False
-    hidden_size: int = 256
-    num_attention_heads: int = 8
-    num_points: int = 2
-    scale_factors: list[float | int] | tuple[float | int, ...] = (1.0,)
-    out_indices: list[int] | tuple[int, ...] | None = None
-    projector_norm: Literal["batch", "layer"] = "layer"
-    num_groups: int = 13
+    num_blocks: int | None = option(None, "[0, inf)", "None means all blocks", of="queries")
+    use_mid_position_embeddings: bool = option(False, of="queries")
+    hidden_size: int = option(256, "(0, inf)", of="deformable")
+    num_attention_heads: int = option(8, "(0, inf)", of="deformable")
+    num_points: int = option(2, "(0, inf)", of="deformable")
+    scale_factors: list[float | int] | tuple[float | int, ...] = option((1.0,), of="deformable")
+    out_indices: list[int] | tuple[int, ...] | None = option(None, of="deformable")
+    projector_norm: Literal["batch", "layer"] = option("layer", of="deformable")
+    num_groups: int = option(13, "(0, inf)", of="deformable")
     class_loss: Literal["cross_entropy", "focal", "iou_aware"] | None = None
-    bbox_weight: float | int = 5.0
-    giou_weight: float | int = 2.0
-    score_threshold: float | int | None = None
+    bbox_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
+    giou_weight: float | int = option(2.0, "[0, inf)", "0 switches it off")
+    score_threshold: float | int | None = option(None, "[0, 1]")
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -98,17 +76,9 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
     def _check(self) -> None:
-        other = "queries" if self.decoder == "deformable" else "deformable"
-        check_defaults(self, DECODER_OPTIONS[other], "decoder", other)
-        counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
-        check_positive({name: vars(self)[name] for name in counts})
-        check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
-        check_thresholds(score_threshold=self.score_threshold)
         least = 1 if self.decoder == "deformable" else 0
         if self.num_layers is not None and self.num_layers < least:
             raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
-        if self.num_blocks is not None and self.num_blocks < 0:
-            raise ValueError(f"num_blocks={self.num_blocks} must not be negative; None means all blocks.")
         if self.decoder == "queries" and self.num_blocks == 0 and not self.num_layers:
             raise ValueError("num_blocks=0 without num_layers shows queries no image. Set one of them to 1 or more.")
         if self.hidden_size % (8 * self.num_attention_heads):
@@ -147,18 +117,17 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     """
 
     head: Literal["classic", "simple"] = "classic"
-    hidden_size: int = 256
+    hidden_size: int = option(256, "(0, inf)")
     norm: Literal["batch", "instance"] = "batch"
-    scale_factor: int = 4
-    sigma: float | int = 2.0
-    keypoint_weights: list[float | int] | tuple[float | int, ...] | None = None
+    scale_factor: int = option(4, "(0, inf)")
+    sigma: float | int = option(2.0, "(0, inf)")
+    keypoint_weights: list[float | int] | tuple[float | int, ...] | None = option(None, "[0, inf)", "0 ignores one")
     flip_pairs: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
-    oks_sigmas: list[float | int] | tuple[float | int, ...] | None = None
-    score_threshold: float | int | None = None
+    oks_sigmas: list[float | int] | tuple[float | int, ...] | None = option(None, "(0, inf)")
+    score_threshold: float | int | None = option(None, "[0, 1]")
 
     def _check(self) -> None:
-        check_positive({name: vars(self)[name] for name in ("hidden_size", "scale_factor", "sigma")})
         for name in ("flip_pairs", "skeleton"):
             wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
             if wrong:
@@ -166,11 +135,6 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         flipped = [number for pair in self.flip_pairs for number in pair]
         if len(set(flipped)) < len(flipped):
             raise ValueError(f"flip_pairs={list(self.flip_pairs)} names a keypoint twice.")
-        if self.keypoint_weights is not None and not all(0 <= weight < math.inf for weight in self.keypoint_weights):
-            raise ValueError(f"keypoint_weights={list(self.keypoint_weights)} must not be negative; 0 ignores one.")
-        if self.oks_sigmas is not None:
-            check_positive({"oks_sigmas": self.oks_sigmas})
-        check_thresholds(score_threshold=self.score_threshold)
 
 
 @strict
@@ -202,14 +166,14 @@ class HfViTTextConfig(HfViTTaskConfig):
     """
 
     encoder_config: dict[str, Any] | None = None
-    vocab_size: int = 49408
-    hidden_size: int = 512
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 8
-    intermediate_size: int = 2048
+    vocab_size: int = option(49408, "(0, inf)")
+    hidden_size: int = option(512, "(0, inf)")
+    num_hidden_layers: int = option(12, "(0, inf)")
+    num_attention_heads: int = option(8, "(0, inf)")
+    intermediate_size: int = option(2048, "(0, inf)")
     hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-5
-    max_position_embeddings: int = 77
+    layer_norm_eps: float = option(1e-5, "(0, inf)")
+    max_position_embeddings: int = option(77, "(0, inf)")
     is_causal: bool = True
     pooling: Literal["eos", "last", "first", "mean"] | None = None
     eos_token_id: int | None = 49407
@@ -226,22 +190,19 @@ class HfViTTextConfig(HfViTTaskConfig):
         return super().merge({} if "encoder_config" in given else saved, given)
 
     def _check(self) -> None:
+        if self.pooled_by == "eos" and self.eos_token_id is None:
+            raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
         if self.encoder_config is not None:
             self._check_encoder(self.encoder_config)
             return
-        counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        check_positive({name: vars(self)[name] for name in (*counts, "max_position_embeddings", "layer_norm_eps")})
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} of the text tower is not divisible by num_attention_heads="
                 f"{self.num_attention_heads}."
             )
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
+        check_activation(self.hidden_act)
         numbers = {"eos_token_id": self.eos_token_id} if self.pooled_by == "eos" else {}
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
-            if name in numbers and number is None:
-                raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
                     f"{name}={number} is none of the vocab_size={self.vocab_size} tokens. Set both to those of the "
@@ -254,13 +215,11 @@ class HfViTTextConfig(HfViTTaskConfig):
                 f"encoder_config={encoder_config} does not say which model it is of. Add its model_type, such as "
                 '"bert", or give AutoConfig.from_pretrained(...).to_diff_dict().'
             )
-        if self.pooling == "eos" and self.eos_token_id is None:
-            raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
-        for option in fields(self):
-            value = vars(self)[option.name]
-            if option.name not in ("encoder_config", "pooling", "eos_token_id") and value != option.default:
+        for entry in fields(self):
+            value = vars(self)[entry.name]
+            if entry.name not in ("encoder_config", "pooling", "eos_token_id") and value != entry.default:
                 raise ValueError(
-                    f"{option.name}={value} is an option of our own text tower and does nothing for the "
+                    f"{entry.name}={value} is an option of our own text tower and does nothing for the "
                     f"{encoder_config['model_type']!r} of encoder_config. Set it in there."
                 )
 
@@ -281,10 +240,12 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
         logit_bias_init_value: What "sigmoid" adds to it at first, by default -10: most pairs are wrong.
     """
 
+    choice = "loss"
+
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
-    projection_dim: int | None = 512
-    logit_scale_init_value: float | int | None = None
-    logit_bias_init_value: float | int | None = None
+    projection_dim: int | None = option(512, "(0, inf)")
+    logit_scale_init_value: float | int | None = option(None, "(-inf, inf)", of="any")
+    logit_bias_init_value: float | int | None = option(None, "(-inf, inf)", of="sigmoid")
 
     @property
     def initial_scale(self) -> float:
@@ -297,25 +258,6 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
     def initial_bias(self) -> float:
         """What is added at first: `logit_bias_init_value`, or its default."""
         return -10.0 if self.logit_bias_init_value is None else float(self.logit_bias_init_value)
-
-    @classmethod
-    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with given ones in their places; what another loss started from is left behind."""
-        if given.get("loss", saved.get("loss", cls.loss)) != saved.get("loss", cls.loss):
-            saved = {name: value for name, value in saved.items() if not name.endswith("_init_value")}
-        return super().merge(saved, given)
-
-    def _check(self) -> None:
-        if self.projection_dim is not None:
-            check_positive({"projection_dim": self.projection_dim})
-        if self.loss == "softmax" and self.logit_bias_init_value is not None:
-            raise ValueError(
-                f"logit_bias_init_value={self.logit_bias_init_value} is an option of loss='sigmoid': what is added to "
-                "all logits changes no softmax. Leave it out."
-            )
-        for name in ("logit_scale_init_value", "logit_bias_init_value"):
-            if vars(self)[name] is not None and not math.isfinite(vars(self)[name]):
-                raise ValueError(f"{name}={vars(self)[name]} must be finite.")
 
 
 @strict
@@ -346,34 +288,29 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         auxiliary_layer: Number of the block that it reads; two thirds of all by default.
     """
 
+    losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
+
     head: Literal["simple", "linear", "conv", "mask"] = "conv"
-    hidden_size: int = 256
-    num_layers: int = 2
+    hidden_size: int = option(256, "(0, inf)")
+    num_layers: int = option(2, "(0, inf)")
     norm: Literal["batch", "layer"] = "batch"
     out_indices: list[int] | tuple[int, ...] | None = None
-    dropout_prob: float | int = 0.0
-    cross_entropy_weight: float | int = 1.0
-    dice_weight: float | int = 0.0
-    focal_weight: float | int = 0.0
-    focal_gamma: float | int = 2.0
-    class_weights: list[float | int] | tuple[float | int, ...] | None = None
+    dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
+    cross_entropy_weight: float | int = option(1.0, "[0, inf)", "0 switches it off")
+    dice_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
+    focal_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
+    focal_gamma: float | int = option(2.0, "[0, inf)", "0 makes it the cross-entropy")
+    class_weights: list[float | int] | tuple[float | int, ...] | None = option(None, "[0, inf)", "0 ignores a class")
     semantic_loss_ignore_index: int = 255
     use_auxiliary_head: bool = False
-    auxiliary_loss_weight: float | int = 0.4
+    auxiliary_loss_weight: float | int = option(0.4, "[0, inf)")
     auxiliary_layer: int | None = None
 
     def _check(self) -> None:
-        check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
-        if not 0 <= self.dropout_prob < 1:
-            raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
-        losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
-        check_weights({name: vars(self)[name] for name in losses})
-        if self.use_auxiliary_head:
-            check_weights({"auxiliary_loss_weight": self.auxiliary_loss_weight})
-        if not 0 <= self.focal_gamma < math.inf:
-            raise ValueError(f"focal_gamma={self.focal_gamma} must not be negative; 0 makes it the cross-entropy.")
-        if self.class_weights is not None and not all(0 <= weight < math.inf for weight in self.class_weights):
-            raise ValueError(f"class_weights={list(self.class_weights)} must not be negative; 0 ignores a class.")
+        if self.use_auxiliary_head and not self.auxiliary_loss_weight:
+            raise ValueError(
+                "auxiliary_loss_weight=0 leaves the auxiliary head no loss. Set use_auxiliary_head=False."
+            )
 
 
 @strict
@@ -397,30 +334,19 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
             another, as a training has chosen it; `None` means 0.9 in the pipeline, as in the stock one, else 0.5.
     """
 
-    num_queries: int = 200
-    num_blocks: int | None = None
-    num_upscale_blocks: int = 2
-    class_weight: float | int = 2.0
-    mask_weight: float | int = 5.0
-    dice_weight: float | int = 5.0
-    no_object_weight: float | int = 0.1
-    train_num_points: int = 12544
-    oversample_ratio: float | int = 3.0
-    importance_sample_ratio: float | int = 0.75
-    score_threshold: float | int | None = None
+    losses = ("class_weight", "mask_weight", "dice_weight")
 
-    def _check(self) -> None:
-        counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
-        check_positive({name: vars(self)[name] for name in counts if vars(self)[name] is not None})
-        if self.num_upscale_blocks < 0:
-            raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
-        if not 1 <= self.oversample_ratio < math.inf or not 0 <= self.importance_sample_ratio <= 1:
-            raise ValueError(
-                f"oversample_ratio={self.oversample_ratio} must be at least 1, and importance_sample_ratio="
-                f"{self.importance_sample_ratio} must lie in [0, 1]."
-            )
-        check_weights({name: vars(self)[name] for name in ("class_weight", "mask_weight", "dice_weight")})
-        check_thresholds(score_threshold=self.score_threshold)
+    num_queries: int = option(200, "(0, inf)")
+    num_blocks: int | None = option(None, "(0, inf)")
+    num_upscale_blocks: int = option(2, "[0, inf)")
+    class_weight: float | int = option(2.0, "[0, inf)", "0 switches it off")
+    mask_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
+    dice_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
+    no_object_weight: float | int = option(0.1, "(0, inf)")
+    train_num_points: int = option(12544, "(0, inf)")
+    oversample_ratio: float | int = option(3.0, "[1, inf)")
+    importance_sample_ratio: float | int = option(0.75, "[0, 1]")
+    score_threshold: float | int | None = option(None, "[0, 1]")
 
 
 @strict
@@ -458,23 +384,21 @@ class HfViTDepthConfig(HfViTTaskConfig):
 
     head: Literal["linear", "conv", "dpt"] = "dpt"
     out_indices: list[int] | tuple[int, ...] | None = None
-    neck_hidden_sizes: list[int] | tuple[int, ...] = (96, 192, 384, 768)
-    reassemble_factors: list[float | int] | tuple[float | int, ...] = (4, 2, 1, 0.5)
+    neck_hidden_sizes: list[int] | tuple[int, ...] = option((96, 192, 384, 768), "(0, inf)")
+    reassemble_factors: list[float | int] | tuple[float | int, ...] = option((4, 2, 1, 0.5), "(0, inf)")
     readout_type: Literal["ignore", "add", "project"] = "project"
-    fusion_hidden_size: int = 256
-    head_hidden_size: int = 32
+    fusion_hidden_size: int = option(256, "(0, inf)")
+    head_hidden_size: int = option(32, "(0, inf)")
     doubles_resolution: bool = False
     depth_estimation_type: Literal["metric", "relative"] = "metric"
     max_depth: float | int | None = 10.0
-    min_depth: float | int = 1e-3
-    num_bins: int = 256
+    min_depth: float | int = option(1e-3, "(0, inf)")
+    num_bins: int = option(256, "(0, inf)")
     loss: Literal["silog", "l1", "mse", "ssi"] | None = None
-    silog_lambda: float | int = 0.5
-    gradient_loss_weight: float | int = 0.5
+    silog_lambda: float | int = option(0.5, "[0, 1]")
+    gradient_loss_weight: float | int = option(0.5, "[0, inf)")
 
     def _check(self) -> None:
-        names = ("neck_hidden_sizes", "reassemble_factors", "fusion_hidden_size", "head_hidden_size", "min_depth")
-        check_positive({name: vars(self)[name] for name in (*names, "num_bins")})
         if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
             raise ValueError(
                 f"neck_hidden_sizes={list(self.neck_hidden_sizes)} and reassemble_factors="
@@ -496,10 +420,6 @@ class HfViTDepthConfig(HfViTTaskConfig):
             )
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
             raise ValueError("The bins of head='linear' need a max_depth in meters, such as 10 indoors, 80 outdoors.")
-        if not 0 <= self.silog_lambda <= 1:
-            raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
-        if not 0 <= self.gradient_loss_weight < math.inf:
-            raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
 
 
 @strict
@@ -522,15 +442,17 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
         decoder_intermediate_size: Width of the hidden layer of its MLPs.
     """
 
+    choice = "objective"
+
     objective: Literal["mae", "simmim"] = "mae"
-    mask_ratio: float | None = None
+    mask_ratio: float | None = option(None, "(0, 1)", "some patches are masked, some are seen")
     mask_type: Literal["random", "blockwise"] = "random"
-    mask_unit: int = 1
-    norm_pix_loss: bool = True
-    decoder_hidden_size: int = 512
-    decoder_num_hidden_layers: int = 8
-    decoder_num_attention_heads: int = 16
-    decoder_intermediate_size: int = 2048
+    mask_unit: int = option(1, "(0, inf)")
+    norm_pix_loss: bool = option(True, of="mae")
+    decoder_hidden_size: int = option(512, "(0, inf)", of="mae")
+    decoder_num_hidden_layers: int = option(8, "(0, inf)", of="mae")
+    decoder_num_attention_heads: int = option(16, "(0, inf)", of="mae")
+    decoder_intermediate_size: int = option(2048, "(0, inf)", of="mae")
 
     @property
     def masked_share(self) -> float:
@@ -544,22 +466,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
         """Whether the pixels of each patch are compared without their mean and deviation."""
         return self.objective == "mae" and self.norm_pix_loss
 
-    @classmethod
-    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with given ones in their places; those of "mae" alone do not go over to "simmim"."""
-        if given.get("objective") == "simmim":
-            saved = {name: value for name, value in saved.items() if name not in MAE_OPTIONS}
-        return super().merge(saved, given)
-
     def _check(self) -> None:
-        if self.objective != "mae":
-            check_defaults(self, MAE_OPTIONS, "objective", "mae")
-        if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:
-            raise ValueError(
-                f"mask_ratio={self.mask_ratio} must lie in (0, 1): some patches are masked, some are seen."
-            )
-        counts = ("mask_unit", *(name for name in MAE_OPTIONS if name != "norm_pix_loss"))
-        check_positive({name: vars(self)[name] for name in counts})
         if self.mask_type == "blockwise" and self.mask_unit != 1:
             raise ValueError(
                 f"mask_unit={self.mask_unit} is for mask_type='random'; blocks have sizes of their own. Leave it out."
@@ -594,43 +501,24 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
         koleo_weight: Weight of how near features of different images are (https://arxiv.org/abs/1806.03198).
     """
 
-    objective: Literal["lejepa", "dino"] = "lejepa"
-    projector_hidden_size: int = 2048
-    embedding_size: int = 64
-    gaussian_weight: float = 0.05
-    num_slices: int = 256
-    num_prototypes: int = 1024
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.05
-    patch_weight: float = 1.0
-    koleo_weight: float = 0.1
+    choice = "objective"
 
-    @classmethod
-    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with given ones in their places; those of one objective do not go over to another."""
-        if given.get("objective", saved.get("objective")) != saved.get("objective"):
-            saved = {name: value for name, value in saved.items() if name not in (*LEJEPA_OPTIONS, *DINO_OPTIONS)}
-        return super().merge(saved, given)
+    objective: Literal["lejepa", "dino"] = "lejepa"
+    projector_hidden_size: int = option(2048, "(0, inf)")
+    embedding_size: int = option(64, "(0, inf)")
+    gaussian_weight: float = option(0.05, "(0, 1)", "at 0 all embeddings become one", of="lejepa")
+    num_slices: int = option(256, "(0, inf)", of="lejepa")
+    num_prototypes: int = option(1024, "(0, inf)", of="dino")
+    student_temperature: float = option(0.1, "(0, inf)", "it divides cosines", of="dino")
+    teacher_temperature: float = option(0.05, "(0, inf)", "it divides cosines", of="dino")
+    patch_weight: float = option(1.0, "[0, inf)", "0 leaves patches out", of="dino")
+    koleo_weight: float = option(0.1, "[0, inf)", "0 leaves the distance of images out", of="dino")
 
     def _check(self) -> None:
-        others = DINO_OPTIONS if self.objective == "lejepa" else LEJEPA_OPTIONS
-        check_defaults(self, others, "objective", "dino" if self.objective == "lejepa" else "lejepa")
-        counts = ("projector_hidden_size", "embedding_size", "num_slices", "num_prototypes")
-        check_positive({name: vars(self)[name] for name in counts})
-        for name in ("student_temperature", "teacher_temperature"):
-            if not vars(self)[name] > 0:
-                raise ValueError(f"{name}={vars(self)[name]} must be positive: it divides cosines.")
         if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
             raise ValueError(
                 f"teacher_temperature={self.teacher_temperature} is too low for float32, in which images would be "
                 f"assigned to nothing: {LEAST_TEACHER_TEMPERATURE} at least; 0.04 to 0.07 are usual."
-            )
-        for name, part in (("patch_weight", "patches"), ("koleo_weight", "the distance of images")):
-            if vars(self)[name] < 0:
-                raise ValueError(f"{name}={vars(self)[name]} must not be negative; 0 leaves {part} out.")
-        if not 0 < self.gaussian_weight < 1:
-            raise ValueError(
-                f"gaussian_weight={self.gaussian_weight} must lie in (0, 1); at 0 all embeddings become one."
             )
 
 

@@ -37,7 +37,7 @@ from ..helpers.models import VARIANTS, small_config
         ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
         ({"drop_path_rate": 1}, "drop_path_rate=1 must lie"),
         ({"drop_path_rate": float("nan")}, "drop_path_rate=nan must lie"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a positive number"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be positive"),
         ({"initializer_range": float("inf")}, "initializer_range=inf"),
         ({"rope_theta": -1}, "rope_theta=-1"),
         ({"rope_grid_size": (16, 0)}, "at least 1 patch"),

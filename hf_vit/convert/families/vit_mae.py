@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig
-from ...model.task_configurations import MAE_OPTIONS
+from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ..family import Config, Family, Shapes, given_fields
 from ..key_map import KeyMap, Made
 from . import vit
@@ -44,7 +44,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a ViTMAEConfig."""
-    options = given_fields(config, MAE_OPTIONS, norm_pix_loss=False)
+    options = given_fields(config, HfViTMaskedImageModelingConfig.options_of("mae"), norm_pix_loss=False)
     ratio = config.get("mask_ratio", 0.75)
     if 0 < ratio < 1:  # 0 says that it is used for features
         options["mask_ratio"] = ratio
