@@ -23,7 +23,7 @@ from .collators import (
     masked_image_target,
     multi_scale_sizes,
 )
-from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset, hold_out
+from .datasets import DatasetInfo, KeypointData, TargetData, TargetDataset, hold_out
 from .formats.classes import ClassList
 from .loaders.dense import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
 from .loaders.image_classification import (
@@ -55,7 +55,6 @@ __all__ = [
     "LabeledStream",
     "MaskedImageModelingCollator",
     "MultiCrop",
-    "NamedImages",
     "ObjectDetectionCollator",
     "RepeatedAugmentationSampler",
     "TargetData",

@@ -11,7 +11,7 @@ from PIL import Image as PILImage
 from transformers.utils import logging
 
 from ..model.image_inputs import decode_image, is_transparent, read_image
-from .datasets import TargetDataset
+from .datasets import TargetDataset, read_example
 from .formats.files import in_lines, listed
 from .targets import encoded_bytes
 
@@ -153,9 +153,10 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
 
     def faults_among(indices: range) -> dict[int, str]:
         faults: dict[int, str] = {}
-        for index in indices:
+        chunk = dataset.rows[indices.start : indices.stop]
+        for index, *values in zip(indices, *chunk.values(), strict=True):
             try:
-                example = dataset[index]
+                example = read_example(dict(zip(chunk, values, strict=True)), dataset.read_target)
                 read_image(example["image"], example["file"], num_channels=3)
             except (OSError, TypeError, ValueError) as error:
                 faults[index] = str(error)

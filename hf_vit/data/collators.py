@@ -58,13 +58,15 @@ class ImageClassificationCollator:
         image_processor: Resizes and normalizes; all images of a batch come out at one size.
         image_column: Key of the image in an example, PIL or (C, H, W) uint8.
         label_column: Key of the class number in an example.
+        keeps_targets: Whether a batch also has the lists `targets`, class numbers, and `files`, for evaluation.
     """
 
     image_processor: BaseImageProcessor
     image_column: str = "image"
     label_column: str = "label"
+    keeps_targets: bool = False
 
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64 of B examples.
 
         Raises:
@@ -76,8 +78,10 @@ class ImageClassificationCollator:
                     f"The examples have no column {column!r}, only {', '.join(sorted(examples[0]))}. Name the right "
                     "one with image_column= or label_column=; with the Trainer, also set remove_unused_columns=False."
                 )
+        labels = [example[self.label_column] for example in examples]
         batch = _pixels(self.image_processor, [example[self.image_column] for example in examples])
-        return {**batch, "labels": torch.tensor([example[self.label_column] for example in examples])}
+        known = _known_classes(examples, self.label_column) if self.keeps_targets else {}
+        return {**batch, "labels": torch.tensor(labels), **known}
 
 
 @dataclass
@@ -305,8 +309,8 @@ class UnlabeledImageCollator:
         return batch
 
 
-def _known_classes(examples: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: [example[key] for example in examples] for name, key in (("targets", CLASS), ("files", "file"))}
+def _known_classes(examples: list[dict[str, Any]], column: str = CLASS) -> dict[str, Any]:
+    return {name: [example[key] for example in examples] for name, key in (("targets", column), ("files", "file"))}
 
 
 @dataclass

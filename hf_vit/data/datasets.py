@@ -5,16 +5,16 @@ Shapes: H W pixels, M masks, N objects, K keypoints.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict, Image
+from datasets import Dataset, DatasetDict, Image, IterableDataset
 from transformers.utils import logging
 
 from ..model.image_inputs import check_bits, decode_image
@@ -58,7 +58,8 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there are
             `width` and `height`, the image must be so large.
         read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
-            `is_crowd` (M,), `depth_map` (H, W), or what `detection_target` and `keypoint_target` return.
+            `is_crowd` (M,), `depth_map` (H, W), a class number `label`, or what `detection_target` and
+            `keypoint_target` return.
     """
 
     def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
@@ -139,11 +140,13 @@ class TargetData:
 
     Args:
         splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
-            `file` (its name) and those of the target, which are not opened.
+            `file` (its name) and those of the target, which are not opened. If the training images come as a stream,
+            "train" is a sample of them.
         read_target: Reads the target of a row.
         names: Name of each class, or of each keypoint; none for depth.
         thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
         notes: What was found and changed when the data were opened, in sentences for the model card.
+        stream: The training images, with the columns of `splits` but encoded, if they are read during the training.
     """
 
     splits: DatasetDict
@@ -151,6 +154,7 @@ class TargetData:
     names: tuple[str, ...] = ()
     thing_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    stream: IterableDataset | None = field(default=None, kw_only=True)
 
     def examples(self, split: str) -> TargetDataset:
         """Returns the examples of a split, read on access."""
@@ -170,39 +174,6 @@ class KeypointData(TargetData):
     flip_pairs: tuple[tuple[int, int], ...] = ()
     skeleton: tuple[tuple[int, int], ...] = ()
     oks_sigmas: tuple[float, ...] | None = None
-
-
-class NamedImages(torch.utils.data.Dataset[dict[str, Any]]):
-    """Examples of a dataset; the error of one whose image cannot be read names it.
-
-    Args:
-        examples: Have images, and may have the column `file` with their names.
-    """
-
-    def __init__(self, examples: Dataset) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns an example, or raises `OSError` if its image cannot be read."""
-        if index >= len(self):
-            raise IndexError(f"Example {index} of {len(self)}.")  # which ends a loop over all
-        try:
-            return self.examples[index]
-        except Exception as error:  # PIL fails on damaged images in many ways
-            name = f"image {index}"
-            if "file" in self.examples.column_names:
-                name = str(self.examples.select_columns("file")[index]["file"])
-            raise OSError(f"{name} cannot be read: {error}") from error
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns several examples, as loaders ask for them."""
-        try:
-            return self.examples.__getitems__(indices)
-        except Exception:
-            return [self[index] for index in indices]  # which finds out which of them it is
 
 
 def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:

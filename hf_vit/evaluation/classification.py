@@ -1,19 +1,17 @@
 """Scores of classifiers: metrics of `evaluate`, what the Trainer reports, and the majority baseline."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import EvalPrediction
 
 from ..model.task_image_classification import classification_loss
-
-
-# Of a classifier; with more than five labels also "top_5_accuracy"
-SCORES = ("loss", "accuracy", "macro_f1")
+from .base import StreamedMetric
 
 
 def _metric_info(metric: evaluate.Metric, predictions: Any) -> evaluate.MetricInfo:
@@ -99,6 +97,47 @@ def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]
     if logits.shape[1] > 5:
         scores |= TopKAccuracy(keep_in_memory=True).compute(predictions=ranked, references=labels, k=5)
     return scores | MacroF1(keep_in_memory=True).compute(predictions=ranked[:, 0], references=labels)
+
+
+class ClassificationMetric(StreamedMetric):
+    """The scores of `image_classification_metrics`, including `loss`, and the confusion matrix.
+
+    Args:
+        names: Names of the classes.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.score_names = ("accuracy", *(["top_5_accuracy"] if len(names) > 5 else []), "macro_f1")
+        self.reset()
+
+    def reset(self) -> None:
+        """Removes all images."""
+        self._records: list[tuple[np.ndarray, int]] = []
+
+    def record(self, prediction: Tensor, target: int) -> tuple[np.ndarray, int]:
+        """Returns the logits (K,) and the class number of an image."""
+        return prediction.numpy(force=True), target
+
+    def update(self, records: Iterable[tuple[np.ndarray, int]]) -> None:
+        """Adds the records of images."""
+        self._records += records
+
+    def compute(self) -> dict[str, float]:
+        """Returns the scores of all images so far."""
+        return image_classification_metrics(self._all())
+
+    def confusion_matrix(self) -> np.ndarray:
+        """Returns the number of images by right class and answer, (K, K) int64."""
+        logits, labels = self._all()
+        counts: np.ndarray = ConfusionMatrix(keep_in_memory=True).compute(
+            predictions=logits.argmax(axis=1), references=labels, num_labels=len(self.names)
+        )["confusion_matrix"]
+        return counts
+
+    def _all(self) -> EvalPrediction:
+        logits, labels = zip(*self._records, strict=True)
+        return EvalPrediction(np.stack(logits), np.array(labels))
 
 
 def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_labels: int) -> dict[str, float]:

@@ -41,13 +41,17 @@ class BaseEvaluator(ABC):
     parts = "classes"  # of which `per_class` gives scores
     class_score = ""  # which of these scores to draw
     tries = False  # whether it takes an evaluation of its own to choose the threshold
-    caption = "Image, truth and prediction"  # of what `draw` draws
+    is_divisible = False  # whether several GPUs of a process may share a batch
+    caption = "Image, truth and prediction"  # of what `draw` draws; empty if it draws nothing
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
         self.processor = processor
         self.metric = metric
         self.is_choosing = False  # the threshold, in that evaluation
         self.threshold: float | None = None  # score above which predictions are drawn; None has not been chosen
+
+    def prepare(self, trainer: Any) -> None:  # noqa: B027  # most evaluators need nothing
+        """Reads what all images of an evaluation by the trainer are compared with."""
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
@@ -61,6 +65,10 @@ class BaseEvaluator(ABC):
             For each image the prediction and the loss of that image alone.
         """
 
+    def compute(self, model: PreTrainedModel) -> dict[str, float]:
+        """Returns the scores of all images, with `loss` if it is not the mean of the losses of the images."""
+        return self.metric.compute()
+
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class; none where there are no classes."""
         return self.metric.per_class()
@@ -69,8 +77,9 @@ class BaseEvaluator(ABC):
         """Returns a prediction as `hf-vit predict` prints it; empty if the task has none for single images."""
         return {}
 
-    @abstractmethod
-    def draw(self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]) -> None:
+    def draw(  # noqa: B027  # those without a caption draw nothing
+        self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]
+    ) -> None:
         """Draws images beside their targets and predictions."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:

@@ -11,12 +11,10 @@ from .distillation.methods import FeatureDistillation, TokenDistillation
 from .distillation.teacher import Teacher
 from .errors import CheckpointError, NotFiniteError, Preempted
 from .evaluator_trainer import EvaluatorTrainer
-from .load_data import load_evaluation_split, load_splits
 from .optim.muon import Muon
 from .optim.parameter_groups import freeze, make_parameter_groups
 from .publishing.hub import check_upload, list_upload, publish
 from .publishing.model_card import TrainingInfo, write_model_card
-from .publishing.report import write_scores
 from .recipe import given_arguments, parse_arguments
 from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .run import evaluate, run
@@ -66,8 +64,6 @@ __all__ = [
     "last_checkpoint",
     "list_upload",
     "load_classifier",
-    "load_evaluation_split",
-    "load_splits",
     "majority_baseline",
     "make_distillation",
     "make_parameter_groups",
@@ -78,5 +74,4 @@ __all__ = [
     "run",
     "train_tokenizer",
     "write_model_card",
-    "write_scores",
 ]

@@ -15,6 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data import (
     DensePredictionCollator,
+    ImageClassificationCollator,
     ImageTextCollator,
     KeypointDetectionCollator,
     MaskedImageModelingCollator,
@@ -33,7 +34,13 @@ from .trainer import HfViTTrainer
 MAX_PICTURED = 6
 CHOOSING = "choosing"  # how the names of scores begin that choose a threshold and are written nowhere
 TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
-AnyCollator = TargetCollator | MaskedImageModelingCollator | UnlabeledImageCollator | ImageTextCollator
+AnyCollator = (
+    TargetCollator
+    | ImageClassificationCollator
+    | MaskedImageModelingCollator
+    | UnlabeledImageCollator
+    | ImageTextCollator
+)
 
 
 class EvaluatorTrainer(HfViTTrainer):
@@ -59,7 +66,7 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.n_gpu > 1:
+        if self.args.n_gpu > 1 and not evaluator.is_divisible:
             raise ValueError(
                 f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
                 f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
@@ -98,19 +105,30 @@ class EvaluatorTrainer(HfViTTrainer):
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
+        self.evaluator.prepare(self)
         self.evaluator.metric.reset()
         self._losses = []
         predictions, self.predictions = self.predictions, None if is_average else self.predictions
         with self.options_of_average() if is_average else nullcontext():
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         self.predictions = predictions
-        scores = {"loss": self.mean_loss(), **self.evaluator.metric.compute()}
+        scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # on validation images, and no others
             self._found[is_average] = found = self.evaluator.metric.best_threshold()
             self._found_at_step = self.state.global_step
             self.evaluator.threshold = None if found is None else found.value
         return output
+
+    @contextmanager
+    def scoring_by(self, evaluator: BaseEvaluator, collator: AnyCollator | None = None) -> Iterator[None]:
+        """Scores by another evaluator, and without averaged weights, as long as this lasts."""
+        before = self.evaluator, self.data_collator, self.average
+        self.evaluator, self.data_collator, self.average = evaluator, collator or self.data_collator, None
+        try:
+            yield
+        finally:
+            self.evaluator, self.data_collator, self.average = before
 
     def choose_threshold(self) -> None:
         """Chooses by the validation images above which score the trained model gives its predictions as answers.

@@ -19,66 +19,41 @@ from ..data import (
     check_dense,
     held_out_of_stream,
     hold_out,
-    load_image_classification,
-    unreadable_images,
     without_unreadable,
 )
 from ..data.datasets import ReadTarget
+from ..data.formats.files import SPLITS
 from ..model.image_targets import IGNORED_LABEL
-from .arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
+from .arguments import HfViTTrainingArguments, ImageDataArguments
 
 
 logger = logging.get_logger(__name__)
-UNREADABLE = "cannot be read"
-# From a split to file and reason by the index of each row that cannot be trained on, as `unreadable_images`
-FindFaults = Callable[..., dict[int, str]]
+LABEL, MODEL_LABEL = "label", "model_label"  # columns of the class of a whole image
 HELD_OUT = 0.1  # share of the training images, where images to evaluate are needed and there are none
 
 
-def open_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
-    """Opens the data; on several processes the first one fills the cache for all."""
-    with training_args.main_process_first(desc="opening the data"):
-        return load_image_classification(
-            args.dataset_name, label_column_name=args.label_column_name, **args.source_options()
-        )
-
-
-def load_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+def load_targets(
+    load: Callable[[], TargetData],
+    args: ImageDataArguments,
+    training_args: HfViTTrainingArguments,
+    *,
+    needs_validation: bool = False,
+) -> TargetData:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
 
-    Args:
-        args: Which data, and what to do about unreadable images.
-        training_args: Gives the seed and, on several processes, the share of each.
-
-    Returns:
-        Splits "train" and, where there are such, "validation" and "test".
+    Where `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores, of
+    which `needs_validation` tells too, or nothing else is there to evaluate; nothing is chosen by images that are
+    reported, see `args.validation_as_test`. These two and `holds_out` then say what was done. Of the splits "train",
+    "validation" and "test", those that exist are returned.
 
     Raises:
         OSError: if the data is missing.
         ValueError: if it is bad.
     """
-    return prepare_splits(open_splits(args, training_args), args, training_args, unreadable_images)
-
-
-def prepare_splits(
-    splits: DatasetDict,
-    args: ImageDataArguments,
-    training_args: HfViTTrainingArguments,
-    find_faults: FindFaults,
-    fault: str = UNREADABLE,
-    *,
-    needs_validation: bool = False,
-) -> DatasetDict:
-    """Checks the splits of a training, and holds out images for validation if there is no such split.
-
-    Where `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores, of
-    which `needs_validation` tells too, or nothing else is there to evaluate; nothing is chosen by images that are
-    reported, see `args.validation_as_test`. These two and `holds_out` then say what was done. Returns "train" and,
-    where there are such, "validation" and "test". `fault` tells what is wrong with images that `find_faults` finds.
-    """
-    if "train" not in splits:
-        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
-    splits = readable_images(splits, args, training_args, find_faults, fault)
+    data = open_data(load, training_args)
+    if "train" not in data.splits:
+        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(data.splits)}.")
+    splits = readable_images(data, args, training_args, "cannot be trained on")
     if args.train_val_split is None:
         is_chosen = needs_validation or chooses_step(training_args)
         if args.validation_as_test is None:
@@ -92,47 +67,12 @@ def prepare_splits(
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
     limits = {"train": args.max_train_samples}
-    return DatasetDict(
-        {
-            name: at_most(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
-            for name in ("train", "validation", "test")
-            if name in splits
-        }
-    )
-
-
-def load_evaluation_split(
-    args: ClassificationDataArguments,
-    split: str | None,
-    label2id: dict[str, int],
-    training_args: HfViTTrainingArguments,
-    was_streamed: bool = False,
-) -> tuple[str, Dataset]:
-    """Opens one split of the data and numbers its labels as a model does.
-
-    Data without a split "validation" has the one that a training with the same `train_val_split` held out of "train".
-
-    Args:
-        args: Which data, and what to do about unreadable images.
-        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
-        label2id: The model's number of each class name.
-        training_args: As in `load_splits`.
-        was_streamed: Whether the model has trained on a stream, which holds out other images.
-
-    Returns:
-        The name of the split, and its images.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad, or has no such split, or a class that the model does not know.
-    """
-    splits = open_splits(args, training_args)
-    split, source = choose_split(splits, args, split)
-    images = with_model_labels(splits[source], label2id, args.dataset_name)
-    images = evaluation_images(
-        images, split, source, args, training_args, unreadable_images, was_streamed=was_streamed
-    )
-    return split, images.remove_columns("label").rename_column("model_label", "label")
+    chosen = {
+        name: at_most(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
+        for name in SPLITS
+        if name in splits
+    }
+    return replace(data, splits=DatasetDict(chosen))
 
 
 def chooses_step(args: HfViTTrainingArguments) -> bool:
@@ -153,7 +93,7 @@ def named_splits(splits: DatasetDict, args: ImageDataArguments) -> DatasetDict:
 
 
 def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
-    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`."""
+    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_targets`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
@@ -173,20 +113,19 @@ def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | Non
 
 
 def evaluation_images(
-    images: Dataset,
+    data: TargetData,
     split: str,
     source: str,
     args: ImageDataArguments,
     training_args: HfViTTrainingArguments,
-    find_faults: FindFaults,
-    fault: str = UNREADABLE,
     was_streamed: bool = False,
 ) -> Dataset:
     """Returns the images to evaluate of those of the split `source`, out of which "validation" may be held.
 
     `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
     """
-    images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
+    data = replace(data, splits=DatasetDict({source: data.splits[source]}))
+    images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
         assert args.train_val_split is not None  # `choose_split` has seen to it
         if was_streamed:
@@ -196,17 +135,19 @@ def evaluation_images(
     return at_most(args.max_eval_samples, images, training_args.seed)
 
 
-def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: str) -> Dataset:
-    """Adds the column `model_label`, which numbers the classes as a model does; `ValueError` if that lacks one.
+def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
+    """Adds the column `model_label` to a split, which numbers the classes as a model does; `ValueError` if it cannot.
 
     A second column, because what is held out depends on the numbers in `label`; and before any image is left out,
-    because adding one later would copy all images.
+    because adding one later would copy all images. Classes without an image in the split need not be known.
     """
-    names = images.features["label"].names
-    check_known(sorted({names[label] for label in images["label"][:]}), label2id, dataset_name)
-    numbers = [label2id[names[label]] for label in images["label"][:]]
-    feature = ClassLabel(names=sorted(label2id, key=label2id.__getitem__))
-    return images.add_column("model_label", numbers, feature=feature)
+    images = data.splits[split]
+    names = images.features[LABEL].names
+    check_known(sorted({names[label] for label in images[LABEL][:]}), label2id, dataset_name)
+    known = tuple(sorted(label2id, key=label2id.__getitem__))
+    numbers = [label2id[names[label]] for label in images[LABEL][:]]
+    images = images.add_column(MODEL_LABEL, numbers, feature=ClassLabel(names=list(known)))
+    return replace(data, splits=DatasetDict({split: images}), names=known)
 
 
 def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name: str) -> None:
@@ -219,32 +160,29 @@ def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name:
 
 
 def readable_images(
-    splits: DatasetDict,
-    args: ImageDataArguments,
-    training_args: HfViTTrainingArguments,
-    find_faults: FindFaults,
-    fault: str,
+    data: TargetData, args: ImageDataArguments, training_args: HfViTTrainingArguments, fault: str
 ) -> DatasetDict:
-    """Returns the splits with images that can be read; on several processes each of them reads a share.
+    """Returns the splits with examples that can be read; on several processes each of them reads a share.
 
-    Raises `ValueError` if an image cannot be read and `skip_unreadable` is not set, or too few are left.
+    Raises `ValueError` if an example cannot be read and `skip_unreadable` is not set, or too few are left. `fault`
+    tells what such examples are of no use for.
     """
     if not args.check_images:
-        return splits
+        return data.splits
     rank, world_size = training_args.process_index, training_args.world_size
     share = {
-        name: find_faults(
-            split.shard(world_size, rank, contiguous=False),
+        name: check_dense(
+            TargetDataset(split.shard(world_size, rank, contiguous=False), data.read_target),
             show_progress=training_args.local_process_index == 0 and not training_args.disable_tqdm,
         )
-        for name, split in splits.items()
+        for name, split in data.splits.items()
     }
-    unreadable: dict[str, dict[int, str]] = {name: {} for name in splits}
+    unreadable: dict[str, dict[int, str]] = {name: {} for name in data.splits}
     for first, found in gather_object([(rank, share)]):
         for name, reasons in found.items():
             unreadable[name] |= {first + world_size * index: reason for index, reason in reasons.items()}
     ordered = {name: dict(sorted(reasons.items())) for name, reasons in unreadable.items()}
-    return without_unreadable(splits, ordered, args.skip_unreadable, fault)
+    return without_unreadable(data.splits, ordered, args.skip_unreadable, fault)
 
 
 def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
@@ -254,43 +192,39 @@ def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
     return split.shuffle(seed=seed).select(range(limit))
 
 
-def load_targets(
-    load: Callable[[], TargetData],
-    args: ImageDataArguments,
-    training_args: HfViTTrainingArguments,
-    *,
-    needs_validation: bool = False,
-) -> TargetData:
-    """Opens the data of a training, checks it, and holds out images for validation; see `prepare_splits`."""
-    data = _open(load, training_args)
-    splits = prepare_splits(
-        data.splits,
-        args,
-        training_args,
-        fault_finder(data),
-        "cannot be trained on",
-        needs_validation=needs_validation,
-    )
-    return replace(data, splits=splits)
-
-
 def load_evaluation_targets(
     load: Callable[[], TargetData],
     args: ImageDataArguments,
     split: str | None,
     label2id: Mapping[str, int],
     training_args: HfViTTrainingArguments,
+    was_streamed: bool = False,
 ) -> tuple[str, TargetData]:
-    """Opens one split of the data and numbers its classes as a model does; see `load_evaluation_split`.
+    """Opens one split of the data and numbers its classes as a model does.
 
-    Returns the name of the split, and data with this split alone.
+    Data without a split "validation" has the one that a training with the same `train_val_split` held out of "train".
+
+    Args:
+        load: Opens the data.
+        args: Which data, and what to do about those that cannot be read.
+        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
+        label2id: The model's number of each class name.
+        training_args: Gives the seed and, on several processes, the share of each.
+        was_streamed: Whether the model has trained on a stream, which holds out other images.
+
+    Returns:
+        The name of the split, and data with this split alone.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or has no such split, or a class that the model does not know.
     """
-    data = _open(load, training_args)
+    data = open_data(load, training_args)
     split, source = choose_split(data.splits, args, split)
+    if LABEL in data.splits[source].column_names:
+        data = with_model_labels(data, source, label2id, args.dataset_name)
     check_known(data.names, label2id, args.dataset_name)
-    images = evaluation_images(
-        data.splits[source], split, source, args, training_args, fault_finder(data), "cannot be evaluated"
-    )
+    images = evaluation_images(data, split, source, args, training_args, was_streamed)
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 
@@ -298,6 +232,8 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
     """Returns data whose targets number the classes or keypoints as a model does, which knows them all."""
     if not data.names:
         return data
+    if all(MODEL_LABEL in images.column_names for images in data.splits.values()):
+        return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
     known = torch.tensor([label2id[name] for name in data.names])
     names = tuple(sorted(label2id, key=label2id.__getitem__))
     if isinstance(data, KeypointData):
@@ -328,11 +264,7 @@ def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, co
     return {**target, "keypoints": keypoints}
 
 
-def _open(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
+def open_data(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
+    """Opens data; on several processes the first one fills the cache for all."""
     with training_args.main_process_first(desc="opening the data"):
         return load()
-
-
-def fault_finder(data: TargetData) -> FindFaults:
-    """Returns what finds examples that cannot be read, by how the data reads them."""
-    return lambda dataset, **options: check_dense(TargetDataset(dataset, data.read_target), **options)

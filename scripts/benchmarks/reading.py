@@ -19,7 +19,6 @@ import datasets
 from torch.utils.data import DataLoader
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
-from hf_vit.training.load_stream import TrainingStream
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
@@ -69,8 +68,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     )  # fmt: skip
     splits, stream = data.load_image_classification(path), None
     if streaming:
-        rows = data.stream_image_classification(path, train_val_split=0).train
-        stream = TrainingStream(rows, buffer_size=1000)
+        stream = data.stream_image_classification(path, train_val_split=0).train
     augmentation = training.AugmentationArguments(auto_augment="none", random_erasing=0.0)
     trainer = training.make_trainer(
         HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, augmentation,

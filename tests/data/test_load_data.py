@@ -1,11 +1,15 @@
 """The data of a training or an evaluation: what is checked, left out, held out and chosen, and in which order."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, DatasetDict
 
-from hf_vit.training import ClassificationDataArguments, HfViTTrainingArguments, load_evaluation_split, load_splits
+from hf_vit.training import ClassificationDataArguments, HfViTTrainingArguments
+from hf_vit.training.load_data import load_evaluation_targets, load_targets
+from hf_vit.training.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.fresh import ROOT, run_python
@@ -13,6 +17,18 @@ from ..helpers.fresh import ROOT, run_python
 
 NAMES = ["cat", "dog", "fox"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
+
+
+def load_splits(data: ClassificationDataArguments, args: HfViTTrainingArguments) -> DatasetDict:
+    return load_targets(partial(open_labeled, data), data, args).splits
+
+
+def load_evaluation_split(
+    data: ClassificationDataArguments, split: str | None, label2id: dict[str, int], args: HfViTTrainingArguments
+) -> tuple[str, Dataset]:
+    name, loaded = load_evaluation_targets(partial(open_labeled, data), data, split, label2id, args)
+    assert loaded.names == tuple(label2id)
+    return name, loaded.splits[name]
 
 
 @pytest.fixture
@@ -116,18 +132,21 @@ def test_scoring_training_images_is_warned_of(
 
 SHARED_CHECK = """
 import json
+from functools import partial
 from pathlib import Path
 from accelerate import PartialState
-from hf_vit.data import checks
-from hf_vit.training import HfViTTrainingArguments, ClassificationDataArguments, load_splits
+from hf_vit.data import datasets
+from hf_vit.training import HfViTTrainingArguments, ClassificationDataArguments
+from hf_vit.training.load_data import load_targets
+from hf_vit.training.tasks.image_classification import open_labeled
 
 opened = []
-decode_image = checks.decode_image
-checks.decode_image = lambda *image: (opened.append(1), decode_image(*image))[1]
+decode_image = datasets.decode_image
+datasets.decode_image = lambda *image: (opened.append(1), decode_image(*image))[1]
 args = HfViTTrainingArguments(output_dir="output", use_cpu=True)
 data = ClassificationDataArguments(dataset_name="photos", train_val_split=0)
 try:
-    load_splits(data, args)
+    load_targets(partial(open_labeled, data), data, args)
 except ValueError as error:
     Path(f"{args.process_index}.json").write_text(json.dumps([len(opened), str(error)]))
 PartialState().destroy_process_group()
@@ -143,7 +162,7 @@ def test_two_processes_share_the_check_and_what_they_find(photos: Path) -> None:
     (first, error), (second, same) = (json.loads((photos.parent / f"{rank}.json").read_text()) for rank in (0, 1))
     assert (first, second) == (9, 9)
     assert error == same
-    files = [line.strip().partition(": ")[0] for line in error.splitlines()[1:-1]]
+    files = [line.strip().partition(" cannot")[0] for line in error.splitlines()[1:-1]]
     assert [str(Path(file).relative_to(photos)) for file in files] == [
         "train/cat/1.png",
         "train/dog/0.png",

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn import metrics as reference
 from transformers import EvalPrediction
-from transformers.trainer_utils import PredictionOutput
 
+from hf_vit import HfViTImageProcessor
 from hf_vit.evaluation.classification import ConfusionMatrix, MacroF1, TopKAccuracy
-from hf_vit.training import image_classification_metrics, majority_baseline, write_scores
+from hf_vit.training import image_classification_metrics, majority_baseline
+from hf_vit.training.tasks.image_classification import ClassificationEvaluator
 from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
 
 
@@ -70,18 +71,19 @@ def test_majority_baseline_goes_by_the_training_labels() -> None:
         majority_baseline([], [0, 1], num_labels=2)
 
 
-def test_written_scores_hold_the_answer_for_every_image(tmp_path: Path) -> None:
+def test_an_evaluator_has_the_answer_for_every_image_and_the_confusion_matrix(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(7)]
-    output = PredictionOutput(predictions=LOGITS, label_ids=LABELS, metrics={"test_runtime": 3.0})
-    files = [f"photos/{number}.png" for number in range(200)]
-    scores = write_scores(tmp_path, "test", output, names, files)
+    evaluator = ClassificationEvaluator(HfViTImageProcessor(), names)
+    pairs = list(zip(torch.from_numpy(LOGITS), LABELS.tolist(), strict=True))
+    evaluator.metric.update([evaluator.metric.record(*pair) for pair in pairs])
+    scores = evaluator.metric.compute()
     assert scores == image_classification_metrics(EvalPrediction(LOGITS, LABELS))
-    assert json.loads((tmp_path / "test_scores.json").read_text()) == scores
-    lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
-    assert [line["file"] for line in lines] == files
+    assert scores.keys() == {"loss", *evaluator.metric.score_names}
+    lines = [evaluator.describe(*pair) for pair in pairs]
     assert [line["label"] for line in lines] == [names[label] for label in LABELS]
     assert [line["prediction"] for line in lines] == [names[answer] for answer in LOGITS.argmax(axis=1)]
     assert lines[3]["score"] == pytest.approx(torch.from_numpy(LOGITS[3]).softmax(0).max().item(), abs=1e-5)
+    assert evaluator.draw_scores(tmp_path, "test") == {"Right classes and answers": "test_confusion_matrix.png"}
     matrix = json.loads((tmp_path / "test_confusion_matrix.json").read_text())["confusion_matrix"]
     assert np.array_equal(matrix, reference.confusion_matrix(LABELS, LOGITS.argmax(axis=1), labels=range(7)))
     with Image.open(tmp_path / "test_confusion_matrix.png") as picture:

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import parse_arguments, run
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast, ImageTextTrainer
+from hf_vit.training import EvaluatorTrainer, parse_arguments, run
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import Float64Collator, scores_of
 from .references import draw_weights
@@ -84,7 +84,7 @@ def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
     return scores
 
 
-def make_trainer(data: Path, output_dir: Path, *options: str) -> ImageTextTrainer:
+def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     types = ImageTextContrast.argument_types()
     task = ImageTextContrast(*parse_arguments(types, arguments_of(data, output_dir, *options)))
     task.load_data()

@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import parse_arguments, run
+from hf_vit.training import EvaluatorTrainer, parse_arguments, run
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
-from hf_vit.training.tasks.unlabeled import NeighborTrainer
 
 from .dense_trainings import scores_of
 from .references import draw_weights
@@ -74,7 +73,7 @@ def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModelin
     return task
 
 
-def make_trainer(data: Path, output_dir: Path, *options: str) -> NeighborTrainer:
+def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """The trainer of a command line, with weights that are always the same and say something."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)

@@ -303,9 +303,9 @@ DATASETS = [
         "image_classification",
         lambda folder: write_class_folders(folder, ["cat", "dog"]),
         [
-            ("image-that-is-empty", write("train/cat/1.png", b""), "cat/1.png | cannot be read"),
-            ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | cannot be read"),
-            ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | cannot be read"),
+            ("image-that-is-empty", write("train/cat/1.png", b""), "cat/1.png | not an image"),
+            ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | not an image"),
+            ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | decoded"),
             ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
             ("table-of-two-columns-of-one-name", write("train.csv", "file,label,label\na.png,cat,dog\n"), "'label'"),
             ("test-images-of-the-training", evaluate_training_images, "4 of 4 test images | allow_duplicates"),

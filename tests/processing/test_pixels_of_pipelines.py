@@ -20,9 +20,9 @@ from hf_vit.data import (
     stream_image_classification,
     unreadable_images,
 )
-from hf_vit.data.augmentation.datasets import image_only
+from hf_vit.data.augmentation.datasets import image_only, label_target
 from hf_vit.data.augmentation.operations import read_uint8
-from hf_vit.data.datasets import NamedImages, TargetDataset
+from hf_vit.data.datasets import TargetDataset
 from hf_vit.features.extraction import ImageReader
 from hf_vit.inference.predict import open_image
 from hf_vit.model import image_inputs
@@ -106,7 +106,7 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     features = load_unlabeled_images([str(folder)])["train"]
     reader = ImageReader(features, processor)
     read_by_features = {reader[index].file: reader[index].pixels for index in range(len(reader))}
-    for example in map(NamedImages(rows).__getitem__, range(len(rows))):
+    for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = pixels_of_pipelines(file)
         assert torch.equal(read_uint8(example["image"], 3), expected), file  # as augmentations do
@@ -188,7 +188,7 @@ def test_a_pipeline_gives_the_scores_of_an_evaluation(folder: Path, tmp_path: Pa
     torch.nn.init.normal_(model.classifier.weight)
     processor = HfViTImageProcessor.for_model(config)
     classify = pipeline("image-classification", model=model, image_processor=processor)
-    rows = NamedImages(load_image_classification(str(folder))["train"])
+    rows = TargetDataset(load_image_classification(str(folder))["train"], label_target)
     examples = [rows[index] for index in range(len(rows))]
     with torch.no_grad():
         logits = model(ImageClassificationCollator(processor)(examples)["pixel_values"]).logits

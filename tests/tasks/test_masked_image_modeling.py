@@ -152,8 +152,8 @@ def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
 def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "colors", tmp_path, "--train_val_split", "0.4", "--max_knn_samples", "9")
     trainer.save_model(tmp_path / "model")
-    collator, splits = trainer.data_collator, (trainer.known, trainer.eval_dataset)
-    assert len(trainer.known) == 9
+    collator, splits = trainer.data_collator, (trainer.evaluator.known, trainer.eval_dataset)
+    assert len(trainer.evaluator.known) == 9
     known, images = (collator([split[index] for index in range(len(split))]) for split in splits)
     numbers = [[row["class_number"] for row in split.rows] for split in splits]
     model = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "model").eval()

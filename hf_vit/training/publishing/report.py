@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
-from transformers import EvalPrediction
-from transformers.trainer_utils import PredictionOutput
 
 from ...data import DatasetInfo, TargetDataset
-from ...evaluation.classification import ConfusionMatrix, image_classification_metrics
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
-from ...visualize.plots import draw_class_scores, draw_confusion_matrix
+from ...visualize.plots import draw_class_scores
 from ..arguments import StreamArguments, split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
@@ -125,46 +122,6 @@ def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> d
     return {f"averaged weights (`{AVERAGE_FOLDER}/`)": scores}
 
 
-def write_scores(
-    folder: Path, split: str, output: PredictionOutput, names: list[str], files: Iterable[str]
-) -> dict[str, float]:
-    """Writes the scores of a classifier on a split, its confusion matrix, and its predictions.
-
-    Args:
-        folder: Where to write `{split}_scores.json`, `{split}_confusion_matrix.json` and `.png`, and
-            `{split}_predictions.jsonl` with a line per image.
-        split: Name of the split.
-        output: What `trainer.predict` returned: logits (N, K) and labels (N,).
-        names: The K class names.
-        files: What each of the N images is called.
-
-    Returns:
-        The scores, see `image_classification_metrics`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    logits = np.asarray(output.predictions, dtype=np.float64)
-    if not np.isfinite(logits).all():
-        raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
-    probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
-    predicted, labels = logits.argmax(axis=1), np.asarray(output.label_ids)
-    matrix = ConfusionMatrix(keep_in_memory=True).compute(
-        predictions=predicted, references=labels, num_labels=len(names)
-    )["confusion_matrix"]
-    lines = (
-        {"file": file, "label": names[label], "prediction": names[number], "score": round(scores[number], 6)}
-        for file, label, number, scores in zip(files, labels, predicted, probabilities.tolist(), strict=True)
-    )
-    scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
-    for name, text in {
-        f"{split}_scores.json": json.dumps(scores, indent=2) + "\n",
-        f"{split}_confusion_matrix.json": json.dumps({"labels": names, "confusion_matrix": matrix.tolist()}) + "\n",
-    }.items():
-        write_whole(folder / name, text)
-    write_lines(folder / f"{split}_predictions.jsonl", lines)
-    draw_confusion_matrix(matrix, names, folder / f"{split}_confusion_matrix.png")
-    return scores
-
-
 def score_split(
     trainer: EvaluatorTrainer, split: str, examples: TargetDataset
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -177,9 +134,11 @@ def score_split(
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
     lines, trainer.predictions = trainer.predictions, None
     scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
-    draw_examples(trainer, examples, folder / f"{split}_examples.png")
-    pictures = {evaluator.caption: f"{split}_examples.png"}
+    pictures = {evaluator.caption: f"{split}_examples.png"} if evaluator.caption else {}
+    for picture in pictures.values():
+        draw_examples(trainer, examples, folder / picture)
     if trainer.is_world_process_zero():
+        folder.mkdir(parents=True, exist_ok=True)
         if any(lines):
             write_lines(
                 folder / f"{split}_predictions.jsonl",

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Protocol, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
-from datasets import DatasetDict
 from torch import Tensor
-from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from transformers.utils import logging
 
 from ...convert import load_image_processor
-from ...data import AugmentedDataset, check_apart
-from ...evaluation.evaluator import BaseEvaluator
+from ...data import AugmentedDataset, AugmentedStream, TargetData, check_apart
+from ...data.augmentation.datasets import image_only
+from ...evaluation.evaluator import BaseEvaluator, Evaluator, check_truth
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
@@ -29,8 +29,8 @@ from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArgumen
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
 from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
-from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
-from ..load_data import HELD_OUT, chooses_step
+from ..evaluator_trainer import AnyCollator, EvaluationPictures, EvaluatorTrainer
+from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
 from ..models import open_trained, plan_config
 from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
@@ -47,7 +47,6 @@ from ..publishing.report import (
 )
 from ..recipe import recipe_of
 from ..saving.checkpoints import on_first_process
-from ..trainer import HfViTTrainer
 from ..whitening import NUM_IMAGES, whiten_patches
 
 
@@ -114,21 +113,6 @@ def file_name(source: str) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
 
-class LoadedData(Protocol):
-    """The data of a training or an evaluation."""
-
-    @property
-    def splits(self) -> DatasetDict:
-        """Rows of each split."""
-
-    @property
-    def names(self) -> Iterable[str]:
-        """Names of the classes or keypoints; none where there are none."""
-
-    def examples(self, split: str) -> Any:
-        """Returns the examples of a split, read on access."""
-
-
 @dataclass
 class Task(ABC):
     """A task: its arguments, data, transform, evaluator and lines of the model card.
@@ -147,7 +131,10 @@ class Task(ABC):
     pipeline: ClassVar[str]  # name of the stock pipeline
     usage: ClassVar[Usage]
     published: ClassVar[tuple[str, ...]] = ()  # in names of classes of other libraries, beside that of `model_class`
-    trainer_class: ClassVar[type[HfViTTrainer]] = EvaluatorTrainer
+    load_source: ClassVar[Callable[..., TargetData]]  # of `hf_vit.data`
+    collator_class: ClassVar[type[Any]]  # made from the processor
+    augmented_column: ClassVar[str | None] = None  # of an example, that the transform takes; else all of it
+    read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # of a row, its target
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
@@ -161,7 +148,7 @@ class Task(ABC):
     augmentation: Any
     args: HfViTTrainingArguments
 
-    loaded: LoadedData = field(init=False)
+    loaded: TargetData = field(init=False)
     data_notes: list[str] = field(init=False, default_factory=list)  # what the data lack, for the card
 
     def __post_init__(self) -> None:
@@ -183,12 +170,15 @@ class Task(ABC):
         """Returns the dataclasses of arguments of a training, in the order of the constructor."""
         return tuple(cls.fields().values())
 
-    @abstractmethod
-    def load_training_data(self) -> LoadedData:
-        """Opens and checks the splits of a training."""
+    def open_data(self) -> TargetData:
+        """Opens images and targets."""
+        return self.load_source(self.data.dataset_name, **self.data.source_options())
 
-    @abstractmethod
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, LoadedData]:
+    def load_training_data(self) -> TargetData:
+        """Opens and checks the splits of a training."""
+        return load_targets(self.open_data, self.data, self.args, needs_validation=self.chooses_threshold)
+
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
         """Opens and checks the data of an evaluation.
 
         Args:
@@ -198,14 +188,17 @@ class Task(ABC):
         Returns:
             The name of the split, and data with this split alone, whose classes are numbered as by the model.
         """
+        was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
+        return load_evaluation_targets(self.open_data, self.data, saved.split, label2id, self.args, was_streamed)
 
     @abstractmethod
     def open_model(self) -> tuple[PreTrainedModel, Any]:
         """Returns the new or saved model to train, and its image processor or processor."""
 
-    @abstractmethod
-    def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
+    def make_collator(self, processor: Any, model: PreTrainedModel) -> AnyCollator:
         """Returns the collator of training and evaluation batches."""
+        collator: AnyCollator = self.collator_class(processor)
+        return collator
 
     @abstractmethod
     def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
@@ -215,26 +208,36 @@ class Task(ABC):
         """Returns the image processor or processor of a trained model."""
         return load_image_processor(name_or_path, patch_size=model.config.patch_size)
 
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> BaseEvaluator:
+    @abstractmethod
+    def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
-        raise NotImplementedError
 
-    def evaluation_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
-        """Returns the arguments of the trainer by which it predicts and scores."""
-        return {"evaluator": self.make_evaluator(model, processor)}
+    def check_evaluator(self, evaluator: BaseEvaluator) -> None:
+        """Raises `ValueError` if a split has no truth that the evaluator takes."""
+        if isinstance(evaluator, Evaluator):
+            for split in self.loaded.splits:
+                check_truth(evaluator, split, self.loaded.examples(split))
 
     def training_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
         """Returns the arguments of the trainer that this task alone has: a teacher, regularization."""
         return {}
 
-    def training_examples(self, processor: Any, config: HfViTConfig) -> Any:
+    def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
         """Returns the augmented examples to train on."""
-        transform = self.make_transform(processor, config)
-        return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None)
-
-    def score_names(self, model: PreTrainedModel, evaluation: dict[str, Any]) -> set[str]:
-        """Returns the names of the scores of an evaluation, given `evaluation_arguments`."""
-        return {"loss", *evaluation["evaluator"].metric.score_names}
+        transform, column, data = self.make_transform(processor, config), self.augmented_column, self.data
+        if self.loaded.stream is None:
+            return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column)
+        assert isinstance(data, StreamArguments)
+        return AugmentedStream(
+            self.loaded.stream,
+            transform,
+            self.args.seed,
+            data.shuffle_buffer_size,
+            data.skip_unreadable,
+            type(self).read_streamed,
+            column,
+            data.shard_by_process,
+        )
 
     def count_training_images(self) -> int:
         """Returns the number of training images, of a stream that of those that are read in advance."""
@@ -275,9 +278,9 @@ class Task(ABC):
 
     def note_data(self) -> list[str]:
         """Warns of what the data lack and returns sentences on it; `ValueError` if there is nothing to tell apart."""
-        splits, names, notes = self.loaded.splits, list(self.loaded.names), []
+        splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
         if self.data.check_images:
-            notes = [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
+            notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
             notes += self.note_duplicates() if len(splits) > 1 else []
         if not names:
             return notes
@@ -298,9 +301,9 @@ class Task(ABC):
 
     def see_classes(self, split: str) -> SeenClasses:
         """Returns which classes the examples of a split have."""
-        return see_classes(self.loaded.examples(split), len(list(self.loaded.names)), self.args)
+        return see_classes(self.loaded.examples(split), len(self.loaded.names), self.args)
 
-    def make_trainer(self) -> HfViTTrainer:
+    def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer of a new or a saved model; without validation images it evaluates none.
 
         Raises:
@@ -320,14 +323,15 @@ class Task(ABC):
         for number in range(0, len(examples), -(-len(examples) // NUM_IMAGES)):
             yield collate([examples[number]])["pixel_values"][0]
 
-    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> HfViTTrainer:
+    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
         """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
         training = self.training_arguments(model, processor)
-        evaluation = self.evaluation_arguments(model, processor)
+        evaluator = self.make_evaluator(model, processor)
+        self.check_evaluator(evaluator)
         has_validation = "validation" in self.loaded.splits
-        scores = self.score_names(model, evaluation)
+        scores = {"loss", *evaluator.metric.score_names}
         callbacks = check_training(self.args, self.count_training_images(), has_validation, scores)
-        trainer = self.trainer_class(
+        trainer = EvaluatorTrainer(
             model=model,
             args=self.args,
             train_dataset=self.training_examples(processor, model.config),
@@ -335,15 +339,14 @@ class Task(ABC):
             data_collator=self.make_collator(processor, model),
             processing_class=processor,
             callbacks=[*callbacks, *self.callbacks()],
+            evaluator=evaluator,
             **training,
-            **evaluation,
         )
-        draws = isinstance(trainer, EvaluatorTrainer) and self.args.eval_strategy != IntervalStrategy.NO
-        if draws and has_validation:
+        if has_validation and evaluator.caption and self.args.eval_strategy != IntervalStrategy.NO:
             trainer.add_callback(EvaluationPictures(trainer))
         return trainer
 
-    def make_evaluation_trainer(self, saved: EvaluatedModel) -> tuple[HfViTTrainer, str]:
+    def make_evaluation_trainer(self, saved: EvaluatedModel) -> tuple[EvaluatorTrainer, str]:
         """Returns the trainer that evaluates a saved model, and the name of the split.
 
         Raises:
@@ -363,19 +366,20 @@ class Task(ABC):
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()
-        trainer = self.trainer_class(
+        evaluator = self.make_evaluator(model, processor)
+        self.check_evaluator(evaluator)
+        trainer = EvaluatorTrainer(
             model=model,
             args=self.args,
             data_collator=self.make_collator(processor, model),
             processing_class=processor,
-            **self.evaluation_arguments(model, processor),
+            evaluator=evaluator,
         )
         return trainer, split
 
-    def choose_threshold(self, trainer: HfViTTrainer) -> None:
+    def choose_threshold(self, trainer: EvaluatorTrainer) -> None:
         """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
         if self.chooses_threshold:
-            assert isinstance(trainer, EvaluatorTrainer)
             trainer.choose_threshold()
 
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
@@ -405,21 +409,19 @@ class Task(ABC):
         as_test = "; the validation split is the test" if self.data.validation_as_test else ""
         return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}{as_test}"
 
-    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
+    def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
 
         Returns:
             The scores, and the file names of the pictures by their captions.
         """
-        assert isinstance(trainer, EvaluatorTrainer)
         return score_split(trainer, split, self.loaded.examples(split))
 
-    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Evaluates, on all processes, what a model has to beat; returns its name and its scores."""
-        assert isinstance(trainer, EvaluatorTrainer)
         return score_naive_baseline(trainer, self.loaded.examples("train"), self.loaded.examples(split))
 
-    def describe_targets(self, trainer: HfViTTrainer) -> str:
+    def describe_targets(self, trainer: EvaluatorTrainer) -> str:
         """Returns what is chosen by the targets and stands in no option, in words; nothing for most tasks."""
         return ""
 
@@ -427,30 +429,26 @@ class Task(ABC):
         """Returns lines of the card's table on a model's head and loss."""
         return {}
 
-    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Returns the size of images for a model, in words; empty if the image processor tells."""
+        return ""
+
+    def describe_recipe(self, trainer: EvaluatorTrainer) -> dict[str, str]:
         """Returns the lines of the card's table that the trainer's settings do not tell."""
-        evaluates, changes = isinstance(trainer, EvaluatorTrainer), trainer.conditions.get("changes")
+        changes = trainer.conditions.get("changes")
+        size = self.describe_size(trainer.model.config)
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
+            **({"input size": size} if size else {}),
             "augmentation": describe_options(self.augmentation),
             **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **({} if trainer.distillation is None else trainer.distillation.facts()),
             **({"resumed with changes": " / ".join(changes)} if changes else {}),
-            **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),
+            "evaluation": trainer.evaluator.describe_evaluation(),
             **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
         }
 
-    def describe_scores(self, trainer: HfViTTrainer) -> dict[str, Any]:
-        """Returns the fields of `TrainingInfo` on the scores of the last evaluation, and on what they do not tell."""
-        assert isinstance(trainer, EvaluatorTrainer)
-        evaluator = trainer.evaluator
-        return {
-            "units": evaluator.metric.units,
-            "parts": {evaluator.parts: in_columns(evaluator.per_class())},
-            "limits": evaluator.describe_limits(),
-        }
-
-    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
+    def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:
         """Evaluates a trained model and writes scores, pictures and model card into its output folder.
 
         The split that is evaluated is "test", else "validation", else "train".
@@ -464,7 +462,8 @@ class Task(ABC):
         """
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
-        details = self.describe_scores(trainer)
+        evaluator = trainer.evaluator
+        classes = in_columns(evaluator.per_class())  # before the baseline takes the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores
@@ -475,7 +474,7 @@ class Task(ABC):
             self.data.dataset_license,
             self.count_examples(),
             split,
-            list(self.loaded.names),
+            self.loaded.names,
             examples=self.examples,
             parts=self.parts,
             notes=self.data_notes,
@@ -489,7 +488,9 @@ class Task(ABC):
             metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
             baselines={**report_average(trainer, split, scores), name: baseline},
             pictures={**pictures, **CURVES},
-            **details,
+            units=evaluator.metric.units,
+            parts={evaluator.parts: classes},
+            limits=evaluator.describe_limits(),
             **describe_training(trainer, split),
             **facts,
         )

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ...data import TargetDataset, load_depth_estimation
 from ...evaluation.depth import DepthMetric
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
@@ -247,10 +247,10 @@ print(result["predicted_depth"])  # (height, width)""",
         """Returns the range of the training depths."""
         return {"depth_config": {"max_depth": choose_max_depth(self.depths["train"])}}
 
-    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the evaluator; raises `ValueError` if a split has no truth, or most of it is out of range."""
-        arguments = super().evaluation_arguments(model, processor)
-        evaluator: DepthEvaluator = arguments["evaluator"]
+    def check_evaluator(self, evaluator: BaseEvaluator) -> None:
+        """Raises `ValueError` if a split has no truth, or most of it is out of range; notes what is out of range."""
+        super().check_evaluator(evaluator)
+        assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
         is_given = self.evaluation.max_eval_depth is not None or "max_depth" in self.model.given_options()
         for split, depths in self.depths.items():
@@ -265,7 +265,6 @@ print(result["predicted_depth"])  # (height, width)""",
             if share > FEW_DROPPED:
                 logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
                 self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
-        return arguments
 
     def describe_targets(self, trainer: Any) -> str:
         """Returns the ranges of depth of data, head and scores, in words."""

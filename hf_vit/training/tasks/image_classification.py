@@ -1,31 +1,41 @@
-"""Image classification: arguments, data, scores and card lines."""
+"""Image classification: arguments, evaluator and card lines."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import DatasetDict
-from transformers import BaseImageProcessor, EvalPrediction, PreTrainedModel
+import numpy as np
+from datasets import DatasetDict, IterableDataset
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import AugmentedDataset, AugmentedStream, ImageClassificationCollator, image_classification_augmentation
-from ...evaluation.classification import SCORES, image_classification_metrics, majority_baseline
+from ...data import (
+    ImageClassificationCollator,
+    TargetData,
+    image_classification_augmentation,
+    load_image_classification,
+)
+from ...data.augmentation.datasets import label_target
+from ...data.formats.files import with_files
+from ...evaluation.classification import ClassificationMetric, majority_baseline
+from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
+from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
-from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
-from ..load_data import load_evaluation_split, load_splits
-from ..load_stream import LabeledImages, TrainingStream, load_stream
+from ..distillation.arguments import DistillationArguments
+from ..evaluator_trainer import EvaluatorTrainer
+from ..load_stream import load_stream
 from ..models import input_size, load_model
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
-from ..publishing.report import describe_options, write_scores
-from ..recipe import recipe_of
 from ..regularization import RegularizationArguments, regularize
-from ..trainer import HfViTTrainer
-from .base import CURVES, EvaluatedModel, Task
+from ..saving.output_files import write_whole
+from .shared import SupervisedTask
 
 
 @dataclass
@@ -87,6 +97,55 @@ def load_classifier(
     return model, processor
 
 
+class ClassificationEvaluator(BaseEvaluator):
+    """Predicts and scores the class of each image."""
+
+    is_divisible = True
+    caption = ""
+    metric: ClassificationMetric
+
+    def __init__(self, processor: BaseImageProcessor, names: Sequence[str]) -> None:
+        super().__init__(processor, ClassificationMetric(names))
+
+    def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
+        """Returns the logits (B, K) of a batch of pixels and their mask."""
+        logits: Tensor = model(**inputs).logits
+        return logits
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
+        """Returns the logits (K,) of each image; the loss is that of the metric."""
+        inputs: Batch = {name: batch[name] for name in ("pixel_values", "patch_attention_mask") if name in batch}
+        return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
+
+    def describe(self, prediction: Tensor, target: int) -> dict[str, Any]:
+        """Returns the right class, and the likeliest one with its probability; refuses logits that are not finite."""
+        logits = prediction.double().numpy()
+        if not np.isfinite(logits).all():
+            raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
+        names, number = self.metric.names, int(logits.argmax())
+        score = float(np.exp(logits[number] - np.logaddexp.reduce(logits)))
+        return {"label": names[target], "prediction": names[number], "score": round(score, 6)}
+
+    def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
+        """Writes the confusion matrix as JSON and as a picture."""
+        names, matrix, file = [*self.metric.names], self.metric.confusion_matrix(), f"{split}_confusion_matrix"
+        content = json.dumps({"labels": names, "confusion_matrix": matrix.tolist()})
+        write_whole(folder / f"{file}.json", f"{content}\n")
+        draw_confusion_matrix(matrix, names, folder / f"{file}.png")
+        return {"Right classes and answers": f"{file}.png"}
+
+    def describe_evaluation(self) -> str:
+        """Returns how images are seen, in words."""
+        return "each image once, without augmentation"
+
+    def describe_limits(self) -> str:
+        """Returns what the model is not good for, in words."""
+        return (
+            f"It knows {len(self.metric.names)} classes and answers with one of them whatever it is shown. It has "
+            "seen images like those that it was trained on, and its score says little about others."
+        )
+
+
 def make_trainer(
     model: HfViTForImageClassification,
     processor: BaseImageProcessor,
@@ -94,8 +153,8 @@ def make_trainer(
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
     regularization: RegularizationArguments | None = None,
-    stream: TrainingStream | None = None,
-) -> HfViTTrainer:
+    stream: IterableDataset | None = None,
+) -> EvaluatorTrainer:
     """Returns the trainer of a classifier on images that are opened already; see `ImageClassification`.
 
     Args:
@@ -119,54 +178,49 @@ def make_trainer(
         DistillationArguments(),
         regularization or RegularizationArguments(),
     )
-    task.loaded = LabeledImages(splits, stream)
+    task.loaded = with_names(splits, stream)
     return task.make_trainer_of(model, processor)
 
 
+def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> TargetData:
+    """Returns images with labels as data whose classes and files have names."""
+    first = next(iter(splits.values()))
+    named = splits if "file" in first.column_names else with_files(splits)
+    return TargetData(named, label_target, tuple(first.features["label"].names), stream=stream)
+
+
 @dataclass
-class ImageClassification(Task):
+class ImageClassification(SupervisedTask):
     """Image classification with one label per image.
 
     Args:
-        distillation: From which teacher, if any.
         regularization: What happens to batches, and the loss.
     """
 
     model_class = HfViTForImageClassification
+    collator_class = ImageClassificationCollator
+    augmented_column = "image"
+    read_streamed = staticmethod(label_target)
     pipeline = "image-classification"
     usage = Usage(
         name="classify",
         stock='print(classify("image.png"))',
         own="print(model.config.id2label[int(outputs.logits.argmax())])",
     )
-    trainer_class = HfViTTrainer
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
 
     data: ClassificationDataArguments
     augmentation: AugmentationArguments
-    distillation: DistillationArguments
     regularization: RegularizationArguments
 
-    loaded: LabeledImages = field(init=False)
-    teacher: PreTrainedModel | None = field(init=False, default=None)
+    def open_data(self) -> TargetData:
+        """Opens images and labels."""
+        return open_labeled(self.data)
 
-    def check_options(self) -> None:
-        """Checks what can be wrong whatever the data are, and opens the teacher."""
-        super().check_options()
-        self.teacher = load_teacher(self.distillation, self.model_class)
-
-    def load_training_data(self) -> LabeledImages:
+    def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        if self.data.streaming:
-            return load_stream(self.data, self.args)
-        return LabeledImages(load_splits(self.data, self.args))
-
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, LabeledImages]:
-        """Opens and checks the images of an evaluation; a training on a stream has held out other ones."""
-        was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
-        split, images = load_evaluation_split(self.data, saved.split, label2id, self.args, was_streamed)
-        return split, LabeledImages(DatasetDict({split: images}))
+        return load_stream(self.data, self.args) if self.data.streaming else super().load_training_data()
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split, of a stream that of those that are evaluated."""
@@ -187,62 +241,38 @@ class ImageClassification(Task):
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
-        return load_classifier(self.model, self.loaded.names, self.distillation.uses_token)
+        return load_classifier(self.model, [*self.loaded.names], self.distillation.uses_token)
 
-    def training_arguments(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> dict[str, Any]:
+    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""
-        distillation = make_distillation(self.distillation, model, processor, self.teacher)
-        regularization = regularize(model, self.regularization, self.args.label_smoothing_factor, distillation)
-        return {"distillation": distillation, **regularization}
+        arguments = super().training_arguments(model, processor)
+        smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
+        return {**arguments, **regularize(model, self.regularization, smoothing, distillation)}
 
-    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the scores of logits and labels."""
-        return {"compute_metrics": image_classification_metrics}
-
-    def score_names(self, model: PreTrainedModel, evaluation: dict[str, Any]) -> set[str]:
-        """Returns the names of the scores."""
-        return {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
-
-    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ImageClassificationCollator:
-        """Returns the collator of training and evaluation batches."""
-        return ImageClassificationCollator(processor)
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
+        """Returns the evaluator."""
+        return ClassificationEvaluator(processor, self.loaded.names)
 
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images."""
         size, options = input_size(processor), asdict(self.augmentation)
         return image_classification_augmentation(size, num_channels=config.num_channels, **options)
 
-    def training_examples(
-        self, processor: BaseImageProcessor, config: HfViTConfig
-    ) -> AugmentedDataset | AugmentedStream:
-        """Returns the augmented images to train on."""
-        transform, stream = self.make_transform(processor, config), self.loaded.stream
-        if stream is not None:
-            return stream.augmented(transform, self.args.seed)
-        return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed)
-
-    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Writes the scores, the confusion matrix and the prediction for every image."""
-        output = trainer.predict(self.loaded.examples(split), metric_key_prefix=split)  # on all processes
-        if not trainer.is_world_process_zero():
-            return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids)), {}
-        folder, files = Path(trainer.args.output_dir), self.loaded.splits[split]["file"]
-        scores = write_scores(folder, split, output, self.loaded.names, files)
-        return scores, {**CURVES, "Right classes and answers": f"{split}_confusion_matrix.png"}
-
-    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Scores the most frequent class as the prediction for every image."""
         train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
         return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
 
-    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
-        """Returns the lines of the card's table that the trainer's settings do not tell."""
-        augmentation = {"augmentation": describe_options(self.augmentation)}
-        return {**augmentation, **self.regularization.describe(), **super().describe_recipe(trainer)}
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Returns nothing: the image processor tells the size."""
+        return ""
 
-    def describe_scores(self, trainer: HfViTTrainer) -> dict[str, Any]:
-        """Returns what the scores do not tell."""
-        return {
-            "limits": f"It knows {len(self.loaded.names)} classes and answers with one of them whatever it is shown. "
-            "It has seen images like those that it was trained on, and its score says little about others."
-        }
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on what happens to batches, and on the loss."""
+        return self.regularization.describe()
+
+
+def open_labeled(args: ClassificationDataArguments) -> TargetData:
+    """Opens images with labels."""
+    options = {**args.source_options(), "label_column_name": args.label_column_name}
+    return with_names(load_image_classification(args.dataset_name, **options))

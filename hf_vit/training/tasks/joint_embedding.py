@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Generator, Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import MultiCrop, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
+from ...data import MultiCrop, TargetDataset, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
 from ...data.augmentation.datasets import image_only
 from ...data.collators import size_of_height
 from ...evaluation.evaluator import Batch, ImageResult
@@ -26,6 +26,7 @@ from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, g
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
 from ...visualize.pretraining import draw_views
+from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size, load_model
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
@@ -332,10 +333,10 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     caption = "Image and views"
 
     def __init__(
-        self, processor: BaseImageProcessor, has_classes: bool, options: HfViTJointEmbeddingConfig, views: MultiCrop
+        self, processor: BaseImageProcessor, known: TargetDataset, options: HfViTJointEmbeddingConfig, views: MultiCrop
     ) -> None:
-        super().__init__(processor, has_classes)
-        self.metric = EmbeddingMetric(has_classes, options, views.num_global)
+        super().__init__(processor, known)
+        self.metric = EmbeddingMetric(len(known) > 0, options, views.num_global)
         self.options = options
         self.views = views
 
@@ -427,13 +428,11 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
         """Returns the evaluator."""
         views = self.augmentation.make(model.config, processor)
-        return JointEmbeddingEvaluator(processor, len(self.loaded.known) > 0, model.options, views)
+        return JointEmbeddingEvaluator(processor, self.known, model.options, views)
 
-    def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
+    def make_baseline(self, evaluator: JointEmbeddingEvaluator) -> tuple[str, NeighborEvaluator]:
         """Returns what has one embedding for all images, and raw pixels as features."""
-        assert isinstance(evaluator, JointEmbeddingEvaluator)
-        has_classes = bool(evaluator.metric.score_names)
-        baseline = BaselineEvaluator(evaluator.processor, has_classes, evaluator.options, evaluator.views)
+        baseline = BaselineEvaluator(evaluator.processor, self.known, evaluator.options, evaluator.views)
         return "one embedding for all, raw pixels", baseline
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
@@ -448,12 +447,12 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         )
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the training images whose class is known, and what draws views."""
+        """Returns what draws views."""
         views = self.augmentation.make(model.config, processor)
         transform = DrawViews(views, self.args.process_index, self.args.world_size)
-        return {**super().training_arguments(model, processor), "batch_transforms": [transform]}
+        return {"batch_transforms": [transform]}
 
-    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> HfViTTrainer:
+    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
         """Returns the same, with a teacher for "dino"."""
         is_taught = model.options.objective == "dino"
         if is_taught and self.args.ema_decay is None:

@@ -239,7 +239,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Returns the evaluator."""
-        return MaskedImageEvaluator(processor, has_classes=len(self.loaded.known) > 0)
+        return MaskedImageEvaluator(processor, self.known)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
         """Returns the collator of training and evaluation batches."""
@@ -251,10 +251,9 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
             draw_mask_seed, input_size(processor), config.num_channels, **asdict(self.augmentation)
         )
 
-    def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
+    def make_baseline(self, evaluator: MaskedImageEvaluator) -> tuple[str, NeighborEvaluator]:
         """Returns what takes the mean of each patch, and raw pixels as features."""
-        has_classes = bool(evaluator.metric.score_names)
-        return "mean of each patch, raw pixels", BaselineEvaluator(evaluator.processor, has_classes)
+        return "mean of each patch, raw pixels", BaselineEvaluator(evaluator.processor, self.known)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on masks, decoder and loss."""

@@ -36,10 +36,10 @@ from ...model.task_object_detection import (
 from ...options.field import POSITIVE, PROBABILITY, option
 from ...visualize.detection import draw_detections
 from ...visualize.plots import draw_precision_recall
+from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from ..trainer import HfViTTrainer
 from .shared import (
     ObjectDataArguments,
     SupervisedTask,
@@ -302,7 +302,7 @@ print(len(result["boxes"]), "objects")""",
         """Returns that no boxes are left out until validation images choose it."""
         return {"nms_threshold": None}
 
-    def make_trainer(self) -> HfViTTrainer:
+    def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer, and warns if the model has not enough queries."""
         trainer = super().make_trainer()
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)

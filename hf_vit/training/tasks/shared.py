@@ -1,6 +1,5 @@
 """What several tasks share: options of arguments, targets that somebody has written down, predictions for pixels."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
@@ -9,21 +8,17 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import DensePredictionCollator, TargetData, dense_augmentation
+from ...data import DensePredictionCollator, dense_augmentation
 from ...data.formats.files import split_names
 from ...data.formats.orientation import AnnotationOrientation
 from ...evaluation.base import LOWER_IS_BETTER
-from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
 from ...options.field import POSITIVE, PROBABILITY, SHARE, Range, option
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
-from ..evaluator_trainer import TargetCollator
-from ..load_data import load_evaluation_targets, load_targets
 from ..models import describe_whole_images, load_model, whole_image_processor
-from ..trainer import HfViTTrainer
-from .base import EvaluatedModel, Task
+from .base import Task
 
 
 PLACES = 64  # rows and columns of what a naive baseline knows of images of all sizes
@@ -147,30 +142,14 @@ class ObjectDataArguments(AnnotatedDataArguments):
 class SupervisedTask(Task):
     """A task whose targets are predicted one by one, maybe with the help of a teacher."""
 
-    load_source: ClassVar[Callable[..., TargetData]]  # of `hf_vit.data`
-    collator_class: ClassVar[type[TargetCollator]]
-
     distillation: DistillationArguments
 
-    loaded: TargetData = field(init=False)
     teacher: PreTrainedModel | None = field(init=False, default=None)
 
     def check_options(self) -> None:
         """Checks what can be wrong whatever the data are, and opens the teacher."""
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
-
-    def open_data(self) -> TargetData:
-        """Opens images and targets."""
-        return self.load_source(self.data.dataset_name, **self.data.source_options())
-
-    def note_data(self) -> list[str]:
-        """Adds the notes of the data loader."""
-        return [*self.loaded.notes, *super().note_data()]
-
-    @abstractmethod
-    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
-        """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
@@ -190,16 +169,8 @@ class SupervisedTask(Task):
         return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images for a model, in words."""
+        """Returns the size of images for a model, in words; empty if the image processor tells."""
         return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
-
-    def load_training_data(self) -> TargetData:
-        """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.data, self.args, needs_validation=self.chooses_threshold)
-
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
-        """Opens and checks the data of an evaluation."""
-        return load_evaluation_targets(self.open_data, self.data, saved.split, label2id, self.args)
 
     def open_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         """Returns the new or saved model to train, and its image processor."""
@@ -207,26 +178,9 @@ class SupervisedTask(Task):
         model, processor = load_model(self.model_class, self.model, self.loaded.names, *options)
         return model, self.make_processor(processor, model.config)
 
-    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> TargetCollator:
-        """Returns the collator of training and evaluation batches."""
-        return self.collator_class(processor)
-
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher."""
         return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
-
-    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the evaluator; raises `ValueError` if a split has no truth."""
-        evaluator = self.make_evaluator(model, processor)
-        for split in self.loaded.splits:
-            check_truth(evaluator, split, self.loaded.examples(split))
-        return {"evaluator": evaluator}
-
-    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
-        """Returns the lines of the card's table that the trainer's settings do not tell."""
-        model = self.describe_model(trainer.model, trainer.processing_class)
-        size = {"input size": self.describe_size(trainer.model.config)}
-        return {**model, **size, **super().describe_recipe(trainer)}
 
 
 @dataclass

@@ -33,10 +33,10 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import option
 from ...visualize.segmentation import draw_panoptic
+from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from ..trainer import HfViTTrainer
 from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
 
 
@@ -270,7 +270,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
             2 if len(self.loaded.names) > 1 and "mask" in next(iter(self.loaded.splits.values())).column_names else 0
         )
 
-    def make_trainer(self) -> HfViTTrainer:
+    def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer, which chooses the best model by the score that there is."""
         if self.args.metric_for_best_model == PQ_OR_MASK_AP:
             self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"

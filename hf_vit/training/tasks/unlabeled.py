@@ -12,17 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
-from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
-from ...data import AugmentedDataset, AugmentedStream, TargetDataset, masked_image_target
+from ...data import TargetDataset, masked_image_target
 from ...evaluation.evaluator import BaseEvaluator
 from ...evaluation.features import NeighborAccuracy, classify_by_neighbors
-from ...model.configuration_hf_vit import HfViTConfig
 from ..arguments import UnlabeledDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
-from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
 
 
@@ -36,10 +33,26 @@ class NeighborEvaluator(BaseEvaluator):
 
     metric: NeighborAccuracy
 
-    def __init__(self, processor: BaseImageProcessor, has_classes: bool) -> None:
-        super().__init__(processor, NeighborAccuracy(has_classes))
-        # Features (M, D) and classes (M,) of training images
-        self.known: tuple[Tensor, Tensor] | None = None
+    def __init__(self, processor: BaseImageProcessor, known: TargetDataset) -> None:
+        super().__init__(processor, NeighborAccuracy(len(known) > 0))
+        self.known = known  # training images whose class is known
+        self._neighbors: tuple[Tensor, Tensor] | None = None  # their features (M, D) and classes (M,)
+
+    @torch.no_grad()
+    def prepare(self, trainer: EvaluatorTrainer) -> None:
+        """Encodes all training images whose class is known, of which each process takes a share."""
+        if not len(self.known):
+            return
+        trainer.model.eval()
+        features, classes = [], []
+        for batch in trainer.get_test_dataloader(self.known):
+            inputs = trainer._prepare_inputs(batch)
+            described = self.features(trainer.plain_model, inputs["pixel_values"])
+            numbers = torch.tensor(inputs["targets"], device=described.device)
+            described, numbers = trainer.accelerator.gather_for_metrics((described, numbers))
+            features.append(described)
+            classes.append(numbers)
+        self._neighbors = torch.cat(features), torch.cat(classes)
 
     @abstractmethod
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
@@ -47,9 +60,9 @@ class NeighborEvaluator(BaseEvaluator):
 
     def classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
         """Returns the class number of each image by its neighbors, None where no classes are known."""
-        if self.known is None:
+        if self._neighbors is None:
             return [None] * len(pixel_values)
-        numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self.known).tolist()
+        numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self._neighbors).tolist()
         return numbers
 
 
@@ -58,41 +71,9 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
-class NeighborTrainer(EvaluatorTrainer):
-    """`EvaluatorTrainer`, whose evaluations start with the features of training images whose class is known."""
-
-    evaluator: NeighborEvaluator
-
-    def __init__(self, *args: Any, known: TargetDataset, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.known = known
-
-    def score_weights(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Scores all images."""
-        if len(self.known):
-            self.evaluator.known = self.describe_known()
-        return super().score_weights(*args, **kwargs)
-
-    @torch.no_grad()
-    def describe_known(self) -> tuple[Tensor, Tensor]:
-        """Returns features (M, D) and classes (M,) of all these images, of which each process encodes a share."""
-        self.model.eval()
-        features, classes = [], []
-        for batch in self.get_test_dataloader(self.known):
-            inputs = self._prepare_inputs(batch)
-            described = self.evaluator.features(self.plain_model, inputs["pixel_values"])
-            numbers = torch.tensor(inputs["targets"], device=described.device)
-            described, numbers = self.accelerator.gather_for_metrics((described, numbers))
-            features.append(described)
-            classes.append(numbers)
-        return torch.cat(features), torch.cat(classes)
-
-
 @dataclass
 class UnlabeledTask(Task):
     """A pretraining without labels."""
-
-    trainer_class = NeighborTrainer
 
     data: UnlabeledDataArguments
 
@@ -123,38 +104,18 @@ class UnlabeledTask(Task):
         """Returns the number of images that an evaluation of a split reads, those of known classes included."""
         return super().count_evaluated_images(split) + len(self.loaded.known)
 
-    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the training images whose class is known."""
-        return {"known": TargetDataset(self.loaded.known, masked_image_target)}
+    @property
+    def known(self) -> TargetDataset:
+        """The training images whose class is known."""
+        return TargetDataset(self.loaded.known, masked_image_target)
 
-    def training_examples(
-        self, processor: BaseImageProcessor, config: HfViTConfig
-    ) -> AugmentedDataset | AugmentedStream:
-        """Returns the augmented images to train on."""
-        if self.loaded.stream is None:
-            examples: AugmentedDataset = super().training_examples(processor, config)
-            return examples
-        data, transform = self.data, self.make_transform(processor, config)
-        return AugmentedStream(
-            self.loaded.stream,
-            transform,
-            self.args.seed,
-            data.shuffle_buffer_size,
-            data.skip_unreadable,
-            shard_by_process=data.shard_by_process,
-        )
-
-    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Evaluates, on all processes, what is not trained, see `make_baseline`."""
-        assert isinstance(trainer, NeighborTrainer)
-        evaluator, average = trainer.evaluator, trainer.average
-        name, trainer.evaluator = self.make_baseline(evaluator)
-        trainer.average = None  # what has no weights is evaluated once
-        metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
-        trainer.evaluator, trainer.average = evaluator, average
-        scores = {score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)}
-        return name, scores
+        name, evaluator = self.make_baseline(trainer.evaluator)
+        with trainer.scoring_by(evaluator):
+            metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
+        return name, {score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)}
 
     @abstractmethod
-    def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
+    def make_baseline(self, evaluator: Any) -> tuple[str, NeighborEvaluator]:
         """Returns the name of what a model has to beat, and its evaluator."""

@@ -1,18 +1,22 @@
 """Images beside texts: arguments, towers and tokenizer, evaluator and card lines.
 
-Shapes: N images, T texts, n texts of an image, E width.
+Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
+from datasets import DatasetDict
 from PIL.Image import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -25,25 +29,33 @@ from transformers import (
 from ...convert import load_processor
 from ...convert.processors import load_tokenizer
 from ...convert.source import find_file
-from ...data import ImageTextCollator, TargetData, cropped_example_augmentation, draw_caption, load_image_text
+from ...data import (
+    ImageClassificationCollator,
+    ImageTextCollator,
+    TargetData,
+    cropped_example_augmentation,
+    draw_caption,
+    load_image_text,
+)
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
+from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...options.field import COUNT, PROBABILITY, SHARE, option
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
-from ..arguments import ImageDataArguments
+from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..load_data import load_evaluation_targets, load_targets
+from ..load_data import evaluation_images, open_data
 from ..models import input_size, load_model
 from ..planning.defaults import IMAGE_TEXT
 from ..publishing.model_card import Usage
-from ..trainer import HfViTTrainer
-from .base import EvaluatedModel, Task
+from ..publishing.report import evaluation_split, public_name, score_split
+from .base import Task
+from .image_classification import ClassificationEvaluator, open_labeled
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
-from .zero_shot_scores import ZeroShotArguments, evaluate_zero_shot, load_zero_shot
 
 
 @dataclass
@@ -208,6 +220,43 @@ class ImageTextTrainingArguments(TaskTrainingArguments):
             )
 
 
+@dataclass
+class ZeroShotArguments:
+    """On which labeled images to evaluate classes by their names, after the training."""
+
+    zero_shot_dataset: str | None = option(
+        default=None,
+        help="Labeled images, any that classifiers train on: a path, or a Hub name.",
+        group="Evaluation",
+        essential=True,
+        resume="free",
+    )
+    zero_shot_config_name: str | None = option(
+        default=None, help="Configuration of such a dataset on the Hub.", group="Evaluation", resume="free"
+    )
+    zero_shot_label_column_name: str | None = option(
+        default=None, help="Column of its labels, where it is not clear by itself.", group="Evaluation", resume="free"
+    )
+    zero_shot_split: str | None = option(
+        default=None,
+        help="Its split: test, else validation, else train, by default.",
+        group="Evaluation",
+        resume="free",
+    )
+    prompt_templates: list[str] = option(
+        default_factory=lambda: ["a photo of a {}."],
+        help="Texts with {} for the name of a class; several are averaged.",
+        group="Evaluation",
+        essential=True,
+    )
+
+    def __post_init__(self) -> None:
+        if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
+            raise ValueError(
+                f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
+            )
+
+
 VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
 
 
@@ -338,6 +387,10 @@ class ImageTextEvaluator(BaseEvaluator):
         texts = outputs.text_embeds.split([len(target["captions"]) for target in batch["targets"]])
         return [ImageResult(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
 
+    def compute(self, model: PreTrainedModel) -> dict[str, float]:
+        """Returns the scores and the loss of all images."""
+        return {"loss": self.loss(model), **super().compute(model)}
+
     def loss(self, model: PreTrainedModel) -> float:
         """Returns the loss of all images that were evaluated as one batch, the mean over all captions in turn.
 
@@ -384,18 +437,69 @@ class ImageTextEvaluator(BaseEvaluator):
         )
 
 
-class ImageTextTrainer(EvaluatorTrainer):
-    """`EvaluatorTrainer`, whose evaluations have the loss of all images at once."""
+def load_zero_shot(
+    args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
+) -> TargetData | None:
+    """Opens a split of labeled images, if any are asked for, checked and limited as those with captions.
 
-    evaluator: ImageTextEvaluator
+    Raises `ValueError` if there is no such split.
+    """
+    if args.zero_shot_dataset is None:
+        return None
+    check_packages("The zero-shot evaluation", "sklearn")
+    data = ClassificationDataArguments(
+        dataset_name=args.zero_shot_dataset,
+        dataset_config_name=args.zero_shot_config_name,
+        label_column_name=args.zero_shot_label_column_name,
+        skip_unreadable=captions.skip_unreadable,
+        check_images=captions.check_images,
+        max_eval_samples=captions.max_eval_samples,
+    )
+    opened = open_data(partial(open_labeled, data), training_args)
+    split = args.zero_shot_split or evaluation_split(opened.splits)
+    if split not in opened.splits:
+        raise ValueError(f"{data.dataset_name} has no split {split!r}. Choose {' or '.join(opened.splits)}.")
+    images = evaluation_images(opened, split, split, data, training_args)
+    return replace(opened, splits=DatasetDict({split: images}))
 
-    def mean_loss(self) -> float:
-        """Returns the loss of all images that have been evaluated."""
-        return self.evaluator.loss(self.plain_model)
 
-    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
-        """Leaves the temperature out, as CLIP does."""
-        return [name for name in super().get_decay_parameter_names(model) if not name.endswith("logit_scale")]
+class ZeroShotEvaluator(ClassificationEvaluator):
+    """Scores a model of images and texts as a classifier whose weights are the embeddings of names of classes.
+
+    Args:
+        processor: The image processor.
+        names: Names of the K classes.
+        class_embeds: Their embeddings (K, E) of length 1.
+    """
+
+    is_divisible = False
+
+    def __init__(self, processor: BaseImageProcessor, names: Sequence[str], class_embeds: Tensor) -> None:
+        super().__init__(processor, names)
+        self.class_embeds = class_embeds
+
+    def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
+        """Returns the logits (B, K) of a batch of pixels and their mask."""
+        features = F.normalize(model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
+        logits: Tensor = features @ self.class_embeds.T * model.contrastive_head.logit_scale.exp()
+        return logits
+
+
+@torch.no_grad()
+def embed_classes(
+    model: HfViTForZeroShotImageClassification,
+    processor: HfViTProcessor,
+    names: Sequence[str],
+    templates: Sequence[str],
+) -> Tensor:
+    """Returns embeddings of K classes, (K, E) of length 1: the mean over the templates, as CLIP does."""
+    rows = []
+    for name in names:
+        texts = [template.replace("{}", name.replace("_", " ")) for template in templates]
+        tokens = processor(text=texts, return_tensors="pt").to(model.device)
+        features = model.get_text_features(**tokens).pooler_output
+        rows.append(F.normalize(F.normalize(features, dim=-1).mean(dim=0), dim=-1))
+    return torch.stack(rows)
 
 
 @dataclass
@@ -403,6 +507,8 @@ class ImageTextContrast(Task):
     """Contrast of images and texts."""
 
     model_class = HfViTForZeroShotImageClassification
+    load_source = staticmethod(load_image_text)
+    collator_class = ImageTextCollator
     pipeline = "zero-shot-image-classification"
     usage = Usage(
         name="classify",
@@ -413,7 +519,6 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         inputs='images=image, text=["a dog runs.", "two cats sleep."]',
     )
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
-    trainer_class = ImageTextTrainer
     defaults = IMAGE_TEXT
     evaluation_options = ("zero_shot",)
 
@@ -423,27 +528,13 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     args: ImageTextTrainingArguments
     zero_shot: ZeroShotArguments
 
-    loaded: TargetData = field(init=False)
+    labeled: TargetData | None = field(init=False, default=None)  # a split of images to evaluate by names of classes
+    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # of the card, once that is evaluated
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.zero_shot_lines: dict[str, str] = {}  # of the card, once it is evaluated
-
-    def open_data(self) -> TargetData:
-        """Opens images and captions."""
-        return load_image_text(self.data.dataset_name, **self.data.source_options())
-
-    def load_training_data(self) -> TargetData:
-        """Opens and checks images and captions, and the labeled images."""
-        loaded = load_targets(self.open_data, self.data, self.args)
+    def note_data(self) -> list[str]:
+        """Opens and checks the labeled images, too."""
         self.labeled = load_zero_shot(self.zero_shot, self.data, self.args)
-        return loaded
-
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
-        """Opens and checks images and captions, which have no classes, and the labeled images."""
-        split, loaded = load_evaluation_targets(self.open_data, self.data, saved.split, {}, self.args)
-        self.labeled = load_zero_shot(self.zero_shot, self.data, self.args)
-        return split, loaded
+        return super().note_data()
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
         """Returns the model to train and its processor; raises `ValueError` for an adapter of a fresh text tower."""
@@ -468,25 +559,34 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         """Returns the evaluator."""
         return ImageTextEvaluator(processor.image_processor)
 
-    def make_collator(self, processor: HfViTProcessor, model: PreTrainedModel) -> ImageTextCollator:
-        """Returns the collator of training and evaluation batches."""
-        return ImageTextCollator(processor)
-
     def make_transform(self, processor: HfViTProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images, which draws a caption too."""
         size = input_size(processor.image_processor)
         return cropped_example_augmentation(draw_caption, size, config.num_channels, **asdict(self.augmentation))
 
-    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
+    def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates captions and, by the names of their classes, labeled images, if there are some."""
         scores, pictures = super().evaluate(trainer, split)
         if self.labeled is not None:
-            found = evaluate_zero_shot(trainer.model, trainer.processing_class, self.labeled, self.args)
-            scores["zero_shot_accuracy"] = found["accuracy"]
-            self.zero_shot_lines = {"zero-shot": self.labeled.describe(found)}
+            scores["zero_shot_accuracy"] = self.evaluate_zero_shot(trainer, self.labeled)
         return scores, pictures
 
-    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+    def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
+        """Returns the accuracy on labeled images, on all processes; writes their scores as `zero_shot_…`."""
+        processor, templates = trainer.processing_class, self.zero_shot.prompt_templates
+        class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
+        evaluator = ZeroShotEvaluator(processor.image_processor, labeled.names, class_embeds)
+        (split,) = labeled.splits
+        with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
+            scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
+        source, chance = public_name(str(self.zero_shot.zero_shot_dataset)), 1 / len(labeled.names)
+        self.zero_shot_lines = {
+            "zero-shot": f"accuracy {scores['accuracy']:.4f} on {len(labeled.splits[split]):,} {split} images of "
+            f"{source} (chance {chance:.4f}), by {', '.join(map(repr, templates))}"
+        }
+        return scores["accuracy"]
+
+    def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Returns the scores of chance."""
         return "chance", chance_of_retrieval(list(map(len, self.loaded.splits[split]["captions"])))
 
