@@ -237,7 +237,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path):
     write_mask_folders(tmp_path)
     with pytest.raises(ValueError, match="dataset_revision='v1' is for datasets on the Hub"):
         load_masks(tmp_path, dataset_revision="v1")
-    with pytest.raises(ValueError, match="dataset_config_name='small' chooses on the Hub"):
+    with pytest.raises(ValueError, match="dataset_config_name='small' is for datasets on the Hub"):
         load_masks(tmp_path, dataset_config_name="small")
     with pytest.raises(ValueError, match=r"classes\.txt is a file of unknown kind"):
         load_masks(tmp_path / "classes.txt")

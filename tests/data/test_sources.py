@@ -85,21 +85,20 @@ def test_idx_images_need_not_be_square(tmp_path):
     assert np.array_equal(np.asarray(load(tmp_path)["train"][1]["image"]), np.arange(12, 24).reshape(3, 4))
 
 
-def test_images_of_emnist_are_turned_upright(tmp_path):
-    write_idx_file(tmp_path / "emnist-letters-train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))
-    write_idx_file(tmp_path / "emnist-letters-train-labels-idx1-ubyte", np.array([1, 2]))
-    image = np.asarray(load(tmp_path)["train"][1]["image"])
-    assert np.array_equal(image, np.arange(12, 24).reshape(3, 4).T)
-
-
-def test_several_sets_of_idx_files_are_chosen_by_name(tmp_path):
-    write_idx(tmp_path, "train", [1, 2, 3], prefix="emnist-letters-")
-    write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
-    with pytest.raises(ValueError, match=r"idx files of 'MNIST', 'emnist-letters', but dataset_config_name=None"):
-        load(tmp_path)
-    assert classes(load(tmp_path, dataset_config_name="MNIST")) == ["0", "1"]
+def test_several_sets_of_idx_files_are_refused(tmp_path):
+    write_idx(tmp_path / "letters", "train", [1, 2, 3])
     # numbers that do not begin at 0 keep their names
-    assert classes(load(tmp_path, dataset_config_name="emnist-letters")) == ["1", "2", "3"]
+    assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]
+    write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
+    write_idx(tmp_path, "train", [1, 2, 3], prefix="qmnist-")
+    with pytest.raises(
+        ValueError, match=r"idx files of several datasets: '.*/MNIST/raw', '.*/qmnist-'\. Give the fol"
+    ):
+        load(tmp_path)
+    assert classes(load(tmp_path / "MNIST")) == ["0", "1"]
+    write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1], prefix="qmnist-")
+    with pytest.raises(ValueError, match=r"several datasets: '.*/MNIST/raw', '.*/MNIST/raw/qmnist-'"):
+        load(tmp_path / "MNIST")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -553,7 +552,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path):
     write_pictures(tmp_path, "a/0.png", "b/1.png")
     with pytest.raises(ValueError, match=r"dataset_revision='v1' is for datasets on the Hub"):
         load(tmp_path, dataset_revision="v1")
-    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' chooses on the Hub or among idx files"):
+    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' is for datasets on the Hub"):
         load(tmp_path, dataset_config_name="plain_text")
     with pytest.raises(ValueError, match=r"no column 'photo', only 'image', 'label'"):
         load(tmp_path, image_column_name="photo")

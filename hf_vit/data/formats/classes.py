@@ -310,18 +310,13 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
         known = dict(enumerate(feature.names))
         names = [known.get(value) for value in values]
         hint = f"They go from 0 to {len(known) - 1}, as there are {len(known)} classes."
-    elif feature in LABEL_TYPES:
+    else:
         names = [None if value in UNLABELED else str(value).strip() or None for value in values]
         count = len({str(value) for value in values if value not in UNLABELED}) - len({*names} - {None})
         report(
             count, f"{count} labels of the split {split!r} differ from others only in outer spaces and are the same"
         )
         hint = "Label these examples or leave them out."
-    else:
-        raise ValueError(
-            f"The labels of the split {split!r} are of type {feature}, but a label is a class number or a word. Name "
-            "the right column with label_column_name."
-        )
     if wrong := [index for index, name in enumerate(names) if name is None]:
         raise ValueError(
             f"{len(wrong)} of {len(values)} labels of the split {split!r} are missing or out of range; the first is "

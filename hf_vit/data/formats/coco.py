@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
+from .columns import SourceOptions
 from .files import (
     images_at,
     in_lines,
@@ -31,7 +32,7 @@ from .files import (
     with_files,
 )
 from .keypoints import KeypointNames
-from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of
+from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
 from .orientation import AnnotationOrientation, with_turns
 from .text import flag_of, parse_json, read_text
 
@@ -287,8 +288,11 @@ def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
     return None
 
 
-def load_coco_objects(files: Mapping[str, Path]) -> tuple[list[ObjectTable], tuple[str, ...]]:
+def load_coco_objects(
+    files: Mapping[str, Path], class_names: Sequence[str] | None
+) -> tuple[list[ObjectTable], tuple[str, ...]]:
     """Read boxes and the names of classes by id, without opening images whose size is given."""
+    without_class_names(class_names, next(iter(files.values())))
     # A category without any box that is only the heading of others, as Roboflow writes one, is no class.
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
@@ -307,7 +311,7 @@ def load_coco_objects(files: Mapping[str, Path]) -> tuple[list[ObjectTable], tup
     return tables, tuple(category["name"] for category in categories)
 
 
-def load_coco_keypoints(files: Mapping[str, Path]) -> tuple[list[ObjectTable], KeypointNames]:
+def load_coco_keypoints(files: Mapping[str, Path], _: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
     """Read objects with keypoints by split, without opening images whose size is given."""
     contents = [_read_coco(split, file) for split, file in files.items()]
     _check_same(contents, lambda content: _names_of(_keypoint_category(content)), "keypoints")

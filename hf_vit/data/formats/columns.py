@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from datasets import ClassLabel, DatasetDict, Image, Value
+from datasets import DatasetDict, Image, Value
 
 
 USUAL_NAMES = {
@@ -27,41 +27,54 @@ USUAL_NAMES = {
 }
 
 
+class SourceKeywords(TypedDict, total=False):
+    """Keyword arguments that all loaders take, see `SourceOptions`."""
+
+    dataset_config_name: str | None
+    dataset_revision: str | None
+    image_column_name: str | None
+
+
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where a dataset is, and what to take of it."""
+    """The place of a dataset, and the columns to take.
 
-    source: str  # path, or name on the Hub
-    config_name: str | None = None  # configuration of a dataset on the Hub, or which of several sets of idx files
-    revision: str | None = None  # branch, tag or commit on the Hub
-    image_column: str | None = None  # column of images or of their paths, where neither type nor name say it
-    target_column: str | None = None  # the same of labels, masks, depth maps, objects or captions
+    Args:
+        source: Path, or name on the Hub.
+        target_column: Column of labels, masks, depth maps, objects or captions; by default found by type or name.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images or of their paths; by default found by type or name.
+    """
+
+    source: str
+    target_column: str | None = None
+    dataset_config_name: str | None = None
+    dataset_revision: str | None = None
+    image_column_name: str | None = None
 
     @property
     def path(self) -> Path:
         """The source as a path, whether it exists or not."""
         return Path(self.source).expanduser()
 
-    def check_no_revision(self) -> None:
-        """Raises `ValueError` if a revision is asked of data that lie on disk."""
-        if self.revision is not None:
-            raise ValueError(
-                f"dataset_revision={self.revision!r} is for datasets on the Hub, but {self.path} is here. Leave it "
-                "out."
-            )
+    @property
+    def hub(self) -> dict[str, str | None]:
+        """The configuration and the revision, as `datasets.load_dataset` calls them."""
+        return {"name": self.dataset_config_name, "revision": self.dataset_revision}
 
     def check_no_hub_options(self) -> None:
-        """Raises `ValueError` if something that is for the Hub is asked of data that lie on disk."""
-        self.check_no_revision()
-        if self.config_name is not None:
-            raise ValueError(
-                f"dataset_config_name={self.config_name!r} chooses on the Hub, but {self.path} is here. Leave it out."
-            )
+        """Raise `ValueError` if an option for the Hub is given for data on disk."""
+        for name in ("dataset_revision", "dataset_config_name"):
+            if (value := vars(self)[name]) is not None:
+                raise ValueError(
+                    f"{name}={value!r} is for datasets on the Hub, but {self.path} is here. Leave it out."
+                )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
         """Returns the column to take: the one that was given, else the only one of the type, else of a usual name."""
         # `kind` is a key of `USUAL_NAMES`, `by_type` the columns of the right type; errors begin with `where`.
-        given = self.image_column if kind == "image" else self.target_column
+        given = self.image_column_name if kind == "image" else self.target_column
         option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
         if given is not None:
             if given not in columns:
@@ -94,27 +107,12 @@ class SourceOptions:
             )
         return image
 
-    def choose_label(self, features: Mapping[str, object], where: str) -> str:
-        """Returns the column of the type `datasets.ClassLabel`, else the one of a usual name; see `choose`."""
-        labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-        return self.choose("label", features, where, by_type=labels)
-
 
 def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
     """Reduces a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
     new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
-
-
-def image_and_label(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
-    """Reduces every split to the columns `image` and `label`."""
-    found = {}
-    for name, split in splits.items():
-        where = f"The split {name!r}"
-        image, label = options.choose_image(split.features, where), options.choose_label(split.features, where)
-        found[name] = take_columns(split, {image: "image", label: "label"})
-    return DatasetDict(found)
 
 
 def image_and_target(splits: DatasetDict, target: str, options: SourceOptions) -> DatasetDict:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import chain, islice
@@ -21,6 +21,7 @@ from ...model.image_inputs import header
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
+Find = Callable[[Path], Any]
 MAX_LISTED = 20
 MAX_NAMED = 10  # of those whose lines are long
 SPLITS = ("train", "validation", "test")
@@ -67,6 +68,17 @@ def raise_faults(
     """Raise an error that counts the faults, lists the first ones and says what to do, if there are any faults."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
+
+
+def first_format(path: Path, formats: Iterable[tuple[Find, Callable[..., T]]], *options: Any) -> T | None:
+    """Read the data at a path in the first format that is recognized; return `None` if none is.
+
+    Args:
+        path: An existing path.
+        formats: Pairs of a function that finds the files of a format, falsy without any, and one that reads them.
+        *options: Passed to the reader after the files.
+    """
+    return next((read(found, *options) for find, read in formats if (found := find(path))), None)
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
@@ -134,11 +146,8 @@ def _check_shards(files: Iterable[str]) -> None:
         first = int(int(total) in numbers)  # some tools number shards from 1
         others = sorted(set(range(first, first + int(total))) - numbers)
         missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
-    if missing:
-        raise ValueError(
-            f"{len(missing)} shards of the data are missing:{in_lines(missing)}\nDownload them, or rename the files "
-            "that are present to use these alone."
-        )
+    advice = "Download them, or rename the files that are present to use these alone."
+    raise_faults(missing, "shards of the data are missing", advice)
 
 
 def is_system(name: str) -> bool:
@@ -221,8 +230,8 @@ def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = F
         for chunk in encoded.iter(READ_AHEAD):
             found += threads.map(_header_or_fault, chunk[column])
     needed = np.broadcast_to(is_needed, len(found))
-    if faults := [own for own, counts in zip(found, needed, strict=True) if counts and isinstance(own, str)]:
-        raise OSError(f"{len(faults)} of {len(found)} images cannot be opened:{in_lines(faults, MAX_NAMED)}")
+    faults = [own for own, counts in zip(found, needed, strict=True) if counts and isinstance(own, str)]
+    raise_faults(faults, f"of {len(found)} images cannot be opened", error=OSError)
     return np.array([(0, 0, 0) if isinstance(own, str) else own for own in found], np.int64).reshape(-1, 3)
 
 

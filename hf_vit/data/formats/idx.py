@@ -1,4 +1,4 @@
-"""The idx files of MNIST and of the datasets made in its likeness."""
+"""The idx files of MNIST and datasets in its format."""
 
 import gzip
 import re
@@ -8,39 +8,35 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 
+from .files import listed
+
 
 PLACES = ("*", "raw/*", "*/raw/*")  # torchvision keeps them in MNIST/raw
-FILE_NAME = re.compile(r"(?:(.+)-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
+FILE_NAME = re.compile(r"(.+-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
 UNSIGNED_BYTE = 8  # the type of number in the third byte of a file
 NUM_DIMENSIONS = {"images": 3, "labels": 1}
-TRANSPOSED = "emnist-"  # whose authors wrote the images column by column
 IdxFiles = dict[str, dict[str, Path]]
 
 
-def find_idx(path: Path, name: str | None = None) -> IdxFiles:
-    """Finds idx files in a folder or below, by split ("train", "test") and kind ("images", "labels")."""
-    # Of several sets, `name` chooses: "emnist-letters" for emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the
-    # files in MNIST/raw.
-    found: dict[str, IdxFiles] = {}
+def find_idx(path: Path) -> IdxFiles:
+    """Find idx files in a folder or below, by split ("train", "test") and kind ("images", "labels")."""
+    found: dict[str, IdxFiles] = {}  # by folder and prefix of the names
+    # Unpacked files come first: they are read faster than packed ones in the same folder.
     files = [file for place in PLACES for file in path.glob(place)]
-    # Unpacked files come first: they are read faster than the packed ones beside them.
     for file in sorted(files, key=lambda file: (file.suffix == ".gz", file)):
         if (match := FILE_NAME.fullmatch(file.name)) and file.is_file():
-            dataset = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
             split = "train" if match[2] == "train" else "test"
+            dataset = str(file.parent / (match[1] or ""))
             found.setdefault(dataset, {}).setdefault(split, {}).setdefault(match[3], file)
-    if not found or (name is None and len(found) == 1):
-        return next(iter(found.values()), {})
-    if name not in found:
-        names = ", ".join(map(repr, sorted(found)))
+    if len(found) > 1:
         raise ValueError(
-            f"{path} holds idx files of {names}, but dataset_config_name={name!r}. Choose one of these with it."
+            f"{path} has idx files of several datasets: {listed(sorted(found))}. Give the folder of one of them."
         )
-    return found[name]
+    return next(iter(found.values()), {})
 
 
 def load_idx(files: IdxFiles) -> DatasetDict:
-    """Reads images (PIL, mode L) and labels; files called `emnist-...` are turned upright."""
+    """Read images (PIL, mode L) and labels."""
     return DatasetDict({split: _load_split(split, files[split]) for split in ("train", "test") if split in files})
 
 
@@ -54,8 +50,6 @@ def _load_split(split: str, files: dict[str, Path]) -> Dataset:
             f"{files['images']} holds {len(images)} images, but {files['labels']} {len(labels)} labels. Get the two "
             "files that belong together."
         )
-    if files["images"].name.startswith(TRANSPOSED):
-        images = images.transpose(0, 2, 1)
     # PGM is a header before the bare pixels: the format that is written and read fastest, by far.
     header = b"P5 %d %d 255\n" % (images.shape[2], images.shape[1])
     return Dataset.from_dict(

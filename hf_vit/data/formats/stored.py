@@ -28,6 +28,7 @@ from .files import (
     SPLIT_NAMES,
     files_below,
     files_by_split,
+    first_format,
     is_image,
     listed,
     one_per_split,
@@ -44,6 +45,11 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
 
 
+def find_saved(path: Path) -> Path | None:
+    """Return a folder if it was written by `Dataset.save_to_disk`."""
+    return path if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) else None
+
+
 def load_saved(path: Path) -> DatasetDict:
     """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
     saved = load_from_disk(path)
@@ -51,16 +57,15 @@ def load_saved(path: Path) -> DatasetDict:
 
 
 def load_from_hub(options: SourceOptions) -> DatasetDict:
-    """Loads a dataset on the Hub, whose splits get their usual names."""
+    """Load a dataset on the Hub, whose splits get their usual names."""
     with _explained(options):
-        return _standard_splits(load_dataset(options.source, options.config_name, revision=options.revision))
+        return _standard_splits(load_dataset(options.source, **options.hub))
 
 
 def stream_from_hub(options: SourceOptions) -> dict[str, IterableDataset]:
-    """Opens a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
+    """Open a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
     with _explained(options):
-        opened = load_dataset(options.source, options.config_name, revision=options.revision, streaming=True)
-        return _standard_splits(opened)
+        return _standard_splits(load_dataset(options.source, **options.hub, streaming=True))
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
@@ -107,7 +112,7 @@ def class_folder(options: SourceOptions, are_named: object = None) -> Path:
     if options.path.exists() or are_named:
         return options.path.parent if options.path.is_file() else options.path
     try:
-        file = hf_hub_download(options.source, "id2label.json", repo_type="dataset", revision=options.revision)
+        file = hf_hub_download(options.source, "id2label.json", repo_type="dataset", revision=options.dataset_revision)
         return Path(file).parent
     except EntryNotFoundError:
         return options.path
@@ -119,10 +124,7 @@ def load_columns(options: SourceOptions) -> DatasetDict | None:
     if not path.exists():
         return load_from_hub(options)
     options.check_no_hub_options()
-    if parquet_files := find_parquet(path):
-        return load_files("parquet", parquet_files)
-    is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    return load_saved(path) if is_saved else None
+    return first_format(path, ((find_parquet, partial(load_files, "parquet")), (find_saved, load_saved)))
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
@@ -163,12 +165,17 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
-    """Opens parquet files or tar files, if there are such, that are read while they are used."""
+def open_streams(options: SourceOptions) -> dict[str, IterableDataset]:
+    """Open a dataset on the Hub, or parquet or tar files on disk, to be read while used; empty for other data."""
+    path = options.path
+    if not path.exists():
+        return stream_from_hub(options)
     kind, files, check = "parquet", find_parquet(path), check_parquet
     if not files:
         kind, files, check = "webdataset", find_tars(path), check_tars
-    check(chain.from_iterable(files.values()))
+    if files:
+        options.check_no_hub_options()
+        check(chain.from_iterable(files.values()))
     return {
         name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
         for name, found in files.items()

@@ -2,23 +2,23 @@
 
 import csv
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetDict, Value
+from datasets import DatasetDict
 
-from .columns import SourceOptions
+from .columns import USUAL_NAMES, SourceOptions
 from .files import (
-    MAX_NAMED,
     SPLIT_NAMES,
     SPLITS,
     images_at,
-    in_lines,
     listed,
     one_per_split,
+    raise_faults,
     split_named,
     split_within,
     visible,
@@ -84,38 +84,46 @@ def columns_of(rows: Iterable[TableRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row.cells))
 
 
-def load_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Reads `image` (paths that are opened on access) and `label` (text) of tables by split."""
-    images: dict[str, list[str]] = {}
-    labels: dict[str, list[str | None]] = {}
+def load_tables(
+    tables: Mapping[str, Path],
+    options: SourceOptions,
+    kind: str,
+    read_cell: Callable[[Any, str], Any],
+    feature: Any,
+    *,
+    prefers_lists: bool = False,
+) -> DatasetDict:
+    """Read `image` (paths that are opened on access) and a column called `kind` from tables by split.
+
+    Args:
+        tables: Paths by split.
+        options: The columns to take.
+        kind: A key of `USUAL_NAMES`.
+        read_cell: Returns the value of a cell; its second argument begins error messages.
+        feature: Type of the values.
+        prefers_lists: Whether of several columns with usual names, those of lists are taken.
+    """
+    images, values = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
     for table_split, table in tables.items():
         rows = read_rows(table, table_split, options)
-        column = options.choose("label", columns_of(rows), str(table))
+        columns = columns_of(rows)
+        usual = [column for column in columns if column.strip().lower() in USUAL_NAMES[kind]]
+        lists = [column for column in usual if prefers_lists and isinstance(rows[0].cells.get(column), list)]
+        column = options.choose(kind, columns, str(table), by_type=lists)
         for row in rows:
-            label = row.cells.get(column)
-            if not (label is None or isinstance(label, str | int)):
-                raise ValueError(f"{row.where}, has the label {label!r}, but a label is a word or a whole number.")
-            images.setdefault(row.split, []).append(row.image)
-            labels.setdefault(row.split, []).append(None if label is None else str(label).strip())
-    return as_splits(images, "label", labels, Value("string"))
-
-
-def as_splits(
-    images: Mapping[str, Iterable[str]], target: str, targets: Mapping[str, Iterable[Any]], feature: Any
-) -> DatasetDict:
-    """Makes splits of paths of images and of values of another column, both by split."""
+            images[row.split].append(row.image)
+            values[row.split].append(read_cell(row.cells.get(column), f"{row.where},"))
     check_exist([image for paths in images.values() for image in paths])
     known = [split for split in SPLITS if split in images]
-    return DatasetDict({name: images_at(images[name], name, **{target: (targets[name], feature)}) for name in known})
+    return DatasetDict({name: images_at(images[name], name, **{kind: (values[name], feature)}) for name in known})
 
 
-def check_exist(images: list[str]) -> None:
-    """Raises `ValueError` if files that tables name do not exist."""
-    if missing := [image for image in images if not os.path.isfile(image)]:
-        raise ValueError(
-            f"{len(missing)} of {len(images)} images do not exist. Paths are relative to the folder of their table. "
-            f"They are:{in_lines(missing, MAX_NAMED)}"
-        )
+def check_exist(images: Collection[str]) -> None:
+    """Raise `ValueError` if files that tables name do not exist."""
+    raise_faults(
+        [image for image in images if not os.path.isfile(image)],
+        f"of {len(images)} images do not exist. Paths are relative to the folder of their table. They are",
+    )
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:

@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from datasets import DatasetDict
 
 from ..datasets import TargetData
 from ..formats.classes import choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
-from ..formats.columns import SourceOptions, image_and_target
+from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
 from ..formats.files import listed, with_files
 from ..formats.folders import load_pairs
 from ..formats.orientation import AnnotationOrientation, with_turns
@@ -26,10 +27,8 @@ def load_semantic_segmentation(
     reduce_labels: bool = False,
     binary_masks: bool = False,
     annotation_orientation: AnnotationOrientation = "auto",
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     mask_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
     """Loads images with a mask each that says the class of every pixel.
 
@@ -53,10 +52,8 @@ def load_semantic_segmentation(
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
         binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
         annotation_orientation: Whether masks are of the "stored" or the "displayed" images; by default sizes tell.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images, where that is not clear.
-        mask_column_name: Column of masks, where none has a usual name ("mask", "label", "annotation", ...).
+        mask_column_name: Column of masks, if none has a usual name ("mask", "label", "annotation", ...).
+        **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Splits with the columns `image`, `mask` and `file`, and the names. No image is decoded.
@@ -65,7 +62,7 @@ def load_semantic_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    options = SourceOptions(source, mask_column_name, **keywords)
     splits = _load_pairs(options, "mask", annotation_orientation)
     folder = class_folder(options, class_names or classes_file)
     classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks)
@@ -82,10 +79,8 @@ def load_universal_segmentation(
     reduce_labels: bool = False,
     binary_masks: bool = False,
     annotation_orientation: AnnotationOrientation = "auto",
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     mask_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
     """Loads images with masks of things and of stuff, each of a class.
 
@@ -106,10 +101,8 @@ def load_universal_segmentation(
         reduce_labels: Whether masks of numbers count classes from 1.
         binary_masks: Whether masks of numbers are 0 and 255.
         annotation_orientation: Of masks, or of the annotations of COCO.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images.
         mask_column_name: Column of masks.
+        **keywords: As there.
 
     Returns:
         Splits with the columns `image`, `file` and those of the masks, the names and which of them are things. No
@@ -119,7 +112,7 @@ def load_universal_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    options = SourceOptions(source, mask_column_name, **keywords)
     if coco := _load_coco(options.path, annotations, annotation_orientation):
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
@@ -148,10 +141,8 @@ def load_depth_estimation(
     *,
     depth_scale: float | None = None,
     annotation_orientation: AnnotationOrientation = "auto",
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     depth_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
     """Loads images with a depth map each.
 
@@ -163,10 +154,8 @@ def load_depth_estimation(
         depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
             millimeters and floats (TIFF, `.npy`) meters; given, it counts for both.
         annotation_orientation: Of depth maps, as in `load_semantic_segmentation`.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images, where that is not clear.
-        depth_column_name: Column of depth maps, where none has a usual name.
+        depth_column_name: Column of depth maps, if none has a usual name.
+        **keywords: As there.
 
     Returns:
         Splits with the columns `image`, `depth` and `file`. No image is decoded.
@@ -180,7 +169,7 @@ def load_depth_estimation(
             f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
             "millimeters."
         )
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, depth_column_name)
+    options = SourceOptions(source, depth_column_name, **keywords)
     splits = _load_pairs(options, "depth", annotation_orientation)
     return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 

@@ -1,12 +1,12 @@
 """Datasets for image classification, from wherever a user has them, as a list or a stream; scikit-learn's digits."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, load_dataset
@@ -24,7 +24,7 @@ from ..formats.classes import (
     names_beside,
     with_class_labels,
 )
-from ..formats.columns import SourceOptions, image_and_label, take_columns
+from ..formats.columns import SourceKeywords, SourceOptions, take_columns
 from ..formats.files import SPLITS, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
@@ -38,9 +38,8 @@ from ..formats.stored import (
     load_columns,
     load_files,
     load_tars,
+    open_streams,
     read_tar_labels,
-    stream_from_disk,
-    stream_from_hub,
 )
 from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
 
@@ -66,26 +65,20 @@ DIGITS_INFO = DatasetInfo(
 
 
 def load_image_classification(
-    source: str,
-    *,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
-    label_column_name: str | None = None,
+    source: str, *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
 ) -> DatasetDict:
-    """Loads images with one label each, whatever the form in which they lie on disk or on the Hub.
+    """Load images with one label each, whatever the form in which they lie on disk or on the Hub.
 
-    `source` is, recognized by what is there and in this order:
+    `source` is, recognized by its content and in this order:
 
-    - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`; files
-      called `emnist-...` hold their images transposed, and are turned upright;
+    - a folder with the idx files of MNIST, Fashion-MNIST, ..., packed or not, also in `MNIST/raw/`;
     - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
       `train-00000-of-00001.parquet`, or of its folder's;
     - a folder written by `Dataset.save_to_disk`;
     - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` beside each image;
       numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
     - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
-      or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` says the split, where there is one;
+      or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` names the split, if there is one;
     - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
       a `test/` of images without a class is left out;
     - if no such path exists, the name of a dataset on the Hub.
@@ -94,10 +87,8 @@ def load_image_classification(
 
     Args:
         source: Path, or name on the Hub.
-        dataset_config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images or of their paths, where neither type nor name say it.
-        label_column_name: Column of labels, where neither type nor name say it.
+        label_column_name: Column of labels; by default found by type or name.
+        **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
@@ -108,50 +99,63 @@ def load_image_classification(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, label_column_name)
-    return with_files(with_class_labels(_load(options)))
-
-
-def _load(options: SourceOptions) -> DatasetDict:
-    path = options.path
-    if stored := load_stored(options):
-        splits = stored
-    elif tables := find_tables(path):
-        return load_tables(tables, options)
-    elif path.is_file():
+    options = SourceOptions(source, label_column_name, **keywords)
+    splits, path = load_stored(options), options.path
+    if splits is None and (tables := find_tables(path)):
+        splits = load_labeled_tables(tables, options)
+    elif splits is None and path.is_file():
         known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
         raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
-    elif not has_class_folders(path) and (loose := list_tables(path)):
+    elif splits is None and not has_class_folders(path) and (loose := list_tables(path)):
         names = " or ".join(repr(str(table)) for table in loose)
         raise ValueError(
             f"{path} holds a table whose name says no split. Give the table rather than its folder: {names}."
         )
     else:
-        splits = load_image_folder(path)
-    return _images_and_labels(splits, options)
-
-
-def _images_and_labels(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
-    reduced = DatasetDict({name: from_tars(split, options.target_column) for name, split in splits.items()})
-    return image_and_label(reduced, options)
+        splits = _images_and_labels(splits or load_image_folder(path), options)
+    return with_files(with_class_labels(splits))
 
 
 def load_stored(options: SourceOptions) -> DatasetDict | None:
-    """Opens what `load_columns` does, idx files or tar files on disk; None where there are none."""
+    """Open the data that `load_columns` opens, idx files or tar files on disk; return `None` for others."""
     path = options.path
-    if not path.exists():
-        return load_columns(options)
-    options.check_no_revision()
-    if idx_files := find_idx(path, options.config_name):
+    if path.exists() and (idx_files := find_idx(path)):
+        options.check_no_hub_options()
         return load_idx(idx_files)
-    if options.config_name is not None:
-        raise ValueError(
-            f"dataset_config_name={options.config_name!r} chooses on the Hub or among idx files; {path} is neither."
-        )
     if columns := load_columns(options):
         return columns
     tar_files = find_tars(path)
     return load_tars(path, tar_files) if tar_files else None
+
+
+def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
+    """Read `image` (paths that are opened on access) and `label` (text) of tables by split."""
+    return load_tables(tables, options, "label", _label_in, Value("string"))
+
+
+def _label_in(cell: Any, where: str) -> str | None:
+    if not (cell is None or isinstance(cell, str | int)):
+        raise ValueError(f"{where} has the label {cell!r}, but a label is a word or a whole number.")
+    return None if cell is None else str(cell).strip()
+
+
+def _images_and_labels(splits: Mapping[str, Any], options: SourceOptions) -> DatasetDict:
+    """Reduce every `Dataset` or `IterableDataset` to the columns `image` and `label`."""
+    return DatasetDict({name: _image_and_label(split, name, options) for name, split in splits.items()})
+
+
+def _image_and_label(dataset: Any, split: str, options: SourceOptions) -> Any:
+    where, dataset = f"The split {split!r}", from_tars(dataset, options.target_column)
+    features = dataset.features
+    image = options.choose_image(features, where)
+    typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+    label = options.choose("label", features, where, by_type=typed)
+    if not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
+        raise ValueError(
+            f"The labels of the split {split!r} are of type {features[label]}, but a label is a class number or a "
+            "word. Name the right column with label_column_name."
+        )
+    return take_columns(dataset, {image: "image", label: "label"})
 
 
 @dataclass(frozen=True)
@@ -197,56 +201,46 @@ class LabeledStream:
 def stream_image_classification(
     source: str,
     *,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     label_column_name: str | None = None,
     class_names: Sequence[str] = (),
     train_val_split: float = 0.1,
+    **keywords: Unpack[SourceKeywords],
 ) -> LabeledStream:
-    """Opens images with one label each, the training images as a stream.
+    """Open images with one label each, the training images as a stream.
 
-    Parquet files, tar files and datasets on the Hub are read while they are used. What else
-    `load_image_classification` takes is listed as there, and its images are opened one by one.
+    Parquet files, tar files and datasets on the Hub are read while they are used. Other sources of
+    `load_image_classification` are listed as there, and their images are opened one by one.
 
     Args:
         source: As in `load_image_classification`.
-        dataset_config_name: As there.
-        dataset_revision: As there.
-        image_column_name: As there.
-        label_column_name: As there; of tar files see `from_tars`.
-        class_names: What the classes are called, where the data do not say it: numbers are places in it. A
-            classes.txt or id2label.json that lies with the data does the same; else data on disk are searched for all
-            their labels.
+        label_column_name: As there; for tar files see `from_tars`.
+        class_names: Names of the classes, if the data do not have them: numbers are places in it. A classes.txt or
+            id2label.json that lies with the data does the same; otherwise all labels of data on disk are read.
         train_val_split: Share of the training images that is for validation if there is no such split.
+        **keywords: As there.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if there are no training images, columns are not clear, or classes are not known.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, label_column_name)
-    path = options.path
-    if not path.exists():
-        raw = stream_from_hub(options)
-    elif raw := stream_from_disk(path):
-        options.check_no_hub_options()
-    else:
-        return _from_list(with_files(with_class_labels(_load(options))), class_names, source, train_val_split)
-    if "train" not in raw:
-        raise ValueError(f"{source} has no training images, only the splits {', '.join(raw)}.")
-    found = {name: _image_and_label(stream, f"The split {name!r}", options) for name, stream in raw.items()}
+    options = SourceOptions(source, label_column_name, **keywords)
+    streams = open_streams(options)
+    splits = streams or load_image_classification(source, label_column_name=label_column_name, **keywords)
+    if "train" not in splits:
+        raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
+    if not streams:
+        return _from_list(splits, class_names, train_val_split)
+    found = {name: _image_and_label(stream, name, options) for name, stream in streams.items()}
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
         class_names = names_beside([class_folder(options)])
-    classes = known_classes(feature, class_names)
-    if classes is None:
-        classes = classes_among(_labels_on_disk(options, raw["train"]))
-    held_out = 0.0 if "validation" in raw else train_val_split
-    rows = _as_rows(found.pop("train"), classes)
-    if path.exists():
+    classes = known_classes(feature, class_names) or classes_among(_labels_on_disk(options, streams["train"]))
+    held_out = 0.0 if "validation" in streams else train_val_split
+    rows = stream_rows(found.pop("train"), "label", classes.number, Value("int64"))
+    if options.path.exists():
         return LabeledStream(classes.names, rows, held_out, listed=_other_splits(options, classes))
     labeled = {
-        name: _as_rows(stream, classes)
+        name: stream_rows(stream, "label", classes.number, Value("int64"))
         for name, stream in found.items()
         if has_labels(name, (row["label"] for row in stream.take(PEEKED)))
     }
@@ -261,8 +255,7 @@ def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> 
         source: Where it is from.
         train_val_split: The share that is held out.
     """
-    path = Path(source).expanduser()
-    if path.exists() and not stream_from_disk(path):
+    if not open_streams(SourceOptions(source)):
         return hold_out(images, train_val_split)["test"]  # their list was at hand
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
     return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
@@ -275,9 +268,7 @@ def _is_trained_on(row: dict[str, Any], share: float) -> bool:
     return zlib.crc32(content) >= share * 2**32
 
 
-def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, train_val_split: float) -> LabeledStream:
-    if "train" not in splits:
-        raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
+def _from_list(splits: DatasetDict, class_names: Sequence[str], train_val_split: float) -> LabeledStream:
     feature = splits["train"].features["label"]
     known_classes(feature, class_names)
     if "validation" not in splits and train_val_split > 0:
@@ -293,26 +284,30 @@ def as_stream(images: Dataset) -> IterableDataset:
     return images.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(images)))
 
 
-def _image_and_label(stream: IterableDataset, where: str, options: SourceOptions) -> IterableDataset:
-    stream = from_tars(stream, options.target_column)
-    image = options.choose_image(stream.features, where)
-    label = options.choose_label(stream.features, where)
-    feature = stream.features[label]
-    if not isinstance(feature, ClassLabel) and feature not in LABEL_TYPES:
-        raise ValueError(
-            f"{where} has labels of type {feature}, but a label is a class number or a word. Name the right column "
-            "with label_column_name."
-        )
-    return take_columns(stream, {image: "image", label: "label"}).cast_column("image", Image(decode=False))
+def stream_rows(
+    stream: IterableDataset, column: str, convert: Callable[[Any, str], Any], feature: Value
+) -> IterableDataset:
+    """Return a stream of `image` (encoded), `file` (its name) and, if the stream has it, another column.
+
+    Args:
+        stream: A stream with the column `image`.
+        column: Name of the other column.
+        convert: From a value of this column and the name of the image to the new value.
+        feature: Type of the new values.
+    """
+    features = {"image": Image(decode=False), "file": Value("string")}
+    if column in stream.features:
+        features[column] = feature
+    return stream.cast_column("image", Image(decode=False)).map(
+        partial(_as_row, column=column, convert=convert),
+        remove_columns=list(stream.features),
+        features=Features(features),
+    )
 
 
-def _as_rows(stream: IterableDataset, classes: ClassNumbers) -> IterableDataset:
-    return stream.map(partial(_as_row, classes=classes), remove_columns=list(stream.features), features=ROWS)
-
-
-def _as_row(row: dict[str, Any], classes: ClassNumbers) -> dict[str, Any]:
+def _as_row(row: dict[str, Any], column: str, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
     file = (row["image"] or {}).get("path") or "an image"
-    return {"image": row["image"], "file": file, "label": classes.number(row["label"], file)}
+    return {"image": row["image"], "file": file} | ({column: convert(row[column], file)} if column in row else {})
 
 
 def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[object]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Unpack
 
 import numpy as np
 
 from ..datasets import KeypointData
 from ..formats.coco import find_coco, load_coco_keypoints
-from ..formats.columns import SourceOptions
+from ..formats.columns import SourceKeywords, SourceOptions
+from ..formats.files import first_format
 from ..formats.keypoints import KeypointNames, flip_pairs_of, oks_sigmas_of
 from ..formats.landmarks import find_landmarks, load_landmarks
 from ..formats.object_columns import load_keypoint_columns
@@ -26,6 +29,9 @@ from ..formats.stored import load_columns
 from ..targets import keypoint_target
 
 
+FORMATS = ((partial(find_coco, kinds=["keypoints"]), load_coco_keypoints), (find_landmarks, load_landmarks))
+
+
 def load_keypoint_detection(
     source: str,
     *,
@@ -33,10 +39,8 @@ def load_keypoint_detection(
     box_errors: BoxErrors = "raise",
     flip_pairs: Sequence[str] | None = None,
     annotation_orientation: AnnotationOrientation = "auto",
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     objects_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> KeypointData:
     """Loads objects with keypoints, one example each; those without any labeled keypoint are left out.
 
@@ -57,10 +61,8 @@ def load_keypoint_detection(
         flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
             default what names with left and right, or the 68 points of iBUG, say.
         annotation_orientation: As in `load_object_detection`.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images or of their paths, where that is not clear.
-        objects_column_name: Column of objects, where none has a usual name.
+        objects_column_name: Column of objects, if none has a usual name.
+        **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and what
@@ -71,7 +73,7 @@ def load_keypoint_detection(
         OSError: if the size of an image is not given, and its header cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
+    options = SourceOptions(source, objects_column_name, **keywords)
     tables, known = _load(options)
     table, notes = clean_keypoints(join_tables(tables))
     table = upright(table, annotation_orientation)
@@ -86,10 +88,8 @@ def load_keypoint_detection(
 def _load(options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
     if columns := load_columns(options):
         return load_keypoint_columns(columns, options)
-    if coco := find_coco(options.path, ["keypoints"]):
-        return load_coco_keypoints(coco)
-    if tables := find_landmarks(options.path):
-        return load_landmarks(tables, options)
+    if found := first_format(options.path, FORMATS, options):
+        return found
     raise ValueError(
         f"{options.path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
         "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."

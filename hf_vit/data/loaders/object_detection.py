@@ -1,21 +1,21 @@
 """Datasets for object detection, from wherever a user has them."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
+from typing import Unpack
 
 from ..datasets import TargetData
 from ..formats.coco import find_coco, load_coco_objects
-from ..formats.columns import SourceOptions
+from ..formats.columns import SourceKeywords, SourceOptions
+from ..formats.files import first_format
 from ..formats.object_columns import load_detection_columns
 from ..formats.objects import (
     BoxErrors,
     BoxFormat,
-    ObjectTable,
     checked_boxes,
     detection_rows,
     join_tables,
     upright,
-    without_class_names,
     without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
@@ -25,6 +25,9 @@ from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target
 
 
+FORMATS = ((partial(find_coco, kinds=["instances"]), load_coco_objects), (find_yolo, load_yolo), (find_voc, load_voc))
+
+
 def load_object_detection(
     source: str,
     *,
@@ -32,10 +35,8 @@ def load_object_detection(
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
     annotation_orientation: AnnotationOrientation = "auto",
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     objects_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
     """Loads images with a box around each object; there may be images without any.
 
@@ -59,10 +60,8 @@ def load_object_detection(
             pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if that fits.
         class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
         annotation_orientation: Whether boxes are of the "stored" or the "displayed" images; by default sizes tell.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images, where that is not clear.
-        objects_column_name: Column of objects, where none has a usual name.
+        objects_column_name: Column of objects, if none has a usual name.
+        **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
@@ -73,29 +72,20 @@ def load_object_detection(
         OSError: if the size of an image is not given, and its header cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
+    options = SourceOptions(source, objects_column_name, **keywords)
     if columns := load_columns(options):
         folder = class_folder(options, class_names)
         tables, classes = load_detection_columns(columns, options, folder, bbox_format, class_names)
     elif bbox_format is not None:
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
+    elif found := first_format(options.path, FORMATS, class_names):
+        tables, classes = found
     else:
-        tables, classes = _load_files(options.path, class_names)
+        raise ValueError(
+            f"{options.path} holds no boxes. Give COCO's JSON (annotations/instances_train2017.json, or "
+            "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
+            "parquet files with a column objects; unpack archives first."
+        )
     table = checked_boxes(upright(join_tables(tables), annotation_orientation), box_errors)
     table, notes = without_repeats(table)
     return TargetData(detection_rows(table, source), detection_target, classes, notes=notes)
-
-
-def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    if coco := find_coco(path, ["instances"]):
-        without_class_names(class_names, path)
-        return load_coco_objects(coco)
-    if yolo := find_yolo(path):
-        return load_yolo(yolo, class_names)
-    if voc := find_voc(path):
-        return load_voc(voc, class_names)
-    raise ValueError(
-        f"{path} holds no boxes. Give COCO's JSON (annotations/instances_train2017.json, or train/annotations.json), "
-        "YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or parquet files with a column "
-        "objects; unpack archives first."
-    )

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets
+from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
 from ..formats.classes import LABEL_TYPES, UNLABELED, with_class_column
-from ..formats.columns import USUAL_NAMES, SourceOptions, take_columns
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
 from ..formats.files import (
     IMAGE_SUFFIXES,
     SPLITS,
@@ -22,27 +22,21 @@ from ..formats.files import (
     with_files,
 )
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
-from ..formats.stored import TAR_SUFFIXES, from_tars, stream_from_disk, stream_from_hub
-from ..formats.tables import find_tables, load_tables, read_table
-from .image_classification import as_stream, load_stored
+from ..formats.stored import TAR_SUFFIXES, from_tars, open_streams
+from ..formats.tables import find_tables, read_table
+from .image_classification import as_stream, load_labeled_tables, load_stored, stream_rows
 
 
 logger = logging.get_logger(__name__)
 CLASS = "class_number"  # not "label": classes are of use here, but none must have images in every split
 NO_CLASS = -1
-ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
 def load_unlabeled_images(
-    sources: Sequence[str],
-    *,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
-    label_column_name: str | None = None,
+    sources: Sequence[str], *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
 ) -> DatasetDict:
-    """Loads the images of one or several datasets as one, whatever the form in which they lie.
+    """Load the images of one or several datasets as one, whatever the form in which they lie.
 
     A source is any of those of `load_image_classification`, with labels or without, or a folder with images at any
     depth. Folders `train/`, `validation/`, `test/`, ... in it, by any of their usual names, are its splits; without a
@@ -51,10 +45,8 @@ def load_unlabeled_images(
 
     Args:
         sources: Paths, or names on the Hub.
-        dataset_config_name: As in `load_image_classification`, of a single source.
-        dataset_revision: Branch, tag or commit on the Hub, of a single source.
-        image_column_name: Column of images or of their paths, where neither type nor name say it.
-        label_column_name: Column of labels, where neither type nor name say it.
+        label_column_name: Column of labels; by default found by type or name.
+        **keywords: As in `load_image_classification`; options for the Hub only with a single source.
 
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, each with the columns `image`
@@ -65,7 +57,7 @@ def load_unlabeled_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or columns are not clear.
     """
-    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    options = _options_of(sources, label_column_name, keywords)
     return _numbered(with_files(DatasetDict(_joined([_load(each) for each in options]))))
 
 
@@ -73,14 +65,14 @@ def _numbered(splits: DatasetDict) -> DatasetDict:
     return DatasetDict({name: split.add_column("number", list(range(len(split)))) for name, split in splits.items()})
 
 
-def _options_of(sources: Sequence[str], *options: str | None) -> list[SourceOptions]:
-    config_name, revision, *_ = options
+def _options_of(sources: Sequence[str], label: str | None, keywords: SourceKeywords) -> list[SourceOptions]:
+    config_name, revision = keywords.get("dataset_config_name"), keywords.get("dataset_revision")
     if len(sources) > 1 and (config_name or revision):
         raise ValueError(
             f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one dataset, but there "
             f"are {len(sources)}: {listed(sources)}. Leave them out."
         )
-    return [SourceOptions(source, *options) for source in sources]
+    return [SourceOptions(source, label, **keywords) for source in sources]
 
 
 def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -100,7 +92,7 @@ def _load(options: SourceOptions) -> DatasetDict:
     if stored := load_stored(options):
         splits = stored
     elif tables := _labeled_tables(options):
-        splits = load_tables(tables, options)
+        splits = load_labeled_tables(tables, options)
     elif path.is_dir():
         return list_images(path)
     else:
@@ -205,21 +197,14 @@ def _images_below(root: Path) -> list[Path]:
 
 
 def stream_images(
-    sources: Sequence[str],
-    *,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
-    label_column_name: str | None = None,
+    sources: Sequence[str], *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
 ) -> dict[str, IterableDataset]:
-    """Opens the images of one or several datasets as one stream.
+    """Open the images of one or several datasets as one stream.
 
     Args:
         sources: Names on the Hub, parquet files or tar files or folders of them, or folders of images.
-        dataset_config_name: As in `load_unlabeled_images`.
-        dataset_revision: As there.
-        image_column_name: As there.
-        label_column_name: As there.
+        label_column_name: As in `load_unlabeled_images`.
+        **keywords: As there.
 
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
@@ -230,8 +215,13 @@ def stream_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if it has no images, or columns are not clear.
     """
-    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
-    return {name: _as_rows(stream) for name, stream in _joined([_open(each) for each in options]).items()}
+    options = _options_of(sources, label_column_name, keywords)
+    joined = _joined([_open(each) for each in options])
+    return {name: stream_rows(stream, CLASS, _as_text, Value("string")) for name, stream in joined.items()}
+
+
+def _as_text(value: object, file: str) -> str | None:
+    return None if value is None else str(value)
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
@@ -252,25 +242,7 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
 
 
 def _open(options: SourceOptions) -> dict[str, IterableDataset]:
-    """Returns the splits with the columns `image` and, where labels are known, `class_number`."""
-    if not options.path.exists():
-        splits = stream_from_hub(options)
-    else:
-        options.check_no_hub_options()
-        splits = stream_from_disk(options.path)
-        if not splits:
-            images = with_files(_load(options))
-            return {name: as_stream(split) for name, split in images.items()}
-    return {name: image_and_class(split, f"The split {name!r}", options) for name, split in splits.items()}
-
-
-def _as_rows(stream: IterableDataset) -> IterableDataset:
-    names = {"image", "file", *stream.features}
-    features = Features({name: feature for name, feature in ROWS.items() if name in names})
-    stream = stream.cast_column("image", Image(decode=False))
-    return stream.map(_as_row, remove_columns=list(stream.features), features=features)
-
-
-def _as_row(row: dict[str, Any]) -> dict[str, Any]:
-    known = {CLASS: None if row[CLASS] is None else str(row[CLASS])} if CLASS in row else {}
-    return {"image": row["image"], "file": (row["image"] or {}).get("path") or "an image", **known}
+    """Return the splits with the columns `image` and, if labels are known, `class_number`."""
+    if streams := open_streams(options):
+        return {name: image_and_class(split, f"The split {name!r}", options) for name, split in streams.items()}
+    return {name: as_stream(split) for name, split in with_files(_load(options)).items()}

@@ -1,16 +1,16 @@
 """Images and what is written about them, from wherever a user has them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Unpack
 
 from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import USUAL_NAMES, SourceOptions, take_columns
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
 from ..formats.files import with_files
 from ..formats.stored import load_columns
-from ..formats.tables import as_splits, columns_of, find_tables, read_rows
+from ..formats.tables import find_tables, load_tables
 from ..targets import caption_target
 
 
@@ -22,10 +22,8 @@ CHUNK_SIZE = 64  # images that are in memory at a time
 def load_image_text(
     source: str,
     *,
-    dataset_config_name: str | None = None,
-    dataset_revision: str | None = None,
-    image_column_name: str | None = None,
     caption_column_name: str | None = None,
+    **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
     """Loads images with one or several captions each.
 
@@ -42,11 +40,9 @@ def load_image_text(
 
     Args:
         source: Path, or name on the Hub.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
-        image_column_name: Column of images or of their paths, where neither type nor name say it.
-        caption_column_name: Column of captions, where its name is not a usual one ("caption", "text", ...). Of two of
+        caption_column_name: Column of captions, if its name is not a usual one ("caption", "text", ...). Of two of
             these, lists of captions go before single ones.
+        **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Splits with the columns `image`, `captions` (a list) and `file`. No image is opened.
@@ -55,38 +51,19 @@ def load_image_text(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, caption_column_name)
-    stored = load_columns(options)
-    if stored is None:
-        return TargetData(_load_tables(options), caption_target)
-    chosen = DatasetDict({name: _image_and_caption(split, name, options) for name, split in stored.items()})
-    merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(chosen).items()})
-    return TargetData(merged, caption_target)
-
-
-def _load_tables(options: SourceOptions) -> DatasetDict:
-    tables = find_tables(options.path)
-    if not tables:
+    options = SourceOptions(source, caption_column_name, **keywords)
+    if stored := load_columns(options):
+        splits = DatasetDict({name: _image_and_caption(split, name, options) for name, split in stored.items()})
+    elif tables := find_tables(options.path):
+        splits = load_tables(tables, options, "caption", _as_list, CAPTIONS, prefers_lists=True)
+    else:
         raise ValueError(
             f"{options.path} holds no captions. Put a metadata.jsonl with lines like "
             '{"file_name": "1.jpg", "text": "a dog runs"} beside the images, in train/, val/, ..., or give a table '
             "or a parquet file of images and captions."
         )
-    captions: dict[str, dict[str, list[str]]] = {}  # by split and image
-    for table_split, table in tables.items():
-        rows = read_rows(table, table_split, options)
-        columns = columns_of(rows)
-        lists = _usual(column for column in columns if isinstance(rows[0].cells.get(column), list))
-        column = options.choose("caption", columns, str(table), by_type=lists)
-        for row in rows:
-            of_image = captions.setdefault(row.split, {}).setdefault(row.image, [])
-            of_image += _as_list(row.cells.get(column), f"{row.where},")
-    texts = {split: images.values() for split, images in captions.items()}
-    return with_files(as_splits(captions, "captions", texts, CAPTIONS))
-
-
-def _usual(columns: Iterable[str]) -> list[str]:
-    return [column for column in columns if column.strip().lower() in USUAL_NAMES["caption"]]
+    merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(splits).items()})
+    return TargetData(merged, caption_target)
 
 
 def _as_list(value: Any, where: str) -> list[str]:
@@ -100,7 +77,8 @@ def _as_list(value: Any, where: str) -> list[str]:
 def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> Dataset:
     where, features = f"The split {name!r}", dataset.features
     image = options.choose_image(features, where)
-    lists = _usual(column for column, feature in features.items() if _is_list(feature))
+    usual = [column for column in features if column.strip().lower() in USUAL_NAMES["caption"]]
+    lists = [column for column in usual if _is_list(features[column])]
     caption = options.choose("caption", features, where, by_type=lists)
     if features[caption] not in TEXT and not _is_list(features[caption]):
         types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
