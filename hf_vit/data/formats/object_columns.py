@@ -5,7 +5,6 @@ Shapes: I images, N objects, K keypoints.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -29,6 +28,7 @@ from .objects import (
     wrong_boxes,
 )
 from .orientation import upright_sizes
+from .stored import class_folder
 
 
 # Usual names of the fields of an object
@@ -192,14 +192,13 @@ def _given_sizes(dataset: Dataset) -> np.ndarray:
 def load_detection_columns(
     splits: DatasetDict,
     options: SourceOptions,
-    folder: Path,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
     """Read the boxes of datasets."""
     # Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
     # their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if
-    # only this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
+    # only this makes sense of them. Classes that are numbers are named in `class_names`, or in a file of the source.
     objects = [read_objects(dataset, split, ("box", "label"), options) for split, dataset in splits.items()]
     boxes = [found.boxes() for found in objects]
     if bbox_format not in (None, *get_args(BoxFormat)):
@@ -207,7 +206,7 @@ def load_detection_columns(
             f"bbox_format={bbox_format!r} is unknown. Choose {', '.join(map(repr, get_args(BoxFormat)))}."
         )
     written = bbox_format or _choose_format(np.concatenate(boxes), np.concatenate(list(map(_sizes_of, objects))))
-    labels, names = _labels(objects, folder, class_names)
+    labels, names = _labels(objects, options, class_names)
     tables = [
         found.table(
             corners(own, written),
@@ -221,7 +220,7 @@ def load_detection_columns(
 
 
 def _labels(
-    objects: Sequence[ObjectColumns], folder: Path, class_names: Sequence[str] | None
+    objects: Sequence[ObjectColumns], options: SourceOptions, class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
@@ -234,7 +233,7 @@ def _labels(
         without_class_names(class_names, f"The column of classes ({listed(kind.names)})")
         names = tuple(kind.names)
     else:
-        names = class_names_beside([folder], class_names)
+        names = class_names_beside([class_folder(options, class_names)], class_names)
     numbers = {split: found.cast(pa.int64()).to_numpy(zero_copy_only=False) for split, found in values.items()}
     for found in objects:
         check_numbers(numbers[found.split], len(names), found.describe, found.split)

@@ -19,7 +19,7 @@ from ..formats.objects import (
     without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
-from ..formats.stored import class_folder, load_columns
+from ..formats.stored import load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target
@@ -74,8 +74,7 @@ def load_object_detection(
     """
     options = SourceOptions(source, objects_column_name, **keywords)
     if columns := load_columns(options):
-        folder = class_folder(options, class_names)
-        tables, classes = load_detection_columns(columns, options, folder, bbox_format, class_names)
+        tables, classes = load_detection_columns(columns, options, bbox_format, class_names)
     elif bbox_format is not None:
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     elif found := first_format(options.path, FORMATS, class_names):
