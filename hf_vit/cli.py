@@ -3,19 +3,28 @@
 Usage: hf-vit COMMAND ...
 """
 
-# It answers `--help` and `--version` without the seconds that torch takes to be imported. As an import from the
-# package would bring that, this file has none, and is installed beside the package too, from where the command is
-# started.
+# Help pages and errors about options do not import torch, which takes seconds. This file therefore imports the
+# standard library only and is run by its path (`hf_vit/start.py`), and the options of all commands are in a file that
+# `python -m hf_vit.commands.generate` writes.
+import argparse
+import json
+import math
 import os
+import runpy
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, NoReturn
 
 
-# What each command is for; its function is `main` in the file of its name in `hf_vit.commands`.
+PACKAGE = Path(__file__).parent
 COMMANDS = {
     "train": "train a model of any task, pretraining too",
     "pretrain": "pretrain on your images, and measure what that is worth",
@@ -35,35 +44,362 @@ Examples:
     hf-vit predict outputs/photos-image-classification photo.jpg --picture labeled.png
 
 hf-vit COMMAND --help tells more of a command."""
+TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # by other names
+ALIASES = {"model_name_or_path": ["--model"]}
+COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120  # where descriptions begin, and letters of a line
+MOST_CHOICES = 40  # letters
+PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y"}
+USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
+
+Option = dict[str, Any]
+Page = dict[str, Any]
+say = partial(print, flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, description: str | None = None) -> None:
     """Runs a command; exits with one line about what is wrong with it.
 
     Args:
         arguments: The command line without the program's name; by default that of this process.
+        description: Text above the options of the help page, in place of that of the command.
     """
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of classes in a locale that cannot print them
-    say = partial(print, flush=True)
-    if name in ("-h", "--help"):
+    if words[0] in ("-h", "--help"):
         say(help_page())
-    elif name == "--version":
+        return
+    if words[0] == "--version":
         say(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
-    elif name in COMMANDS:
+        return
+    with exit_in_one_line():
+        if words[0] not in COMMANDS:
+            meant = " or ".join(get_close_matches(words[0], COMMANDS))
+            question = f" Did you mean {meant}?" if meant else ""
+            raise ValueError(f"There is no command {words[0]!r}.{question} --help names all.")
         try:
             os.getcwd()
         except FileNotFoundError:  # transformers cannot be imported from there
             sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
-        command = import_module(f"hf_vit.commands.{name}")
-        command.main(rest, command.__doc__, say)
-    else:
-        meant = " or ".join(get_close_matches(name, COMMANDS))
-        sys.exit(f"hf-vit: There is no command {name!r}.{f' Did you mean {meant}?' * bool(meant)} --help names all.")
+        if words[0] in table()["groups"] and words[1:2] in ([], ["-h"], ["--help"]):
+            say(table()["groups"][words[0]])
+            return
+        name, rest = split_name(words)
+        run(name, rest, description)
 
 
 def help_page() -> str:
     """Returns what `hf-vit --help` prints."""
     rows = [f"    {name:<12}{use}" for name, use in COMMANDS.items()]
     return "\n".join([(__doc__ or "").strip(), "", "Commands:", *rows, "", EXAMPLES])
+
+
+@contextmanager
+def exit_in_one_line() -> Iterator[None]:
+    """Exits with the name of the program and one line if something fails for a reason that a user can mend."""
+    try:
+        yield
+    except USER_ERRORS as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Returns the options of all commands, see `hf_vit.commands.generate`."""
+    content: dict[str, Any] = json.loads((PACKAGE / "commands" / "options.json").read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def module(file: str) -> dict[str, Any]:
+    """Returns the content of a file of the package that needs the standard library only."""
+    return runpy.run_path(str(PACKAGE / file))
+
+
+def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the name of a command with its task or part, as in "train depth-estimation", and the other words."""
+    command, *rest = words
+    pages = table()["pages"]
+    parts = [name.removeprefix(f"{command} ") for name in pages if name.startswith(f"{command} ")]
+    if command not in table()["groups"]:
+        return command, rest
+    part, *rest = rest
+    name = part.replace("_", "-").lower()
+    name = TASKS.get(name, name)
+    if name in parts:
+        return f"{command} {name}", rest
+    if command == "features":
+        raise ValueError(f"There is no hf-vit features {part}. Choose {' or '.join(parts)}.")
+    question = module("options/names.py")["nearest"](name, parts)
+    raise ValueError(f"There is no task {part!r}.{question} The tasks are {', '.join(parts)}: hf-vit train TASK DATA.")
+
+
+def run(name: str, words: Sequence[str], description: str | None) -> None:
+    """Reads the options of a command and runs it, or prints its help page."""
+    help_wanted, words = split_help(words)
+    if help_wanted is not None:
+        page = evaluation_page(read(merged(), words)[0], is_local=False) if name == "evaluate" else page_of(name)
+        say(page_text(name, page, description, has_all=help_wanted == "all"))
+        return
+    page = merged() if name == "evaluate" else page_of(name)
+    values, unknown = read(page, words)
+    if name == "evaluate":
+        page = evaluation_page(values, is_local=True)
+    check(page, values, unknown)
+    module_name, _, function = page["call"].partition(":")
+    getattr(import_module(module_name), function)(**page.get("given", {}), **values, report=say)
+
+
+def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Returns what follows `--help`, "" for nothing and None if there is no such option, and the other words."""
+    start = next((index for index, word in enumerate(words) if word in ("-h", "--help")), None)
+    if start is None:
+        return None, list(words)
+    wanted = next(iter(words[start + 1 : start + 2]), "")
+    if wanted in ("", "all") or wanted.startswith("-"):
+        return wanted, [*words[:start], *words[start + 1 + (wanted == "all") :]]
+    raise ValueError(f"--help {wanted}: there are --help, for what matters, and --help all.")
+
+
+# --- From text to values
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the options of a command; an error is a `ValueError` of one line, and what is not given is left out."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__(argument_default=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+        options = page["options"]
+        for name in page["words"]:
+            option = options[name]
+            nargs = "+" if option.get("list") else None if option.get("required") else "?"
+            self.add_argument(name, nargs=nargs, type=TYPES[option["type"]])
+        for name, option in options.items():
+            if name not in page["words"] or not option.get("required"):
+                self.add_option(name, option)
+        if page["recipe"]:
+            self.add_argument("--recipe")
+
+    def add_option(self, name: str, option: Option) -> None:
+        """Adds an option with either kind of dashes, and the opposite of one that is true by default."""
+        flags = spellings(name)
+        settings = {name: option[name] for name in ("choices",) if name in option}
+        if "const" in option:
+            settings |= {"nargs": "?", "const": option["const"]}
+        elif option.get("list"):
+            settings["nargs"] = "+"
+        settings["required"] = option.get("required", False)
+        self.add_argument(*flags, *ALIASES.get(name, []), dest=name, type=TYPES[option["type"]], **settings)
+        if option.get("default") is True:
+            self.add_argument(*spellings(f"no_{name}"), dest=name, action="store_false")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `ValueError`."""
+        raise ValueError(f"{message}. --help lists the options.")
+
+
+def spellings(name: str) -> list[str]:
+    """Returns the flags of an option, with underscores and with dashes."""
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+
+
+def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the values of the options that are given, and the words that belong to none."""
+    recipe = page["recipe"] and words[:1] and words[0].endswith((".yaml", ".yml"))
+    namespace, unknown = Parser(page).parse_known_args(words[1:] if recipe else words)
+    values = vars(namespace)
+    if recipe and values.setdefault("recipe", words[0]) != words[0]:
+        raise ValueError(f"The recipes {words[0]} and {values['recipe']} are given. Leave one of the two out.")
+    return values, unknown
+
+
+def page_of(name: str) -> Page:
+    """Returns the page of a command with its options by name."""
+    page: Page = table()["pages"][name]
+    options = [table()["options"][key] for key in page["options"]]
+    return {**page, "options": {option["name"]: option for option in options}}
+
+
+def merged() -> Page:
+    """Returns the page of evaluations with the options of all tasks."""
+    pages = [page_of(name) for name in table()["pages"] if name.startswith("evaluate ")]
+    groups = dict.fromkeys(title for page in pages for title in page["groups"])
+    return {
+        **pages[0],
+        "groups": list(groups),
+        "options": {name: option for page in pages for name, option in page["options"].items()},
+    }
+
+
+def evaluation_page(values: Mapping[str, Any], is_local: bool) -> Page:
+    """Returns the page of evaluations of the task of the model that is given; see `find_task`."""
+    task = find_task(values, is_local)
+    return page_of(f"evaluate {task}") if task else merged()
+
+
+def find_task(values: Mapping[str, Any], is_local: bool) -> str:
+    """Returns the task of the model of an evaluation, "" if it is not known without the package.
+
+    Args:
+        values: The options that are given.
+        is_local: Whether models on the Hub are left to the package.
+    """
+    architectures: dict[str, list[str]] = table()["architectures"]
+    task, model = values.get("task"), values.get("model_name_or_path")
+    if task is not None:
+        task = task.replace("_", "-")
+        return TASKS.get(task, task if task in architectures else "")
+    if model is None:
+        return ""
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        if is_local:
+            return ""
+        name: str = import_module("hf_vit.training.run").task_of_model(model)
+        return name.replace("_", "-")
+    try:
+        saved = str(
+            (json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"])[0]
+        )
+    except (ValueError, AttributeError):  # which the package reports
+        return ""
+    return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")
+
+
+def to_bool(text: str) -> bool:
+    """Returns the truth value of a word."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return words[text.lower()]
+
+
+def to_mapping(text: str) -> dict[str, Any]:
+    """Returns a mapping in JSON."""
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        content = f"no JSON: {error}"
+    if not isinstance(content, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({content}). Write it like '{{\"name\": 1}}'")
+    return content
+
+
+def to_mapping_or_text(text: str) -> dict[str, Any] | str:
+    """Returns a mapping in JSON, or text that does not look like one, such as the name of a file."""
+    return to_mapping(text) if text.startswith("{") else text
+
+
+def to_pair(text: str) -> tuple[float, float]:
+    """Returns x and y of "x,y"."""
+    try:
+        x, y = map(float, text.split(","))
+    except ValueError:
+        x = y = math.nan
+    if not (math.isfinite(x) and math.isfinite(y)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be two numbers, like 320,200")
+    return x, y
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    **{"str": str, "int": int, "float": float, "path": Path},
+    **{"bool": to_bool, "mapping": to_mapping, "mapping or text": to_mapping_or_text, "pair": to_pair},
+}
+
+
+def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None:
+    """Raises `ValueError` for options that the command does not have, or a number out of range."""
+    names = module("options/names.py")
+    options: dict[str, Option] = page["options"]
+    for name in (name for name in values if name in names["ANSWERS"]):
+        raise ValueError(names["ANSWERS"][name])
+    flags = [word.lstrip("-").partition("=")[0] for word in unknown if word.startswith("-")]
+    for name in [*flags, *(name for name in values if name not in options and name != "recipe")]:
+        synonyms = {option: content.get("synonyms", "") for option, content in options.items()}
+        raise ValueError(names["unknown_option"](name, synonyms))
+    if unknown:
+        raise ValueError(
+            f"{' '.join(map(repr, unknown))} belongs to no option. What an option takes stands right behind it, and "
+            "what stands alone comes before all options."
+        )
+    for name, value in values.items():
+        check_range(name, value, options.get(name, {}))
+    if "recipe" in values:
+        module("options/named_recipes.py")["find_recipe"](values["recipe"])
+
+
+def check_range(name: str, value: Any, option: Option) -> None:
+    """Raises `ValueError` if a number, or one of a list, is infinite, NaN or out of range."""
+    legal = module("options/field.py")["Range"](*option["range"]) if "range" in option else None
+    for number in value if isinstance(value, list) else [value]:
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        if not math.isfinite(number) or (legal is not None and number not in legal):
+            default = option.get("default")
+            ending = "" if default in (None, value) else f" The default is {default}."
+            raise ValueError(f"{name}={value} must {legal or 'be a finite number'}.{ending}")
+
+
+# --- Help pages
+
+
+def page_text(name: str, page: Page, description: str | None, has_all: bool) -> str:
+    """Returns the help page of a command: the essential options, or all of them."""
+    text = (description or page["text"]).strip()
+    options: dict[str, Option] = page["options"]
+    if "Usage:" not in text:
+        words = [usage_of(word, options[word]) for word in page["words"]]
+        program = os.path.basename(sys.argv[0])
+        program = f"{program} {name}" if program == "hf-vit" else program
+        text = f"Usage: {' '.join([program, *words])} [options]\n\n{text}"
+    essential = [option for option in options.values() if option.get("essential")]
+    is_short = bool(essential) and not has_all
+    shown = essential if is_short else options.values()
+    parts = [text]
+    for title in page["groups"]:
+        if rows := [row(option, page, is_short) for option in shown if option["group"] == title]:
+            parts.append("\n".join([f"{title}:", *rows]))
+    if is_short:
+        parts.append(f"--help all lists all {len(options)} options. Those that are chosen follow data and device.")
+    return "\n\n".join(parts)
+
+
+def usage_of(name: str, option: Option) -> str:
+    """Returns how a word that is given without the name of its option stands in the usage line."""
+    word = f"{name.upper()}{' ...' if option.get('list') else ''}"
+    return word if option.get("required") else f"[{word}]"
+
+
+def row(option: Option, page: Page, is_short: bool) -> str:
+    """Returns the lines on an option."""
+    width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
+    name = option["name"]
+    is_word = name in page["words"] and option.get("required")
+    flag = name.upper() if is_word else ", ".join([f"--{name}", *ALIASES.get(name, [])])
+    flag = f"  {' '.join([flag, *([] if is_word else takes(option))])}"
+    ending = ["(chosen)"] if is_short and option.get("chosen") else default_of(option)
+    help_text = (is_short and option.get("brief")) or option.get("help", "")
+    lines = [" " * COLUMN + line for line in textwrap.wrap(" ".join([help_text, *ending]), width - COLUMN)]
+    if len(flag) > COLUMN - 2 or not lines:
+        return "\n".join([flag, *lines])
+    return "\n".join([flag + lines[0][len(flag) :], *lines[1:]])
+
+
+def takes(option: Option) -> Iterator[str]:
+    """Yields what an option takes, if that is more than true or false."""
+    if option["type"] == "bool":
+        yield from ["false"] if option.get("default") is True else []
+        return
+    name = "|".join(map(str, option.get("choices", ())))
+    if not 0 < len(name) <= MOST_CHOICES:
+        name = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y"}.get(
+            option["type"], "TEXT"
+        )
+    yield f"{name} ..." if option.get("list") else name
+
+
+def default_of(option: Option) -> Iterator[str]:
+    """Yields the default of an option, if it has one."""
+    value = option.get("default")
+    if value not in (None, "", [], False, -1):
+        yield f"(default: {' '.join(map(str, value)) if isinstance(value, list) else value})"

@@ -6,8 +6,9 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from transformers import PreTrainedConfig
 
@@ -21,6 +22,7 @@ from .training.tasks.unlabeled import UnlabeledTask
 
 __all__ = ["PretrainingResult", "pretrain"]
 METHODS = tuple(name.replace("_", "-") for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
+LABELED_TASKS = tuple(dashed for name in TASKS if (dashed := name.replace("_", "-")) not in METHODS)
 PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
 GEOMETRY = ("image_size", "patch_size")  # which an encoder takes over from the model that it is compared with
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # by what starts from scratch, or from an encoder
@@ -60,11 +62,12 @@ def pretrain(
     data: Paths,
     labels: str | os.PathLike[str] | None = None,
     *,
-    task: str | None = None,
-    method: str = "joint-embedding",
+    task: Annotated[str | None, LABELED_TASKS] = None,
+    method: Annotated[str, METHODS] = "joint-embedding",
     minutes: float = 60.0,
     output_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    seed: int = 42,
     report: Callable[[str], None] = print,
     **options: Any,
 ) -> PretrainingResult:
@@ -78,8 +81,9 @@ def pretrain(
         minutes: Time for all of it: 3/5 of it for pretraining, 1/5 for each of the other two.
         output_dir: Folder for `encoder`, `tuned` and `scratch`; by default a new one below `outputs`.
         resume: Go on with what has begun in `output_dir`.
+        seed: Of all three trainings.
         report: Called with lines of text on how it goes.
-        **options: Of all three trainings, by the names of their flags: `seed`, `bf16`, `use_cpu`.
+        **options: Of all three trainings, by the names of their flags: `bf16`, `use_cpu`.
 
     Returns:
         The three trainings.
@@ -88,6 +92,7 @@ def pretrain(
         ValueError: if an option, the data or the labels are bad, before anything is trained.
         OSError: if a file is missing or cannot be written, or an image cannot be read.
     """
+    options["seed"] = seed
     check(task, method, minutes, options)
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
@@ -95,13 +100,7 @@ def pretrain(
     has_labels = find_labels(task, method, data, labels, report, options)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
-
-    def run(name: str, task: str, data: Paths, minutes: float, **given: Any) -> TrainingResult:
-        gc.collect()  # waits for what has read images for the training before, outside of the time of this one
-        resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
-        chosen = {**options, **given, **resumed}
-        return train(task, data, report=report, output_dir=folder / name, minutes=minutes, **chosen)
-
+    run = partial(train_part, folder, report, options)
     if has_labels:
         report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
     scratch = run("scratch", task, known, shared) if has_labels else None
@@ -116,6 +115,34 @@ def pretrain(
     result = PretrainingResult(encoder, tuned, scratch)
     report(describe_gain(result))
     return result
+
+
+def train_part(
+    folder: Path,
+    report: Callable[[str], None],
+    options: Mapping[str, Any],
+    name: str,
+    task: str,
+    data: Paths,
+    minutes: float,
+    **given: Any,
+) -> TrainingResult:
+    """Runs one of the three trainings, or resumes it.
+
+    Args:
+        folder: Output folder of all three.
+        report: Called with lines of text on how it goes.
+        options: Of all three.
+        name: Its own folder in that of all.
+        task: What to train.
+        data: On which images.
+        minutes: Its time.
+        **given: Further options of this one.
+    """
+    gc.collect()  # waits for what has read images for the training before, outside of the time of this one
+    resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
+    chosen = {**options, **given, **resumed}
+    return train(task, data, report=report, output_dir=folder / name, minutes=minutes, **chosen)
 
 
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any]) -> None:

@@ -8,15 +8,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import convert
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Converts in one direction or the other."""
-    convert.main(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["convert", *arguments], __doc__)
 
 
 if __name__ == "__main__":

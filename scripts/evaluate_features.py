@@ -10,15 +10,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import features
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Evaluates features by the arguments of the command line."""
-    features.evaluate(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["features", "evaluate", *arguments], __doc__)
 
 
 if __name__ == "__main__":

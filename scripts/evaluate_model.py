@@ -19,12 +19,12 @@ Examples (all options of the Trainer's evaluation count, such as --use_cpu and -
 
 import sys
 
-from hf_vit import training
+from hf_vit import cli
 
 
 def main(arguments: list[str]) -> None:
     """Evaluates."""
-    training.evaluate(arguments, __doc__, report=print)
+    cli.main(["evaluate", *arguments], __doc__)
 
 
 if __name__ == "__main__":

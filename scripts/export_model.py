@@ -9,15 +9,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import export
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Exports a model."""
-    export.main(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["export", *arguments], __doc__)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ Examples:
 """
 
 import sys
-from functools import partial
 
-from hf_vit import features
+from hf_vit import cli
 
 
 def main(arguments: list[str]) -> None:
     """Extracts features by the arguments of the command line."""
-    features.extract(arguments, __doc__, echo=partial(print, flush=True))
+    cli.main(["features", "extract", *arguments], __doc__)
 
 
 if __name__ == "__main__":

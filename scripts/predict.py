@@ -12,15 +12,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import predict
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Predicts and prints."""
-    predict.main(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["predict", *arguments], __doc__)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ Examples:
 """
 
 import sys
-from functools import partial
 
-from hf_vit import training
+from hf_vit import cli
 
 
 def main(arguments: list[str]) -> None:
     """Trains, evaluates, saves and, on request, publishes."""
-    training.run(training.TASKS["masked_image_modeling"], arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["train", "masked-image-modeling", *arguments], __doc__)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import push
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Checks, lists and uploads."""
-    push.main(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["push", *arguments], __doc__)
 
 
 if __name__ == "__main__":

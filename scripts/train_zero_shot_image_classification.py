@@ -16,16 +16,13 @@ Examples:
 """
 
 import sys
-from functools import partial
 
-from hf_vit import training
+from hf_vit import cli
 
 
 def main(arguments: list[str]) -> None:
     """Trains, evaluates, saves and, on request, publishes."""
-    training.run(
-        training.TASKS["zero_shot_image_classification"], arguments, __doc__, report=partial(print, flush=True)
-    )
+    cli.main(["train", "zero-shot-image-classification", *arguments], __doc__)
 
 
 if __name__ == "__main__":

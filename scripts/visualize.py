@@ -21,15 +21,13 @@ Examples:
 """
 
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from hf_vit.commands import visualize
+from hf_vit import cli
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Draws by the arguments of the command line."""
-    visualize.main(arguments, __doc__, report=partial(print, flush=True))
+    cli.main(["visualize", *arguments], __doc__)
 
 
 if __name__ == "__main__":

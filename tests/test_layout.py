@@ -20,7 +20,7 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
     *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "flags", "training"),
-    *("features", "inspection", "inference", "calls", "pretraining", "commands", "cli", "__main__"),
+    *("features", "inspection", "inference", "calls", "pretraining", "commands", "cli", "start", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
 OTHER_IMPORTS = {

@@ -10,18 +10,17 @@ Examples:
     torchrun --nproc_per_node 2 -m hf_vit evaluate outputs/cells cells
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
-from ..flags.parser import name_words
-from ..training.run import evaluate
+from ..training.run import evaluate as run_evaluation
 
 
-def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
+def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
     """Evaluates, and exits with one line about what is wrong before that.
 
     Args:
-        arguments: The command line without the program's name: model, data, options.
-        description: Beginning of `--help`.
         report: Prints a line.
+        **options: Those of evaluations of the model's task, by name.
     """
-    evaluate(name_words(arguments, ["model_name_or_path", "dataset_name"]), description, report)
+    run_evaluation([options], None, report)

@@ -7,67 +7,55 @@ Examples:
     hf-vit features evaluate outputs/features
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from .. import features
 from ..extras import check_packages
-from ..features import extract, open_train_and_test
-from ..features import report as report_scores
 from ..features.evaluation import FILE_NAME
-from ..flags.parser import OneLineParser, exit_in_one_line, name_words
 from ..outputs import check_outputs, check_writable, free_folder, record_outputs
 
 
-EXTRACT = "Writes the features of images to parquet files.\n\nUsage: hf-vit features extract MODEL DATA [options]"
-EVALUATE = "Scores features by the classes of their images: nearest neighbors, a linear probe, retrieval."
-
-
-def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Extracts or evaluates, and exits with one line about what is wrong.
+def extract(*, report: Callable[[str], None], **options: Any) -> None:
+    """Writes the features of images to parquet files.
 
     Args:
-        arguments: The command line without the program's name: "extract" or "evaluate", and what belongs to it.
-        description: What is printed without either.
         report: Prints a line.
+        **options: Those of `ExtractionArguments`, by name.
     """
-    name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
-        report((description or "").strip())
-    elif name == "extract":
-        words = name_words(arguments[1:], ["model_name_or_path", "dataset_name"])
-        extract(words, EXTRACT, report)
-    else:
-        with exit_in_one_line(ValueError):
-            if name != "evaluate":
-                raise ValueError(f"There is no hf-vit features {name}. Choose extract or evaluate.")
-        evaluate(arguments[1:], EVALUATE, report)
+    features.extract([options], None, report)
 
 
-def evaluate(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Evaluates features, and exits with one line about what is wrong.
+def evaluate(
+    train: Path,
+    test: Path | None = None,
+    *,
+    output_dir: Path | None = None,
+    overwrite: bool = False,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Scores features by the classes of their images: nearest neighbors, a linear probe, retrieval.
 
     Args:
-        arguments: The command line without the program's name.
-        description: Beginning of `--help`.
+        train: Folder of features to learn from, the split train of it.
+        test: Folder of those to score; by default the same one.
+        output_dir: Folder for evaluation.json; by default that of the features, for two folders a new one in the
+            second.
+        overwrite: Replace evaluation.json of an earlier run.
         report: Prints a line.
+
+    Raises:
+        ValueError: if the features do not fit each other, or a file must stay.
+        OSError: if a folder holds no features, or nothing can be written.
+        ImportError: if scikit-learn is missing.
     """
-    parser = OneLineParser(description, "features evaluate")
-    parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
-    parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
-    parser.add_argument(
-        "--output_dir",
-        type=Path,
-        help="where to write evaluation.json (default: beside the features; of two folders, a new one in the second)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace evaluation.json of an earlier run")
-    with exit_in_one_line(ValueError, OSError, ImportError):
-        args = parser.parse_args(arguments)
-        check_packages("The evaluation of features", "sklearn")
-        folders, output_dir = [args.train], args.output_dir or args.train
-        if args.test is not None:
-            folders.append(args.test)
-            output_dir = args.output_dir or free_folder(args.test / f"evaluation-beside-{args.train.resolve().name}")
-        check_writable(output_dir)
-        check_outputs([output_dir / FILE_NAME], overwrite=args.overwrite)
-        report_scores(*open_train_and_test(folders), output_dir, report)
-        record_outputs([output_dir / FILE_NAME])
+    check_packages("The evaluation of features", "sklearn")
+    folders, folder = [train], output_dir or train
+    if test is not None:
+        folders.append(test)
+        folder = output_dir or free_folder(test / f"evaluation-beside-{train.resolve().name}")
+    check_writable(folder)
+    check_outputs([folder / FILE_NAME], overwrite=overwrite)
+    features.report(*features.open_train_and_test(folders), folder, report)
+    record_outputs([folder / FILE_NAME])

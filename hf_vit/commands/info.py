@@ -8,7 +8,7 @@ Examples:
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from packaging.version import Version
 
 from .. import __version__
 from ..extras import install_command
-from ..flags.named_recipes import PACKAGE, named_recipes
-from ..flags.parser import OneLineParser, exit_in_one_line
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import read_config
+from ..options.named_recipes import PACKAGE, named_recipes
 from ..training.errors import in_words
 from ..training.lora import count_parameters
 from ..training.tasks import TASKS
@@ -38,20 +37,19 @@ CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraint
 MOST_NAMES = 12  # of classes
 
 
-def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Reports on the installation or on a model, and exits with one line about what is wrong.
+def info(model: str | None = None, *, report: Callable[[str], None] = print) -> None:
+    """Reports on the installation or on a model.
 
     Args:
-        arguments: The command line without the program's name.
-        description: Beginning of `--help`.
+        model: Folder or file of a saved model, or its name on the Hub.
         report: Prints a line.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if it cannot be opened.
     """
-    parser = OneLineParser(description, "info")
-    parser.add_argument("model", nargs="?", help="folder or file of a saved model, or its name on the Hub")
-    with exit_in_one_line(ValueError, OSError):
-        model = parser.parse_args(arguments).model
-        for line in describe_installation() if model is None else describe_model(model):
-            report(line)
+    for line in describe_installation() if model is None else describe_model(model):
+        report(line)
 
 
 def describe_installation() -> Iterator[str]:

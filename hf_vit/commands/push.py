@@ -8,26 +8,12 @@ Examples:
     hf-vit push outputs/digits user/digits-vit --private
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from ..flags.parser import OneLineParser, exit_in_one_line
 from ..training import check_upload, list_upload, publish
-
-
-def make_parser(description: str | None) -> OneLineParser:
-    """Returns the parser of the command line."""
-    parser = OneLineParser(description, "push")
-    parser.add_argument("folder", type=Path, help="folder of a saved model with its image processor and its card")
-    parser.add_argument("repo_id", help="name on the Hub, user/name; made where it does not exist")
-    parser.add_argument("--private", action="store_true", default=None, help="make the new repository private")
-    parser.add_argument("--revision", help="branch to upload to, made where it does not exist (default: main)")
-    parser.add_argument("--create_pr", action="store_true", help="open a pull request instead of writing")
-    parser.add_argument("--commit_message", default="Upload model", help="for the history (default: Upload model)")
-    parser.add_argument("--dry_run", action="store_true", help="check and list only; needs no network and no token")
-    return parser
 
 
 def describe(folder: Path) -> Iterator[str]:
@@ -42,21 +28,36 @@ def describe(folder: Path) -> Iterator[str]:
         yield f"{result.metric_type} on {result.dataset_name}: {result.metric_value}"
 
 
-def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Checks, lists and uploads, and exits with one line about what is wrong.
+def push(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    commit_message: str = "Upload model",
+    dry_run: bool = False,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Checks, lists and uploads a model; raises as `check_upload` and `publish`.
 
     Args:
-        arguments: The command line without the program's name.
-        description: Beginning of `--help`.
+        folder: Folder of a saved model with its image processor and its card.
+        repo_id: Name on the Hub, user/name; created if it does not exist.
+        private: Make the new repository private.
+        revision: Branch to upload to, created if it does not exist; main by default.
+        create_pr: Open a pull request instead of writing.
+        commit_message: For the history.
+        dry_run: Check and list only; needs no network and no token.
         report: Prints a line.
     """
-    with exit_in_one_line(ValueError, OSError):
-        args = vars(make_parser(description).parse_args(arguments))
-        folder, repo_id, dry_run = (args.pop(name) for name in ("folder", "repo_id", "dry_run"))
-        check_upload(folder)
-        report("\n".join(describe(folder)))
-        if dry_run:
-            report("Nothing was uploaded.")
-            return
-        report(f"Uploading to {repo_id} …")
-        report(publish(folder, repo_id, **args))
+    check_upload(folder)
+    report("\n".join(describe(folder)))
+    if dry_run:
+        report("Nothing was uploaded.")
+        return
+    report(f"Uploading to {repo_id} …")
+    url = publish(
+        folder, repo_id, private=private, revision=revision, create_pr=create_pr, commit_message=commit_message
+    )
+    report(url)

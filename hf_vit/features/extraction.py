@@ -28,7 +28,7 @@ from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
 from ..outputs import check_writable
-from ..training.recipe import parse_arguments
+from ..training.recipe import Arguments, parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
 from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
@@ -210,7 +210,7 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
     return [image for image in batch if image.pixels is not None]
 
 
-def extract(arguments: Sequence[str], description: str | None, echo: Callable[[str], None]) -> None:
+def extract(arguments: Arguments, description: str | None, echo: Callable[[str], None]) -> None:
     """Runs an extraction from the command line; exits with one line that names the error.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import datasets
 import numpy as np
@@ -34,6 +34,7 @@ from ..model.remote_code import refusing_code
 from ..model.task_keypoint_detection import HfViTKeypointDetectionPipeline
 from ..model.task_object_detection import HfViTObjectDetectionPipeline
 from ..model.task_semantic_segmentation import HfViTImageSegmentationPipeline
+from ..options.field import COUNT, PROBABILITY
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize import segmentation_palette
 from ..visualize.colors import IGNORED
@@ -66,12 +67,12 @@ def predict_files(
     *,
     output_dir: Path | None = None,
     picture: Path | None = None,
-    top_k: int = 3,
-    batch_size: int = 8,
-    threshold: float | None = None,
-    nms_threshold: float | None = None,
+    top_k: Annotated[int, COUNT] = 3,
+    batch_size: Annotated[int, COUNT] = 8,
+    threshold: Annotated[float | None, PROBABILITY] = None,
+    nms_threshold: Annotated[float | None, PROBABILITY] = None,
     boxes: Path | None = None,
-    subtask: str | None = None,
+    subtask: Annotated[str | None, ("panoptic", "instance", "semantic")] = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
     overwrite: bool = False,
@@ -82,7 +83,7 @@ def predict_files(
         model: Folder of a saved model, or its name on the Hub.
         inputs: Image files, folders that are searched for them, and parquet files, tar files and tables of images.
         output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for a picture of the first `MAX_TILES` images; further pages are `name-2.png` and so on.
+        picture: File for a picture of the first 100 images; further pages are `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
         threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from transformers.utils import logging
 
-from ..flags.named_recipes import SUFFIXES, find_recipe
 from ..flags.parser import ANSWERS, REFUSED, OneLineParser, Parser, unknown_option
+from ..options.named_recipes import SUFFIXES, find_recipe
 from .ranges import check_ranges
 from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 

@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTForSemanticSegmentation,
     HfViTImageProcessor,
+    cli,
 )
 from hf_vit.outputs import check_outputs, record_outputs
 
@@ -144,10 +145,8 @@ def contents_of_reports(folder: Path) -> dict[str, bytes]:
 
 
 def visualize(model: Path, photo: Path, folder: Path, *options: str) -> None:
-    from hf_vit.commands.visualize import main
-
     words = [str(model), str(photo), "--output_dir", str(folder), "--kinds", "rollout", *options]
-    main(words, None, lambda _: None)
+    cli.main(["visualize", *words])
 
 
 def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ...convert import load_image_processor
 from ...convert.export import check_new_folder, new_folder
@@ -32,8 +32,9 @@ UNKNOWN_STEPS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 def export_model(
     model: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
-    format: str = "onnx",
+    format: Annotated[str, (*FORMATS,)] = "onnx",
     *,
+    revision: str = "main",
     report: Callable[[str], None] = print,
     **kwargs: Any,
 ) -> Path:
@@ -46,8 +47,9 @@ def export_model(
         model: Folder of a saved model, or its name on the Hub.
         output_dir: New folder.
         format: "onnx", "openvino", "torch" or "executorch".
+        revision: Branch, tag or commit on the Hub.
         report: Called with lines of text on how equal it is.
-        **kwargs: For `from_pretrained`, such as `revision`.
+        **kwargs: For `from_pretrained`.
 
     Returns:
         The folder: the program, config.json, labels.json, preprocessor_config.json, a card, and for ONNX run.py.
@@ -57,7 +59,7 @@ def export_model(
         OSError: if there is no such model, or nothing can be written.
         ImportError: if a package is missing.
     """
-    chosen = check_format(format)
+    chosen, kwargs["revision"] = check_format(format), revision
     check_new_folder(output_dir)
     check_writable(Path(output_dir))
     source = os.fspath(model)

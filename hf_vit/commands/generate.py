@@ -1,0 +1,291 @@
+"""Writes the options of all commands to `options.json`, which `hf-vit` reads without an import of the package.
+
+Run it after an option has changed: python -m hf_vit.commands.generate
+"""
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from importlib import import_module
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import transformers
+
+from ..features import ExtractionArguments
+from ..options.field import Range
+from ..options.library import LIBRARY_GROUP, metadata_of
+from ..options.named_recipes import recipes_of
+from ..training.tasks import TASKS
+from ..training.tasks.base import EvaluatedModel, EvaluationArguments, Task
+
+
+FILE = Path(__file__).with_name("options.json")
+# Which options of commands that are functions are also given as words, without their names
+WORDS = {
+    "pretrain": ("data",),
+    "predict": ("model", "inputs"),
+    "features evaluate": ("train", "test"),
+    "visualize": ("model", "photos"),
+    "convert": ("source", "output"),
+    "export": ("model",),
+    "push": ("folder", "repo_id"),
+    "info": ("model",),
+}
+# Groups of the essential options of a training, an evaluation and an extraction, in their order
+TRAINING = ("Data", "Model", "Training", "Output")
+EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
+EXTRACTION = ("Extraction", "Data", "Output")
+NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # which are essential in trainings
+# Options that data and device choose if they are not given, so that their declared default says little
+CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
+OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # whose defaults follow what is installed
+
+Option = dict[str, Any]
+
+
+def generate() -> str:
+    """Returns the content of the file: option declarations by a key, and for each command the keys of its options."""
+    options: dict[str, Option] = {}
+    pages: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, page: Mapping[str, Any], declared: Iterable[Option]) -> None:
+        module, _, function = name.partition(" ")
+        function = function if module == "features" else module
+        declared = list(declared)
+        keys = [key_of(option, options) for option in declared]
+        groups = sorted(
+            dict.fromkeys([*page.get("groups", ()), *(option["group"] for option in declared)]),
+            key=lambda title: title == LIBRARY_GROUP,  # which comes last
+        )
+        call = f"hf_vit.commands.{module}:{function}"
+        pages[name] = {"call": call, "recipe": False, **page, "groups": groups, "options": keys}
+
+    for task_name, task in TASKS.items():
+        dashed = task_name.replace("_", "-")
+        page = {"text": describe(task_name), "words": ["dataset_name"], "given": {"task": task_name}}
+        declared = options_of_types(task.argument_types(), TRAINING)
+        add(f"train {dashed}", {**page, "groups": TRAINING, "recipe": True}, declared)
+        page = {"text": text_of("evaluate"), "words": ["model_name_or_path", "dataset_name"], "groups": EVALUATION}
+        add(f"evaluate {dashed}", {**page, "recipe": True}, evaluation_options(task))
+    page = {
+        "text": "Writes the features of images to parquet files.\n\n"
+        "Usage: hf-vit features extract MODEL DATA [options]",
+        "words": ["model_name_or_path", "dataset_name"],
+    }
+    declared = options_of_types([ExtractionArguments], EXTRACTION)
+    add("features extract", {**page, "groups": EXTRACTION, "recipe": True}, declared)
+    for name, words in WORDS.items():
+        function = function_of(name)
+        text = summary_of(function) if " " in name else text_of(name)
+        add(name, {"text": text, "words": words}, options_of_function(function, words))
+    groups: dict[str, Any] = {
+        "train": f"{text_of('train')}\n{textwrap.indent(task_names(), '    ')}\n\nhf-vit train TASK --help: options",
+        "features": text_of("features"),
+    }
+    architectures = {
+        name.replace("_", "-"): [task.model_class.__name__.removeprefix("HfViT"), *task.published]
+        for name, task in TASKS.items()
+    }
+    sections: dict[str, Mapping[str, Any]] = {
+        "groups": groups,
+        "options": options,
+        "pages": pages,
+        "architectures": architectures,
+    }
+    sections["versions"] = {"transformers": transformers.__version__}
+    return as_text(sections)
+
+
+def key_of(option: Option, options: dict[str, Option]) -> str:
+    """Returns the key of an option: its name, with a number if another option of that name differs."""
+    for number in count(1):
+        key = option["name"] if number == 1 else f"{option['name']} {number}"
+        if options.setdefault(key, option) == option:
+            return str(key)
+    raise AssertionError
+
+
+def as_text(sections: Mapping[str, Any]) -> str:
+    """Returns JSON with a line for each entry of each section."""
+    parts = []
+    for title, section in sections.items():
+        lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in section.items()]
+        parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+# --- Texts
+
+
+def text_of(command: str) -> str:
+    """Returns the text above the options of a command."""
+    return (import_module(f"{__package__}.{command}").__doc__ or "").strip()
+
+
+def task_names() -> str:
+    """Returns the names of the tasks, a line each."""
+    return "\n".join(sorted(name.replace("_", "-") for name in TASKS))
+
+
+def describe(task: str) -> str:
+    """Returns the text above the options of a training."""
+    dashed = task.replace("_", "-")
+    lines = [
+        f"Trains {dashed.replace('-', ' ')}, from scratch or from another model.",
+        "",
+        f"Usage: hf-vit train {dashed} [recipe.yaml] DATA [options]",
+    ]
+    if recipes := recipes_of(task):
+        named = f"--recipe takes a file, or {', '.join(recipes)}."
+        lines += ["", *textwrap.wrap(named, 80, break_on_hyphens=False)]
+    return "\n".join(lines)
+
+
+# --- Options that are fields of dataclasses
+
+
+def evaluation_options(task: type[Task]) -> Iterator[Option]:
+    """Yields the options of evaluations of a task."""
+    kinds = task.fields()
+    types = (EvaluatedModel, EvaluationArguments, *(kinds[name] for name in ("data", *task.evaluation_options)))
+    for option in options_of_types(types, EVALUATION):
+        if option["name"] == "per_device_eval_batch_size":
+            option["default"] = kinds["args"].per_device_eval_batch_size
+        if option["name"] in NOT_IN_EVALUATIONS:
+            option.pop("essential", None)
+        yield option
+
+
+def options_of_types(types: Sequence[type], essential_groups: Sequence[str]) -> Iterator[Option]:
+    """Yields the options of dataclasses, of which those in some groups may be essential."""
+    for kind in types:
+        hints = get_type_hints(kind)
+        for item in fields(kind):
+            if item.init:
+                option = option_of_field(item, hints[item.name], kind)
+                if option.get("group") not in essential_groups:
+                    option.pop("essential", None)
+                yield option
+
+
+def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
+    """Returns an option that a field of a dataclass declares."""
+    metadata = metadata_of(item)
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    group = metadata["group"] or title_of(kind, item.name)
+    kept = {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
+    found = {"default": None if item.name in OF_THE_MACHINE else default, "range": metadata["range"], "group": group}
+    if "const" in item.metadata:
+        found["const"] = item.metadata["const"]
+    return compact(
+        {"name": item.name, **kinds_of(annotation)},
+        {**found, **kept, "chosen": item.name in CHOSEN and group != LIBRARY_GROUP},
+    )
+
+
+def title_of(kind: type, name: str) -> str:
+    """Returns the first line on the dataclass that declares a field."""
+    declaring = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
+    return (declaring.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+# --- Options that are parameters of functions
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Returns the function of a command."""
+    module, _, part = name.partition(" ")
+    function: Callable[..., Any] = vars(import_module(f"{__package__}.{module}"))[part or module]
+    return inspect.unwrap(function)
+
+
+def summary_of(function: Callable[..., Any]) -> str:
+    """Returns the first line of a function's docstring."""
+    return inspect.getdoc(function).partition("\n")[0]  # type: ignore[union-attr]
+
+
+def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> Iterator[Option]:
+    """Yields the options that the parameters of a function and its docstring declare."""
+    hints, texts = get_type_hints(function, include_extras=True), help_of_parameters(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "report" or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        is_required = parameter.default is parameter.empty
+        group = "Arguments" if name in words and is_required else "Options"
+        found = {"default": None if is_required else parameter.default, "required": is_required}
+        yield compact({"name": name, **kinds_of(hints[name])}, {**found, "help": texts[name], "group": group})
+
+
+def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
+    """Returns what the section "Args" of a docstring says on each parameter."""
+    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", flags=re.MULTILINE | re.DOTALL)
+    assert section is not None, function
+    entries = re.findall(r"^    (\*{0,2}\w+): (.*(?:\n      .*)*)", section[1], flags=re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text).replace("`", "") for name, text in entries}
+
+
+# --- Types
+
+
+def kinds_of(annotation: Any) -> Option:
+    """Returns what an annotation says of an option: its type, whether it is a list, its choices and its range."""
+    found: Option = {}
+    if get_origin(annotation) is Annotated:
+        annotation, *notes = get_args(annotation)
+        found = {"range" if isinstance(note, Range) else "choices": note for note in notes}
+    parts = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
+    parts -= {NoneType}
+    if mapping := {part for part in parts if (get_origin(part) or part) is dict}:
+        return {"type": "mapping" if parts == mapping else "mapping or text", **found}
+    for part in parts:
+        origin = get_origin(part)
+        if origin is Literal and str not in parts:
+            return {"type": "str", "choices": get_args(part), **found}
+        if isinstance(part, type) and issubclass(part, Enum):
+            return {"type": "str", "choices": [member.value for member in part], **found}
+        if origin is tuple:
+            return {"type": "pair", **found}
+        if origin in (list, Sequence):
+            return {"list": True, **kinds_of(get_args(part)[0]), **found}
+    if bool in parts and str not in parts:
+        return {"type": "bool", "const": True, **found}
+    for kind, name in ((float, "float"), (int, "int"), (Path, "path"), (str, "str")):
+        if kind in parts:
+            return {"type": name, **found}
+    return {"type": "str", **found}
+
+
+def compact(option: Option, more: Mapping[str, Any]) -> Option:
+    """Returns an option as JSON can hold it, without what says nothing."""
+    content = {**option, **{name: value for name, value in more.items() if value is not None}}
+    return {
+        name: plain(value)
+        for name, value in content.items()
+        if value is not MISSING and (name == "default" or value not in ("", False, ()))
+    }
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON can hold it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PathLike):
+        return str(value)
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else value
+
+
+def main() -> None:
+    """Writes the file."""
+    FILE.write_text(generate(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Starts the command `hf-vit` without an import of the package, which takes seconds.
+
+It is installed next to the package, as `hf_vit_cli`.
+"""
+
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def main() -> None:
+    """Runs `main` of `hf_vit/cli.py`."""
+    package = find_spec("hf_vit")  # finds it without importing it
+    assert package is not None
+    assert package.origin is not None
+    runpy.run_path(str(Path(package.origin).with_name("cli.py")))["main"]()
