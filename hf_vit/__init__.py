@@ -49,7 +49,7 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 if TYPE_CHECKING:
     from .calls import evaluate, export_model, predict, train
     from .convert.families import list_families
-    from .flags.named_recipes import list_recipes
+    from .options.named_recipes import list_recipes
     from .model.fast_inference import optimize_for_inference
     from .pretraining import pretrain
 
@@ -87,7 +87,7 @@ __version__ = "0.1.0"
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".calls"),
     "list_families": ".convert.families",
-    "list_recipes": ".flags.named_recipes",
+    "list_recipes": ".options.named_recipes",
     "optimize_for_inference": ".model.fast_inference",
     "pretrain": ".pretraining",
 }
