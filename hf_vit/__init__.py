@@ -49,8 +49,8 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 if TYPE_CHECKING:
     from .calls import evaluate, export_model, predict, train
     from .convert.families import list_families
+    from .inference.optimize import optimize_for_inference
     from .options.named_recipes import list_recipes
-    from .model.fast_inference import optimize_for_inference
     from .pretraining import pretrain
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
@@ -88,7 +88,7 @@ CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".calls"),
     "list_families": ".convert.families",
     "list_recipes": ".options.named_recipes",
-    "optimize_for_inference": ".model.fast_inference",
+    "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
 }
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
+from .configuration_hf_vit import INSTALL_COMMAND
 from .nested_options import check_thresholds
 from .pretrained import check_trained
 from .read_ahead import ReadAhead
@@ -291,10 +291,18 @@ def check_optimize(optimize: Any) -> None:
 
 
 def optimize_model(model: Any, options: dict[str, Any]) -> Any:
-    """Returns a model with the same call that is faster on this machine; `.report` says what was tried."""
-    # The file beside the model's own: those of a saved folder are imported once for the model, once for the pipeline.
-    beside = type(model).__module__.rpartition(".")[0]
-    return vars(import_module(f"{beside}.fast_inference"))["optimize_for_inference"](model, **options)
+    """Return a model with the same call that is faster on this machine; `.report` lists what was tried.
+
+    Raises:
+        ImportError: if the package is not installed: what it takes does not travel with checkpoints.
+    """
+    try:
+        from hf_vit.inference.optimize import optimize_for_inference
+    except ImportError as error:
+        raise ImportError(
+            f"optimize={options} needs the package hf_vit ({error}). Leave optimize out, or install: {INSTALL_COMMAND}"
+        ) from error
+    return optimize_for_inference(model, **options)
 
 
 def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:

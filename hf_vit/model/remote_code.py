@@ -146,7 +146,6 @@ def refusing_code(name: Any, cure: str) -> Iterator[None]:
 
 def _travel_together() -> None:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
-    from .fast_inference import optimize_for_inference  # noqa: F401
     from .image_processing_hf_vit import HfViTImageProcessor  # noqa: F401
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil  # noqa: F401
     from .modeling_hf_vit import HfViTModel  # noqa: F401

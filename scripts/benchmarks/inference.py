@@ -21,8 +21,8 @@ import transformers
 from torch import Tensor, nn
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, optimize_for_inference
-from hf_vit.model.ahead_of_time import FlatOutputs, compile_flat
-from hf_vit.model.int8_linear import quantize_blocks
+from hf_vit.inference.ahead_of_time import FlatOutputs, compile_flat
+from hf_vit.inference.int8_linear import quantize_blocks
 
 from .classification import make_timm_model, make_transformers_model
 from .harness import (

@@ -17,8 +17,8 @@ from hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
-from hf_vit.model import fast_inference
-from hf_vit.model.fast_inference import optimize_for_inference
+from hf_vit.inference import optimize
+from hf_vit.inference.optimize import optimize_for_inference
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
@@ -132,7 +132,7 @@ def test_fixed_positions_that_become_learned_have_the_dtype_of_the_weights(dtype
 def test_a_half_precision_model_is_optimized(
     kind: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_inference, "race", lambda *_: (0.5, 2.0))  # every candidate is twice as fast
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # every candidate is twice as fast
     whole = kind(small_config(position_embedding_type="sincos2d")).eval()
     whole.save_pretrained(tmp_path)
     model = kind.from_pretrained(tmp_path, dtype=dtype)

@@ -350,6 +350,35 @@ def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(fo
     check_output(run_without_package(OPEN_HEADS, tmp_path / "work", str(tmp_path), str(photo)))
 
 
+OPTIMIZE = """
+folder, photo = sys.argv[1:]
+with torch.no_grad():
+    plain = transformers.pipeline("image-classification", model=folder, trust_remote_code=True)
+    try:
+        fast = transformers.pipeline(
+            "image-classification", model=folder, trust_remote_code=True, optimize={"compile": False}
+        )
+    except ImportError as error:
+        assert sys.modules.get("hf_vit") is None
+        assert "needs the package hf_vit" in str(error) and "install: pip install" in str(error), error
+    else:
+        assert "hf_vit" in sys.modules
+        assert type(fast.model).__module__.startswith("transformers_modules"), type(fast.model)
+        assert "| as given, float32 |" in str(fast.fast_model.report)
+        assert [one["label"] for one in fast(photo)] == [one["label"] for one in plain(photo)]
+print("opened")
+"""
+
+
+@pytest.mark.parametrize("has_package", [True, False], ids=["with the package", "without"])
+def test_only_optimizing_needs_the_package(has_package: bool, folder: Path, tmp_path: Path) -> None:
+    arguments = (tmp_path / "work", str(folder), str(folder.parents[1] / "photo.png"))
+    if has_package:
+        check_output(run_with_package("import sys, torch, transformers\n" + OPTIMIZE, *arguments, fresh=True))
+    else:
+        check_output(run_without_package(OPTIMIZE, *arguments))
+
+
 PIPELINE_TASKS: dict[type[HfViTPreTrainedModel], str] = {
     HfViTModel: "image-feature-extraction",
     HfViTForImageClassification: "image-classification",

@@ -432,7 +432,7 @@ class Faster(nn.Module):
 def test_the_model_is_made_fast_on_request(
     given: dict[str, Any], expected: dict[str, Any], photos: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in: Any = types.ModuleType("hf_vit.model.fast_inference")
+    stand_in: Any = types.ModuleType("hf_vit.inference.optimize")
     make: Callable[..., nn.Module] = lambda model, **options: Faster(model, options)  # noqa: E731
     stand_in.optimize_for_inference = make
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)

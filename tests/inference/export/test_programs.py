@@ -25,8 +25,8 @@ from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_pr
 from hf_vit.inference.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
 from hf_vit.model.embeddings import resample_by_products, resample_position_embeddings
 
-from ..helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
-from ..helpers.versions import needs_exporters
+from ...helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
+from ...helpers.versions import needs_exporters
 
 
 TINY = {

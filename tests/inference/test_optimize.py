@@ -23,10 +23,10 @@ from hf_vit import (
     HfViTTextConfig,
     optimize_for_inference,
 )
-from hf_vit.model import fast_inference
-from hf_vit.model.ahead_of_time import FlatOutputs
-from hf_vit.model.fast_inference import FastForward, Trial
-from hf_vit.model.int8_linear import Int8Linear
+from hf_vit.inference import optimize
+from hf_vit.inference.ahead_of_time import FlatOutputs
+from hf_vit.inference.int8_linear import Int8Linear
+from hf_vit.inference.optimize import FastForward, Trial
 
 from ..helpers.versions import needs_int8_export
 
@@ -69,7 +69,7 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets every candidate be twice as fast as the best before it."""
-    monkeypatch.setattr(fast_inference, "race", lambda *_: (0.5, 2.0))
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
 def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], float]) -> Any:
@@ -80,7 +80,7 @@ def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], f
         now[0] += seconds(module.dtype)  # type: ignore[arg-type]
 
     model.register_forward_hook(advance)
-    monkeypatch.setattr(fast_inference.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(optimize.time, "perf_counter", lambda: now[0])
     return model
 
 
@@ -168,7 +168,7 @@ def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: flo
 
 @pytest.mark.usefixtures("always_faster")
 def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fast_inference.TOLERANCES, torch.bfloat16, 1e-6)
+    monkeypatch.setitem(optimize.TOLERANCES, torch.bfloat16, 1e-6)
     _, half = optimize_for_inference(make(), compile=False).report.trials
     assert not half.kept
     assert half.seconds is None

@@ -10,20 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .adapt_inputs import Size
+from ..model.adapt_inputs import Size
+from ..model.configuration_hf_vit import to_pair
+from ..model.pretrained import HfViTPreTrainedModel, check_trained, version_of
 from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
-from .configuration_hf_vit import to_pair
 from .int8_linear import quantize_blocks
-from .pretrained import HfViTPreTrainedModel, check_trained, version_of
-from .task_image_classification import HfViTForImageClassification
-from .task_semantic_segmentation import HfViTForSemanticSegmentation
-from .task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
 
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
@@ -226,10 +223,10 @@ def optimize_for_inference(
     """
     options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
     options |= {"int8": int8, "max_seconds": max_seconds, "images": images}
-    if isinstance(model, HfViTForZeroShotImageClassification):
-        inner = optimize_for_inference(model.model, **options)
+    if is_a(model, "HfViTForZeroShotImageClassification"):
+        inner = optimize_for_inference(cast("HfViTPreTrainedModel", model.model), **options)
         return sharing(model, _modules={**model._modules, "model": inner}, report=inner.report)
-    if not isinstance(model, HfViTPreTrainedModel):
+    if not is_a(model, "HfViTPreTrainedModel"):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
     check_options(model, batch_size, int8, max_seconds, images)
     check_trained(model, model.name_or_path, model.untrained_weights)
@@ -334,6 +331,11 @@ class Search:
         return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
 
 
+def is_a(model: Any, *names: str) -> bool:
+    """Return whether a model is of a class of one of these names: of ours, or of the copy that a checkpoint brings."""
+    return not {base.__name__ for base in type(model).__mro__}.isdisjoint(names)
+
+
 def sharing(model: ModelT, **attributes: Any) -> ModelT:
     """Returns a model of the same parts, and so the same weights, with other attributes."""
     # Not by copy.copy, which installs hooks in the parts a second time.
@@ -394,7 +396,7 @@ def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list
 
 def has_classes(model: HfViTPreTrainedModel) -> bool:
     """Whether the answers of a model are the likeliest classes, of images or of pixels."""
-    is_classifier = isinstance(model, HfViTForImageClassification | HfViTForSemanticSegmentation)
+    is_classifier = is_a(model, "HfViTForImageClassification", "HfViTForSemanticSegmentation")
     several_or_values = model.config.problem_type in ("multi_label_classification", "regression")
     return is_classifier and model.config.num_labels > 1 and not several_or_values
 

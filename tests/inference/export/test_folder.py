@@ -33,8 +33,8 @@ from hf_vit.inference.export import formats
 from hf_vit.inference.export.folder import why_no_script
 from hf_vit.inference.export.formats import FORMATS, Run
 
-from ..helpers.fresh import run_python
-from ..helpers.models import small_config
+from ...helpers.fresh import run_python
+from ...helpers.models import small_config
 
 
 LABELS = ["roof", "sky", "tree", "water", "wall"]
