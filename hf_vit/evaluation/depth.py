@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -138,3 +138,11 @@ def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
         **{f"delta{power}": np.mean(ratio < 1.25**power) for power in (1, 2, 3)},
     }
     return {name: float(value) for name, value in scores.items()}
+
+
+def describe_depth(depth: ArrayLike | Tensor, relative: bool) -> dict[str, Any]:
+    """Returns the least, the median and the largest of the values of a depth map, and their unit."""
+    values = as_array(depth, np.float64)
+    found = {"min": values.min(), "median": np.median(values), "max": values.max()}
+    unit = "relative inverse depth" if relative else "meters"
+    return {"unit": unit, **{name: round(float(value), 4) for name, value in found.items()}}

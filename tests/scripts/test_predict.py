@@ -175,7 +175,7 @@ def test_values_that_8_bits_do_not_hold_are_refused(dtype: type, value: float, t
     Image.fromarray(pixels).save(tmp_path / "image.tiff")
     with pytest.raises(ValueError, match="Scale"):
         read_image(tmp_path / "image.tiff", num_channels=3)
-    with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it has mode .* 8 bits"):
+    with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it .* has mode .* 8 bits"):
         open_image(tmp_path / "image.tiff")
 
 

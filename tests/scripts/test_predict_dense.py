@@ -17,7 +17,8 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.data import read_depth
-from hf_vit.inference.predict import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
+from hf_vit.inference.predict import name_outputs
+from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS, Writer
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.visualize import segmentation_palette
 
@@ -169,13 +170,13 @@ def test_relative_depth_is_no_millimeters(workplace: Path, tmp_path: Path, capsy
         assert np.median(np.load(line["written"][0])) == pytest.approx(line["median"], abs=1e-3)
 
 
-def test_depth_beyond_16_bits_is_unknown_in_millimeters(workplace: Path, tmp_path: Path) -> None:
+def test_depth_beyond_16_bits_is_unknown_in_millimeters(tmp_path: Path) -> None:
     depth = torch.tensor([[65.535, 65.537], [0.0, 1.0]])
-    files = DepthPredictor(str(workplace / "depth")).write(
-        Image.new("RGB", (2, 2)), {"predicted_depth": depth}, tmp_path / "x"
-    )
-    assert np.asarray(Image.open(files[1])).tolist() == [[65535, 0], [0, 1000]]
-    assert np.array_equal(np.load(files[0]), depth)
+    files = {ending: tmp_path / f"x{ending}" for ending in METRIC_DEPTH.files}
+    for ending, write in METRIC_DEPTH.files.items():
+        write(Image.new("RGB", (2, 2)), {"predicted_depth": depth}, small_config(), files[ending])
+    assert np.asarray(Image.open(files["_depth.png"])).tolist() == [[65535, 0], [0, 1000]]
+    assert np.array_equal(np.load(files["_depth.npy"]), depth)
 
 
 @pytest.mark.parametrize(("model", "key"), [("semantic", "classes"), ("universal", "segments"), ("depth", "unit")])
@@ -202,12 +203,13 @@ def test_files_of_one_name_do_not_overwrite_each_other() -> None:
     assert names == ["1", "1-2", "1-3", "1-2-2", "1-4", "2"]
 
 
-def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None:
+def test_segments_are_laid_over_the_image_with_outlines() -> None:
     image, mask = Image.new("RGB", (400, 200), "black"), Image.new("L", (400, 200))
     mask.paste(255, (100, 50, 300, 150))
     answer = [{"label": "dog", "score": 0.9, "mask": mask}]
-    for task, opacity, outside in ((SemanticPredictor, 0.7, 90), (PanopticPredictor, 0.65, 0)):
-        picture = np.asarray(task(str(workplace / "universal"), 0.5, None).draw(image, answer, "caption"), dtype=float)
+    config = small_config(id2label=dict(enumerate(NAMES)), label2id=LABEL2ID)
+    for task, opacity, outside in (("ForSemanticSegmentation", 0.7, 90), ("Segmentation", 0.65, 0)):
+        picture = np.asarray(WRITERS[task].draw(image, answer, config, "caption"), dtype=float)
         color = opacity * segmentation_palette(len(NAMES))[LABEL2ID["dog"]]
         is_inside = np.abs(picture - color).max(axis=-1) < 3
         rows, columns = np.nonzero(is_inside)
@@ -215,16 +217,14 @@ def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None
         segment = picture[rows.min() - 2 : rows.max() + 3, columns.min() - 2 : columns.max() + 3]
         assert is_inside.sum() > 0.8 * segment[..., 0].size
         has_edge = (segment > 200).all(axis=-1).sum() > 200
-        assert has_edge == (task is PanopticPredictor)
+        assert has_edge == (task == "Segmentation")
         assert picture[rows.min() - 10, columns.min() - 10].tolist() == [outside] * 3
 
 
-@pytest.mark.parametrize(("model", "is_left_near"), [("depth", True), ("relative", False)])
-def test_what_is_near_is_bright(model: str, is_left_near: bool, workplace: Path) -> None:
+@pytest.mark.parametrize(("writer", "is_left_near"), [(METRIC_DEPTH, True), (RELATIVE_DEPTH, False)])
+def test_what_is_near_is_bright(writer: Writer, is_left_near: bool) -> None:
     depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the least value at the left
-    picture = DepthPredictor(str(workplace / model)).draw(
-        Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, "caption"
-    )
+    picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
     pixels = np.asarray(picture, dtype=int)
     bright, dark = (
         np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1]) for color in ((253, 231, 36), (68, 1, 84))

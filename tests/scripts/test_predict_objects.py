@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.inference.predict import CORNERS, DetectionPredictor, KeypointPredictor
+from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
+from hf_vit.inference.writers import CORNERS, WRITERS
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 
@@ -158,9 +158,10 @@ def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
 
 
 def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
-    task = DetectionPredictor(str(workplace / "objects"))
+    config = HfViTConfig.from_pretrained(workplace / "objects")
     box = dict(zip(CORNERS, (10, 8, 30, 18), strict=True))
-    picture = task.draw(BLACK, [{"label": "LABEL_3", "score": 0.5, "box": box}], "caption")
+    answer = [{"label": "LABEL_3", "score": 0.5, "box": box}]
+    picture = WRITERS["ForObjectDetection"].draw(BLACK, answer, config, "caption")
     color = COLORS[3]
     assert picture.getpixel((10 * SCALE, 15 * SCALE)) == color
     assert picture.getpixel((30 * SCALE, 12 * SCALE)) == color
@@ -171,7 +172,7 @@ def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
 
 
 def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
-    task = KeypointPredictor(str(workplace / "pose"), {})
+    config = HfViTConfig.from_pretrained(workplace / "pose")
     places = {"nose": [10, 10], "left eye": [30, 10], "right eye": [10, 3]}
     pose = {
         "keypoints": list(places.values()),
@@ -179,7 +180,7 @@ def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
         "scores": [1.0, 1.0, 0.0],
         "box": dict(zip(CORNERS, (2, 2, 38, 18), strict=True)),
     }
-    picture = task.draw(BLACK, [pose], "caption")
+    picture = WRITERS["ForKeypointDetection"].draw(BLACK, [pose], config, "caption")
     at = {name: picture.getpixel(((x + 0.5) * SCALE, (y + 0.5) * SCALE)) for name, (x, y) in places.items()}
     assert at["nose"] == pytest.approx(COLORS[0], abs=3)
     assert at["left eye"] == pytest.approx(COLORS[1], abs=3)

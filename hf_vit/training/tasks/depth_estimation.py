@@ -15,7 +15,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ...data import TargetDataset, load_depth_estimation
-from ...evaluation.depth import DepthMetric
+from ...evaluation.depth import DepthMetric, describe_depth
 from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
@@ -74,9 +74,7 @@ class DepthEvaluator(Evaluator):
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
         """Returns the least, the median and the largest value, and their unit."""
-        values = {"min": prediction.min(), "median": prediction.median(), "max": prediction.max()}
-        unit = "relative inverse depth" if self.is_relative else "meters"
-        return {"unit": unit, **{name: round(float(value), 4) for name, value in values.items()}}
+        return describe_depth(prediction, self.is_relative)
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Predicts for every pixel its mean depth in training, where images are of one size; else resized."""

@@ -1,0 +1,313 @@
+"""What is written of the answers of the stock pipelines, task by task: JSON, files and pictures."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+from transformers import PreTrainedConfig as Config
+
+from ..evaluation.depth import describe_depth
+from ..model.pipeline_hf_vit import CORNERS
+from ..visualize.colors import IGNORED, segmentation_palette
+from ..visualize.depth import draw_depth
+from ..visualize.detection import draw_boxes
+from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
+from ..visualize.keypoints import draw_keypoints
+from ..visualize.segmentation import draw_panoptic, draw_segmentation
+
+
+Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
+Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # parts with their numbers in masks
+
+THRESHOLD = 0.5  # least score of a segment or an object, where neither caller nor training has chosen one
+OVERLAP_THRESHOLD = 0.8  # as in the scores of a training: of a segment, at least so much of the mask is its own
+NO_CLASS = 255  # in masks
+# Of families whose configuration does not tell, those that predict meters
+METRIC = {"glpn", "hf_vit", "zoedepth"}
+MAX_MILLIMETERS = 65535  # of 16 bits
+MAX_SIDE = 480  # pixels: pictures of larger images are drawn at this size
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How the answers of a pipeline are written.
+
+    Args:
+        pipeline: Name of the stock pipeline.
+        describe: Returns an answer as JSON has it.
+        draw: Returns a picture of an image with its answer and a caption.
+        files: Functions that write the answer to an image to a file, by the end of the file's name.
+        scores: Returns the scores of all parts of an answer.
+        options: Those that the pipeline's call takes, with their defaults, None for the pipeline's own.
+        task_config: Field of `HfViTConfig` that holds the threshold that the training has chosen, if the task has one.
+    """
+
+    pipeline: str
+    describe: Callable[[Any, Config], dict[str, Any]]
+    draw: Callable[[Image.Image, Any, Config, str], Image.Image]
+    files: Mapping[str, Callable[[Image.Image, Any, Config, Path], None]] = field(default_factory=dict)
+    scores: Callable[[Any], list[float]] = lambda answer: [part["score"] for part in answer]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    task_config: str | None = None
+
+
+def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
+    """Return how the answers of a model with this config.json are written, None if its class has no pipeline here."""
+    # timm's checkpoints, which transformers opens too, name no class.
+    name = str((config.get("architectures") or ["ForImageClassification"])[0])
+    kind = next((kind for kind in WRITERS if kind in name), None)
+    if kind == "Segmentation" and subtask == "semantic":
+        return WRITERS["ForSemanticSegmentation"]
+    if kind == "ForDepthEstimation":
+        default = "metric" if config.get("model_type") in METRIC else "relative"
+        head = config.get("depth_config") or config
+        return METRIC_DEPTH if head.get("depth_estimation_type", default) == "metric" else RELATIVE_DEPTH
+    return None if kind is None else WRITERS[kind]
+
+
+def labels_of(config: Config) -> list[str]:
+    """Return the label of each class number, the number itself where there is none."""
+    known = {number: label for label, number in config.label2id.items()}
+    return [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
+
+
+def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
+    """Return the image above its likeliest label, the score and a caption."""
+    return draw_label_tile(image, f"{answer[0]['label']} ({answer[0]['score']:.1%})", caption)
+
+
+# Segmentation
+
+
+def seen(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts that others do not cover."""
+    return [part for part in parts if part["mask"].getbbox()]
+
+
+def by_class(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
+    """Return the parts that have pixels, each with the number of its class."""
+    return [(config.label2id[part["label"]], part) for part in seen(parts)]
+
+
+def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
+    """Return the parts that have pixels, numbered."""
+    return list(enumerate(seen(parts)))
+
+
+def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
+    """Return score and share of the pixels of each class, the largest first."""
+    classes = [
+        {"label": part["label"], "score": part["score"], "share": round(_area(part) / _size(part), 6), "id": number}
+        for number, part in by_class(parts, config)
+    ]
+    return {"classes": sorted(classes, key=lambda found: -found["share"])}
+
+
+def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
+    """Return label, score, area in pixels and box (left, top, right, bottom) of each segment."""
+    found = [(number, part, part["mask"].getbbox()) for number, part in by_segment(parts, config)]
+    return {
+        "segments": [
+            {"label": part["label"], "score": part["score"], "area": _area(part), "box": box, "id": number}
+            for number, part, box in found
+        ]
+    }
+
+
+def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
+    """Write a PNG that holds the number of each pixel, and shows it in the color of its class."""
+    values = np.full((image.height, image.width), NO_CLASS, dtype=np.uint8)
+    colors = segmentation_palette(len(labels_of(config)))
+    palette = np.full((NO_CLASS + 1, 3), IGNORED, dtype=np.uint8)
+    for number, part in numbered(parts, config):
+        if number >= NO_CLASS:
+            raise ValueError(f"A mask holds numbers up to {NO_CLASS - 1}, but {part['label']!r} has {number}.")
+        values[np.asarray(part["mask"]) > 0] = number
+        palette[number] = colors[config.label2id[part["label"]]]
+    mask = Image.fromarray(values)
+    mask.putpalette(palette.tobytes())
+    mask.save(file)
+
+
+def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
+    """Return the image, and its classes over it in colors that a legend explains."""
+    picture = _fitted(image)
+    numbers = np.full((picture.height, picture.width), -1)
+    for number, part in by_class(parts, config):
+        numbers[_mask(part, picture)] = number
+    return _figure(caption, draw_segmentation, [picture], [numbers], None, labels_of(config))
+
+
+def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
+    """Return the image, and its segments over it, each with an outline and, where there is room, its label."""
+    picture, found = _fitted(image), seen(parts)
+    segments = {
+        "masks": np.reshape([_mask(part, picture) for part in found], (-1, picture.height, picture.width)),
+        "class_labels": [config.label2id[part["label"]] for part in found],
+        "scores": [part["score"] for part in found],
+    }
+    return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
+
+
+def _area(part: Part) -> int:
+    """Return the number of pixels of a part."""
+    count: int = part["mask"].histogram()[255]
+    return count
+
+
+def _size(part: Part) -> int:
+    return int(part["mask"].width * part["mask"].height)
+
+
+def _mask(part: Part, picture: Image.Image) -> np.ndarray:
+    """Return where a part is in a picture of any size, (H, W)."""
+    return np.asarray(part["mask"].resize(picture.size, Image.Resampling.NEAREST)) > 0
+
+
+# Depth
+
+
+def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
+    """Write depth in millimeters, 0 where it needs more than 16 bits."""
+    millimeters = (answer["predicted_depth"].numpy() * 1000).round()
+    Image.fromarray(np.where(millimeters > MAX_MILLIMETERS, 0, millimeters).astype(np.uint16)).save(file)
+
+
+def draw_depth_map(
+    image: Image.Image, answer: Any, config: Config, caption: str, relative: bool = False
+) -> Image.Image:
+    """Return the image, its depth in colors, the nearest being bright, and the scale of the colors."""
+    picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
+    values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
+    return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
+
+
+# Objects and keypoints
+
+
+def write_objects(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
+    """Write a table with an object a row."""
+    rows = [[found["label"], found["score"], *found["box"].values()] for found in answer]
+    _write_table(file, ["label", "score", *CORNERS], rows)
+
+
+def draw_objects(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
+    """Return the image with the boxes in the colors of their classes, the surest on top."""
+    picture = _fitted(image)
+    labels, scores = [config.label2id[found["label"]] for found in answer], [found["score"] for found in answer]
+    drawn = draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, labels_of(config), scores)
+    return _captioned(drawn, caption)
+
+
+def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
+    """Write a table with a keypoint a row."""
+    rows = [
+        [number, label, *place, score]
+        for number, pose in enumerate(answer)
+        for label, place, score in zip(pose["labels"], pose["keypoints"], pose["scores"], strict=True)
+    ]
+    _write_table(file, ["object", "label", "x", "y", "score"], rows)
+
+
+def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
+    """Return the image with boxes, keypoints in a color each, the fainter the less sure, and the skeleton."""
+    picture, shape = _fitted(image), (len(answer), len(labels_of(config)))
+    points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
+    for number, pose in enumerate(answer):
+        found = [config.label2id[label] for label in pose["labels"]]
+        # the center of the first pixel is at 0
+        points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
+        visibility[number, found], scores[number, found] = 2, pose["scores"]
+    skeleton = (config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
+    drawn = draw_keypoints(picture, points, visibility, skeleton, scores, _scaled_boxes(answer, picture, image))
+    return _captioned(drawn, caption)
+
+
+def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
+    """Return the boxes (N, 4) of an answer on an image in pixels of a picture of it."""
+    boxes = np.array([[found["box"][side] for side in CORNERS] for found in answer], dtype=float)
+    return boxes.reshape(-1, 4) * picture.width / image.width
+
+
+def _write_table(file: Path, header: list[str], rows: list[list[Any]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    return image if max(image.size) <= MAX_SIDE else ImageOps.contain(image, (MAX_SIDE, MAX_SIDE))
+
+
+def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
+    """Return a figure that is drawn to a file, with a caption below."""
+    buffer = BytesIO()
+    draw(*values, file=buffer, **options)
+    with Image.open(buffer) as figure:
+        return _captioned(figure.convert("RGB"), caption)
+
+
+def _captioned(picture: Image.Image, caption: str) -> Image.Image:
+    return arrange_tiles([picture, draw_text(caption)], columns=1, margin=0)
+
+
+_SEGMENTS = Writer(
+    "image-segmentation",
+    describe_segments,
+    draw_segments,
+    {"_mask.png": partial(write_mask, by_segment)},
+    scores=lambda parts: [part["score"] for part in seen(parts)],
+    options={"threshold": THRESHOLD, "overlap_mask_area_threshold": OVERLAP_THRESHOLD, "subtask": None},
+    task_config="universal_segmentation_config",
+)
+RELATIVE_DEPTH = Writer(
+    "depth-estimation",
+    lambda answer, config: describe_depth(answer["predicted_depth"], relative=True),
+    partial(draw_depth_map, relative=True),
+    {"_depth.npy": lambda image, answer, config, file: np.save(file, answer["predicted_depth"].numpy())},
+)
+METRIC_DEPTH = replace(
+    RELATIVE_DEPTH,
+    describe=lambda answer, config: describe_depth(answer["predicted_depth"], relative=False),
+    draw=draw_depth_map,
+    files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
+)
+# By what the names of model classes hold
+WRITERS: Mapping[str, Writer] = {
+    "ForImageClassification": Writer(
+        "image-classification",
+        lambda answer, config: {**answer[0], "top_k": answer},
+        draw_label,
+        options={"top_k": None},
+    ),
+    "ForSemanticSegmentation": replace(
+        _SEGMENTS,
+        describe=describe_classes,
+        draw=draw_classes,
+        files={"_mask.png": partial(write_mask, by_class)},
+    ),
+    "Segmentation": _SEGMENTS,
+    "ForDepthEstimation": METRIC_DEPTH,
+    "ForObjectDetection": Writer(
+        "object-detection",
+        lambda answer, config: {"objects": answer},
+        draw_objects,
+        {"_objects.csv": write_objects},
+        options={"threshold": THRESHOLD, "nms_threshold": None},
+        task_config="detection_config",
+    ),
+    "ForKeypointDetection": Writer(
+        "keypoint-detection",
+        lambda answer, config: {"poses": answer},
+        draw_keypoints_found,
+        {"_keypoints.csv": write_keypoints},
+        scores=lambda answer: [score for pose in answer for score in pose["scores"]],
+        options={"threshold": None},
+        task_config="keypoint_config",
+    ),
+}
