@@ -7,7 +7,6 @@ transformers' own classes work too.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -68,7 +67,7 @@ def predict_files(
         output_dir: Where to write the answers about each image, and a picture of each.
         picture: File for a picture of the first 100 images; further pages are `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
-        batch_size: Images to be classified, or objects with keypoints, per pass.
+        batch_size: Images to be classified, or objects with keypoints, per pass of a model of ours.
         threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
             model has chosen, or else 0.5 for a segment or an object, none for a keypoint.
         nms_threshold: Overlap (IoU) from which on the less sure of two objects of a class is left out, if given.
@@ -217,27 +216,17 @@ class Inputs(Dataset[Any]):
 
 
 def _answers(pipe: Pipeline, inputs: Inputs, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the answer to each image, or `{"error": ...}` for one that cannot be read."""
+    """Yields the answer to each image, of other pipelines one by one, or `{"error": ...}` if it cannot be read."""
     if inputs.are_encoded:
         yield from pipe(inputs, on_error="return", **options)
         return
-    errors: dict[int, str] = {}
-
-    def images() -> Iterator[Any]:
-        for index in range(len(inputs)):
-            try:
-                yield inputs[index]
-            except Exception as error:  # decoders fail in many ways
-                errors[index] = str(error)
-
-    count = 0
-    for answer in chain(pipe(images(), **options), [None]):  # what comes before an answer has been read
-        while count in errors:
-            yield {"error": errors[count]}
-            count += 1
-        if answer is not None:
-            yield answer
-            count += 1
+    for index in range(len(inputs)):
+        try:
+            image = inputs[index]
+        except Exception as error:  # decoders fail in many ways
+            yield {"error": str(error)}
+        else:
+            yield pipe(image, **options)
 
 
 def _lines(
