@@ -163,7 +163,7 @@ def distributed(args: argparse.Namespace) -> Part:
         ],
         prepare=lambda: write_digits(folder / "digits"),
         compare=lambda: compare_trainings(folder, list(launchers)),
-        needs=("datasets", "evaluate"),
+        needs=("datasets",),
     )
 
 
@@ -203,7 +203,7 @@ def compare_trainings(folder: Path, launched: Sequence[str]) -> str:
 def trainings(args: argparse.Namespace) -> dict[str, Part]:
     """Returns what is learned from the folders that are given."""
     parts, folder = dict[str, Part](), args.output_dir.resolve()
-    needs = ("datasets", "evaluate")
+    needs = ("datasets",)
     few = ["--max_steps", "2", "--per_device_train_batch_size", "4", "--max_train_samples", "64"]
     steps = [*few, "--max_eval_samples", "64"] if args.quick else []
     if args.dataset_name:

@@ -41,6 +41,7 @@ class BaseEvaluator(ABC):
     parts = "classes"  # of which `per_class` gives scores
     class_score = ""  # which of these scores to draw
     tries = False  # whether it takes an evaluation of its own to choose the threshold
+    limits = ""  # what a model with these scores is not good for, in sentences of the card
     is_divisible = False  # whether several GPUs of a process may share a batch
     caption = "Image, truth and prediction"  # of what `draw` draws; empty if it draws nothing
 
@@ -94,9 +95,9 @@ class BaseEvaluator(ABC):
     def describe_evaluation(self) -> str:
         """Returns how images are evaluated, as a sentence of the card."""
 
-    @abstractmethod
     def describe_limits(self) -> str:
-        """Returns what a model with these scores is not good for, as a sentence of the card."""
+        """Returns what a model with these scores is not good for, in sentences of the card."""
+        return self.limits
 
 
 class Evaluator(BaseEvaluator):
@@ -106,9 +107,11 @@ class Evaluator(BaseEvaluator):
     def has_truth(self, target: Any) -> bool:
         """Returns whether a target has any truth to train on and to be evaluated on."""
 
-    @abstractmethod
+    lack: str  # of targets without any truth, and what to do about it
+
     def describe_lack(self, targets: Iterable[Any]) -> str:
         """Returns what targets without any truth lack, and what to do about it."""
+        return self.lack
 
     @abstractmethod
     def naive_baseline(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:

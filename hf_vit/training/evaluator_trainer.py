@@ -13,16 +13,7 @@ from accelerate.utils import send_to_device
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import (
-    DensePredictionCollator,
-    ImageClassificationCollator,
-    ImageTextCollator,
-    KeypointDetectionCollator,
-    MaskedImageModelingCollator,
-    ObjectDetectionCollator,
-    TargetDataset,
-    UnlabeledImageCollator,
-)
+from ..data import TargetDataset
 from ..evaluation.evaluator import BaseEvaluator, ImageResult
 from ..evaluation.thresholds import Threshold
 from ..model.task_configurations import TASK_CONFIGS
@@ -33,14 +24,6 @@ from .trainer import HfViTTrainer
 
 MAX_PICTURED = 6
 CHOOSING = "choosing"  # how the names of scores begin that choose a threshold and are written nowhere
-TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
-AnyCollator = (
-    TargetCollator
-    | ImageClassificationCollator
-    | MaskedImageModelingCollator
-    | UnlabeledImageCollator
-    | ImageTextCollator
-)
 
 
 class EvaluatorTrainer(HfViTTrainer):
@@ -61,8 +44,6 @@ class EvaluatorTrainer(HfViTTrainer):
     Raises:
         ValueError: if one process has several GPUs, between which the library would divide tensors alone.
     """
-
-    data_collator: AnyCollator
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -121,7 +102,7 @@ class EvaluatorTrainer(HfViTTrainer):
         return output
 
     @contextmanager
-    def scoring_by(self, evaluator: BaseEvaluator, collator: AnyCollator | None = None) -> Iterator[None]:
+    def scoring_by(self, evaluator: BaseEvaluator, collator: Any = None) -> Iterator[None]:
         """Scores by another evaluator, and without averaged weights, as long as this lasts."""
         before = self.evaluator, self.data_collator, self.average
         self.evaluator, self.data_collator, self.average = evaluator, collator or self.data_collator, None
@@ -172,7 +153,7 @@ class EvaluatorTrainer(HfViTTrainer):
         losses, weights = (np.array(values).reshape(len(values), -1).T for values in zip(*self._losses, strict=True))
         return sum(math.fsum(own) / (math.fsum(weight) or 1.0) for own, weight in zip(losses, weights, strict=True))
 
-    def evaluation_collator(self) -> AnyCollator:
+    def evaluation_collator(self) -> Any:
         """Returns a collator that also gives the targets at their own size."""
         return replace(self.data_collator, keeps_targets=True)
 

@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTForObjectDetection, training
-from hf_vit.data import ImageTextCollator, TargetDataset
+from hf_vit.data import TargetDataset
 from hf_vit.training import EvaluatorTrainer, Task, parse_arguments, run
-from hf_vit.training.evaluator_trainer import TargetCollator
 
 from .references import draw_weights
 
@@ -128,7 +127,7 @@ def see_the_right(model: HfViTForObjectDetection) -> None:
 class Float64Collator:
     """Pixels in float64, so that predictions are the same in whatever batches."""
 
-    collator: TargetCollator | ImageTextCollator
+    collator: Any
     keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from transformers.utils import logging
 
@@ -29,9 +29,9 @@ from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArgumen
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
 from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
-from ..evaluator_trainer import AnyCollator, EvaluationPictures, EvaluatorTrainer
+from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
-from ..models import open_trained, plan_config
+from ..models import load_model, open_trained, plan_config
 from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
@@ -191,14 +191,27 @@ class Task(ABC):
         was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
         return load_evaluation_targets(self.open_data, self.data, saved.split, label2id, self.args, was_streamed)
 
-    @abstractmethod
-    def open_model(self) -> tuple[PreTrainedModel, Any]:
-        """Returns the new or saved model to train, and its image processor or processor."""
+    def options_of_head(self) -> dict[str, dict[str, Any]]:
+        """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
+        return {}
 
-    def make_collator(self, processor: Any, model: PreTrainedModel) -> AnyCollator:
-        """Returns the collator of training and evaluation batches."""
-        collator: AnyCollator = self.collator_class(processor)
-        return collator
+    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
+        """Returns in the same way the options of a head without saved weights that are not the defaults."""
+        return {}
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns the image processor of a training, given that of the model to start from."""
+        return processor
+
+    def open_model(self) -> tuple[PreTrainedModel, Any]:
+        """Returns the new or saved model to train, and its image processor."""
+        options = self.options_of_head(), self.options_of_fresh_head()
+        model, processor = load_model(self.model_class, self.model, self.loaded.names, *options)
+        return model, self.make_processor(processor, model.config)
+
+    def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
+        """Returns the collator of training and evaluation batches, a dataclass with the field `keeps_targets`."""
+        return self.collator_class(processor)
 
     @abstractmethod
     def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
@@ -211,6 +224,14 @@ class Task(ABC):
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
+
+    def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
+        """Returns the evaluator of a model, with its threshold; raises as `make_evaluator` and `check_evaluator`."""
+        evaluator = self.make_evaluator(model, processor)
+        self.check_evaluator(evaluator)
+        if self.chooses_threshold:
+            evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     def check_evaluator(self, evaluator: BaseEvaluator) -> None:
         """Raises `ValueError` if a split has no truth that the evaluator takes."""
@@ -326,8 +347,7 @@ class Task(ABC):
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
         """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
         training = self.training_arguments(model, processor)
-        evaluator = self.make_evaluator(model, processor)
-        self.check_evaluator(evaluator)
+        evaluator = self.open_evaluator(model, processor)
         has_validation = "validation" in self.loaded.splits
         scores = {"loss", *evaluator.metric.score_names}
         callbacks = check_training(self.args, self.count_training_images(), has_validation, scores)
@@ -366,14 +386,12 @@ class Task(ABC):
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()
-        evaluator = self.make_evaluator(model, processor)
-        self.check_evaluator(evaluator)
         trainer = EvaluatorTrainer(
             model=model,
             args=self.args,
             data_collator=self.make_collator(processor, model),
             processing_class=processor,
-            evaluator=evaluator,
+            evaluator=self.open_evaluator(model, processor),
         )
         return trainer, split
 

@@ -83,7 +83,7 @@ class AugmentationArguments:
 
 
 def load_classifier(
-    args: ModelArguments, names: list[str], use_distillation_token: bool = False
+    args: ModelArguments, names: Sequence[str], use_distillation_token: bool = False
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns the classifier of one label per image to train, and its image processor; see `load_model`.
 
@@ -241,7 +241,7 @@ class ImageClassification(SupervisedTask):
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
-        return load_classifier(self.model, [*self.loaded.names], self.distillation.uses_token)
+        return load_classifier(self.model, self.loaded.names, self.distillation.uses_token)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""

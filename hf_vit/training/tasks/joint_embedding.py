@@ -18,7 +18,7 @@ from ...data import MultiCrop, TargetDataset, UnlabeledImageCollator, ViewColors
 from ...data.augmentation.datasets import image_only
 from ...data.collators import size_of_height
 from ...evaluation.evaluator import Batch, ImageResult
-from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy
+from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
@@ -27,7 +27,7 @@ from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
 from ...visualize.pretraining import draw_views
 from ..evaluator_trainer import EvaluatorTrainer
-from ..models import input_size, load_model
+from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
@@ -331,6 +331,12 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     """
 
     caption = "Image and views"
+    loss_meaning = "the loss of all images as one batch, on views that are the same at every evaluation"
+    compared = "the pooled features"
+    limits = (
+        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
+        "features. What the views leave out, such as exact colors, it may not tell apart."
+    )
 
     def __init__(
         self, processor: BaseImageProcessor, known: TargetDataset, options: HfViTJointEmbeddingConfig, views: MultiCrop
@@ -370,23 +376,6 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
         """Draws each image and its views."""
         draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
 
-    def describe_evaluation(self) -> str:
-        """Returns what the scores are of, in words."""
-        loss = "the loss of all images as one batch, on views that are the same at every evaluation"
-        if not self.metric.score_names:
-            return loss
-        return (
-            f"{loss}; knn_accuracy: the class of {NUM_NEIGHBORS} neighbors among training images, weighted at "
-            f"temperature {TEMPERATURE}, by the pooled features"
-        )
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-            "features. What the views leave out, such as exact colors, it may not tell apart."
-        )
-
 
 class BaselineEvaluator(JointEmbeddingEvaluator):
     """The same without a model: all images have one embedding, and images are alike whose pixels are."""
@@ -420,10 +409,6 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
     model: JointEmbeddingModelArguments
     augmentation: ViewArguments
     args: JointEmbeddingTrainingArguments
-
-    def open_model(self) -> tuple[HfViTForJointEmbedding, BaseImageProcessor]:
-        """Returns the new or saved model to train, and its image processor."""
-        return load_model(HfViTForJointEmbedding, self.model)
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
         """Returns the evaluator."""

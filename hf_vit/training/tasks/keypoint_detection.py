@@ -38,6 +38,7 @@ Prediction = dict[str, Tensor]
 class KeypointEvaluator(Evaluator):
     """Predicts and scores the keypoints of objects."""
 
+    lack = "no keypoint of any is labeled. Check the visibility in the annotations."
     parts = "keypoints"
     class_score = "PCK"
     metric: KeypointMetric
@@ -75,10 +76,6 @@ class KeypointEvaluator(Evaluator):
     def has_truth(self, target: Target) -> bool:
         """Whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())
-
-    def describe_lack(self, targets: Iterable[Target]) -> str:
-        """Returns that there are no keypoints, in words."""
-        return "no keypoint of any is labeled. Check the visibility in the annotations."
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
         """Predicts every keypoint at its mean place in the boxes of the training objects."""
@@ -328,9 +325,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
             pck_threshold=evaluation.pck_threshold,
             normalize=(ends[0], ends[1]) if ends else None,
         )
-        evaluator = KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
-        evaluator.threshold = options.score_threshold
-        return evaluator
+        return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""

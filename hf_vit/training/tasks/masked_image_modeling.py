@@ -15,7 +15,6 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import MaskedImageModelingCollator, cropped_example_augmentation, draw_mask_seed
 from ...evaluation.evaluator import Batch, ImageResult
-from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_masked_image_modeling import (
     HfViTForMaskedImageModeling,
@@ -27,7 +26,7 @@ from ...model.task_masked_image_modeling import (
 )
 from ...options.field import NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
 from ...visualize.pretraining import draw_reconstructions
-from ..models import input_size, load_model
+from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
@@ -128,6 +127,12 @@ class MaskedImageEvaluator(NeighborEvaluator):
     """
 
     caption = "Image, what the model sees, and reconstruction"
+    loss_meaning = "the loss on masks that are the same at every evaluation"
+    compared = "the mean of the patches"
+    limits = (
+        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
+        "features. What it makes of masked patches is a guess from their neighbors."
+    )
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image, (B, D)."""
@@ -181,23 +186,6 @@ class MaskedImageEvaluator(NeighborEvaluator):
             file,
         )
 
-    def describe_evaluation(self) -> str:
-        """Returns what the scores are of, in words."""
-        loss = "the loss on masks that are the same at every evaluation"
-        if not self.metric.score_names:
-            return loss
-        return (
-            f"{loss}; knn_accuracy: the class of {NUM_NEIGHBORS} neighbors among training images, weighted at "
-            f"temperature {TEMPERATURE}, by the mean of the patches"
-        )
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-            "features. What it makes of masked patches is a guess from their neighbors."
-        )
-
 
 class BaselineEvaluator(MaskedImageEvaluator):
     """The same without a model: each patch is its own mean, and images are alike whose pixels are."""
@@ -232,10 +220,6 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     model: MaskedImageModelArguments
     augmentation: MaskedImageAugmentationArguments
     args: MaskedImageTrainingArguments
-
-    def open_model(self) -> tuple[HfViTForMaskedImageModeling, BaseImageProcessor]:
-        """Returns the new or saved model to train, and its image processor."""
-        return load_model(HfViTForMaskedImageModeling, self.model)
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Returns the evaluator."""

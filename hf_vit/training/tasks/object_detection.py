@@ -58,6 +58,7 @@ Prediction = dict[str, Tensor]
 class DetectionEvaluator(Evaluator):
     """Predicts and scores boxes with classes."""
 
+    lack = "none has an object with a box. Check the annotations."
     class_score = "AP"
     metric: DetectionMetric
 
@@ -103,10 +104,6 @@ class DetectionEvaluator(Evaluator):
     def has_truth(self, target: Target) -> bool:
         """Whether there is an object that is no crowd."""
         return bool((~target["is_crowd"]).any())
-
-    def describe_lack(self, targets: Iterable[Target]) -> str:
-        """Returns that there are no objects, in words."""
-        return "none has an object with a box. Check the annotations."
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
         """Predicts an object of each class in every image, at the mean place, scored by how common the class is."""
@@ -331,9 +328,7 @@ print(len(result["boxes"]), "objects")""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
         """Returns the evaluator."""
-        evaluator = DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
-        evaluator.threshold = model.options.score_threshold
-        return evaluator
+        return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on decoder and loss."""

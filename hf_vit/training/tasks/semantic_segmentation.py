@@ -74,6 +74,10 @@ MOST_COUNTED = 500  # masks by which classes are weighed
 class SemanticEvaluator(Evaluator):
     """Predicts and scores the class of every pixel."""
 
+    lack = (
+        f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
+        "1, --reduce_labels."
+    )
     class_score = "IoU"
     metric: SemanticSegmentationMetric
 
@@ -118,13 +122,6 @@ class SemanticEvaluator(Evaluator):
     def has_truth(self, target: Tensor) -> bool:
         """Whether any pixel has a class."""
         return bool((target != IGNORED_LABEL).any())
-
-    def describe_lack(self, targets: Iterable[Tensor]) -> str:
-        """Returns that there are no classes, in words."""
-        return (
-            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
-            "1, --reduce_labels."
-        )
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Predicts the most frequent class at each place, whatever the size of the image."""

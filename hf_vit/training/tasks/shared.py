@@ -17,7 +17,7 @@ from ...model.image_geometry import resize_nearest
 from ...options.field import POSITIVE, PROBABILITY, SHARE, Range, option
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
-from ..models import describe_whole_images, load_model, whole_image_processor
+from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
 
@@ -151,14 +151,6 @@ class SupervisedTask(Task):
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
 
-    def options_of_head(self) -> dict[str, dict[str, Any]]:
-        """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
-        return {}
-
-    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
-        """Returns in the same way the options of a head without saved weights that are not the defaults."""
-        return {}
-
     def options_of_processor(self) -> dict[str, Any]:
         """Returns the options of this task's image processor."""
         return {}
@@ -171,12 +163,6 @@ class SupervisedTask(Task):
     def describe_size(self, config: HfViTConfig) -> str:
         """Returns the size of images for a model, in words; empty if the image processor tells."""
         return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
-
-    def open_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
-        """Returns the new or saved model to train, and its image processor."""
-        options = self.options_of_head(), self.options_of_fresh_head()
-        model, processor = load_model(self.model_class, self.model, self.loaded.names, *options)
-        return model, self.make_processor(processor, model.config)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher."""

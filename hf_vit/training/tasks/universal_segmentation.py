@@ -47,6 +47,7 @@ MIN_INSTANCE_SCORE = 0.05
 class UniversalEvaluator(Evaluator):
     """Predicts and scores segments, instances and classes of pixels."""
 
+    lack = "no pixel of any is of a mask. Check the masks or annotations."
     metric: UniversalMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
@@ -125,10 +126,6 @@ class UniversalEvaluator(Evaluator):
     def has_truth(self, target: dict[str, Any]) -> bool:
         """Whether there is any mask with a pixel."""
         return bool(target["masks"].any())
-
-    def describe_lack(self, targets: Iterable[dict[str, Any]]) -> str:
-        """Returns that there are no masks, in words."""
-        return "no pixel of any is of a mask. Check the masks or annotations."
 
     def naive_baseline(
         self, targets: Iterable[dict[str, Any]]
@@ -298,9 +295,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
         """Returns the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        evaluator = UniversalEvaluator(processor, metric)
-        evaluator.threshold = model.options.score_threshold
-        return evaluator
+        return UniversalEvaluator(processor, metric)
 
     @property
     def can_overlap(self) -> bool:

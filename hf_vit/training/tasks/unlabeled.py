@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ...data import TargetDataset, masked_image_target
 from ...evaluation.evaluator import BaseEvaluator
-from ...evaluation.features import NeighborAccuracy, classify_by_neighbors
+from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy, classify_by_neighbors
 from ..arguments import UnlabeledDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
@@ -32,6 +32,8 @@ class NeighborEvaluator(BaseEvaluator):
     """Evaluator that knows how to classify an image by its nearest training images, see `classify_by_neighbors`."""
 
     metric: NeighborAccuracy
+    loss_meaning: str  # in words
+    compared: str  # features, in words
 
     def __init__(self, processor: BaseImageProcessor, known: TargetDataset) -> None:
         super().__init__(processor, NeighborAccuracy(len(known) > 0))
@@ -53,6 +55,15 @@ class NeighborEvaluator(BaseEvaluator):
             features.append(described)
             classes.append(numbers)
         self._neighbors = torch.cat(features), torch.cat(classes)
+
+    def describe_evaluation(self) -> str:
+        """Returns what the scores are of, in words."""
+        if not self.metric.score_names:
+            return self.loss_meaning
+        return (
+            f"{self.loss_meaning}; knn_accuracy: the class of {NUM_NEIGHBORS} neighbors among training images, "
+            f"weighted at temperature {TEMPERATURE}, by {self.compared}"
+        )
 
     @abstractmethod
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:

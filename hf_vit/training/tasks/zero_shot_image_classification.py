@@ -375,6 +375,11 @@ class ImageTextEvaluator(BaseEvaluator):
     """Scores how well captions find their images among all, and images their captions."""
 
     caption = "Images, their captions, and those that are found for them among all"
+    limits = (
+        "It compares images and short texts as those that it was trained on; its scores are for choosing among "
+        "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
+        "learned whatever bias they have."
+    )
     metric: RetrievalMetric
 
     def __init__(self, processor: BaseImageProcessor) -> None:
@@ -426,14 +431,6 @@ class ImageTextEvaluator(BaseEvaluator):
         return (
             "each caption looks for its image among all, and each image for any of its captions; what is as near as "
             "the right one counts as nearer. Loss: of all images at once, with each of their captions in turn"
-        )
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            "It compares images and short texts as those that it was trained on; its scores are for choosing among "
-            "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
-            "learned whatever bias they have."
         )
 
 
