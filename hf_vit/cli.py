@@ -48,7 +48,7 @@ TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-mo
 ALIASES = {"model_name_or_path": ["--model"]}
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120  # where descriptions begin, and letters of a line
 MOST_CHOICES = 40  # letters
-PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y"}
+PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y", "size": "N"}
 USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
 Option = dict[str, Any]
@@ -138,13 +138,13 @@ def run(name: str, words: Sequence[str], description: str | None) -> None:
     """Reads the options of a command and runs it, or prints its help page."""
     help_wanted, words = split_help(words)
     if help_wanted is not None:
-        page = evaluation_page(read(merged(), words)[0], is_local=False) if name == "evaluate" else page_of(name)
+        page = evaluation_page(read(merged(), words)[0], is_help=True) if name == "evaluate" else page_of(name)
         say(page_text(name, page, description, has_all=help_wanted == "all"))
         return
     page = merged() if name == "evaluate" else page_of(name)
     values, unknown = read(page, words)
     if name == "evaluate":
-        page = evaluation_page(values, is_local=True)
+        page = evaluation_page(values, is_help=False)
     check(page, values, unknown)
     module_name, _, function = page["call"].partition(":")
     getattr(import_module(module_name), function)(**page.get("given", {}), **values, report=say)
@@ -220,21 +220,20 @@ def page_of(name: str) -> Page:
     return {**page, "options": {option["name"]: option for option in options}}
 
 
-def merged() -> Page:
-    """Returns the page of evaluations with the options of all tasks."""
+def merged(shared: bool = False) -> Page:
+    """Returns the page of evaluations with the options of all tasks, or with those that all tasks share."""
     pages = [page_of(name) for name in table()["pages"] if name.startswith("evaluate ")]
+    options = {name: option for page in pages for name, option in page["options"].items()}
+    if shared:
+        options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
     groups = dict.fromkeys(title for page in pages for title in page["groups"])
-    return {
-        **pages[0],
-        "groups": list(groups),
-        "options": {name: option for page in pages for name, option in page["options"].items()},
-    }
+    return {**pages[0], "groups": list(groups), "options": options}
 
 
-def evaluation_page(values: Mapping[str, Any], is_local: bool) -> Page:
-    """Returns the page of evaluations of the task of the model that is given; see `find_task`."""
-    task = find_task(values, is_local)
-    return page_of(f"evaluate {task}") if task else merged()
+def evaluation_page(values: Mapping[str, Any], is_help: bool) -> Page:
+    """Returns the page of evaluations of the task of the model that is given."""
+    task = find_task(values, is_local=not is_help)
+    return page_of(f"evaluate {task}") if task else merged(shared=is_help)
 
 
 def find_task(values: Mapping[str, Any], is_local: bool) -> str:
@@ -301,9 +300,21 @@ def to_pair(text: str) -> tuple[float, float]:
     return x, y
 
 
+def to_size(text: str) -> int | tuple[int, int]:
+    """Returns the side of a square, or the height and width of "256,192"."""
+    try:
+        sides = [int(part) for part in text.split(",")]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     **{"str": str, "int": int, "float": float, "path": Path},
     **{"bool": to_bool, "mapping": to_mapping, "mapping or text": to_mapping_or_text, "pair": to_pair},
+    "size": to_size,
 }
 
 
@@ -331,7 +342,7 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
 def check_range(name: str, value: Any, option: Option) -> None:
     """Raises `ValueError` if a number, or one of a list, is infinite, NaN or out of range."""
     legal = module("options/field.py")["Range"](*option["range"]) if "range" in option else None
-    for number in value if isinstance(value, list) else [value]:
+    for number in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
         if not math.isfinite(number) or (legal is not None and number not in legal):
@@ -392,9 +403,14 @@ def takes(option: Option) -> Iterator[str]:
         return
     name = "|".join(map(str, option.get("choices", ())))
     if not 0 < len(name) <= MOST_CHOICES:
-        name = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y"}.get(
-            option["type"], "TEXT"
-        )
+        name = {
+            "int": "N",
+            "float": "X",
+            "mapping": "JSON",
+            "mapping or text": "JSON",
+            "pair": "X,Y",
+            "size": "N",
+        }.get(option["type"], "TEXT")
     yield f"{name} ..." if option.get("list") else name
 
 

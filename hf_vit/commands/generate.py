@@ -252,7 +252,7 @@ def kinds_of(annotation: Any) -> Option:
         if isinstance(part, type) and issubclass(part, Enum):
             return {"type": "str", "choices": [member.value for member in part], **found}
         if origin is tuple:
-            return {"type": "pair", **found}
+            return {"type": "size" if int in parts else "pair", **found}
         if origin in (list, Sequence):
             return {"list": True, **kinds_of(get_args(part)[0]), **found}
     if bool in parts and str not in parts:

@@ -126,8 +126,8 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config_overrides", "image_size=384"], r"must be a JSON object of fields"),
-        (["--config_overrides", "[1]"], r"it holds a list"),
+        (["--config_overrides", "image_size=384"], r"'image_size=384' is no JSON object"),
+        (["--config_overrides", "[1]"], r"'\[1\]' is no JSON object"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
         (["--to", "timm"], r"is not one of ours. Bring it in first"),
         (["--config_overrides", '{"num_hidden_layers": 9}'], r"drawn at random: .*encoder\.layers\.3"),
