@@ -289,6 +289,11 @@ def to_mapping_or_text(text: str) -> dict[str, Any] | str:
     return to_mapping(text) if text.startswith("{") else text
 
 
+def to_path(text: str) -> Path | str:
+    """Returns a path; argparse converts its mark of a missing word too, which must stay as it is."""
+    return text if text is argparse.SUPPRESS else Path(text)
+
+
 def to_pair(text: str) -> tuple[float, float]:
     """Returns x and y of "x,y"."""
     try:
@@ -312,7 +317,7 @@ def to_size(text: str) -> int | tuple[int, int]:
 
 
 TYPES: dict[str, Callable[[str], Any]] = {
-    **{"str": str, "int": int, "float": float, "path": Path},
+    **{"str": str, "int": int, "float": float, "path": to_path},
     **{"bool": to_bool, "mapping": to_mapping, "mapping or text": to_mapping_or_text, "pair": to_pair},
     "size": to_size,
 }

@@ -204,6 +204,13 @@ def test_text_becomes_values_of_the_declared_types() -> None:
     assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": (3.0, 4.5)}
 
 
+def test_a_missing_word_is_left_out() -> None:
+    values, unknown = cli.read(cli.page_of("features evaluate"), ["features", "--overwrite"])
+    assert values == {"train": Path("features"), "overwrite": True}
+    assert not unknown
+    assert cli.read(cli.page_of("convert"), ["--list"]) == ({"list": True}, [])
+
+
 def test_the_file_of_options_is_current() -> None:
     versions = json.loads(generate.FILE.read_text(encoding="utf-8"))["versions"]
     if versions != {"transformers": transformers.__version__}:
