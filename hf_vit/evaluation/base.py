@@ -17,7 +17,7 @@ LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme
 
 
 class StreamedMetric(ABC):
-    """A metric that never holds more of an image than a small record.
+    """A metric that keeps a small record of each image.
 
     `record` compares one image where it was predicted. The records of all processes are brought together by
     `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` adds them and `compute` scores all
@@ -28,21 +28,24 @@ class StreamedMetric(ABC):
     score_names: tuple[str, ...]  # of what `compute` returns; the first one stands for all
     units: ClassVar[dict[str, str]] = {}  # of the scores that have one
 
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
     @abstractmethod
     def record(self, prediction: Any, target: Any) -> Any:
         """Returns what the metric needs of one image, as a small object that can be pickled."""
 
-    @abstractmethod
     def update(self, records: Iterable[Any]) -> None:
         """Adds the records of images."""
+        self.records += records
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
         """Returns the scores of all images so far."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Removes all images."""
+        self.records = []
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class or keypoint, by its name; none where there are no classes."""

@@ -1,6 +1,6 @@
 """Scores of classifiers, and the majority baseline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -51,21 +51,13 @@ class ClassificationMetric(StreamedMetric):
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
         self.names = names
         self.score_names = ("accuracy", *(["top_5_accuracy"] if len(names) > 5 else []), "macro_f1")
-        self.reset()
-
-    def reset(self) -> None:
-        """Removes all images."""
-        self._records: list[tuple[np.ndarray, int]] = []
 
     def record(self, prediction: Tensor, target: int) -> tuple[np.ndarray, int]:
         """Returns the logits (K,) and the class number of an image."""
         return prediction.numpy(force=True), target
-
-    def update(self, records: Iterable[tuple[np.ndarray, int]]) -> None:
-        """Adds the records of images."""
-        self._records += records
 
     def compute(self) -> dict[str, float]:
         """Returns the scores of all images so far."""
@@ -80,7 +72,7 @@ class ClassificationMetric(StreamedMetric):
         return counts
 
     def _all(self) -> EvalPrediction:
-        logits, labels = zip(*self._records, strict=True)
+        logits, labels = zip(*self.records, strict=True)
         return EvalPrediction(np.stack(logits), np.array(labels))
 
 

@@ -31,15 +31,16 @@ class CocoMetric(StreamedMetric):
     places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
+        super().__init__()
         check_packages("Average precision", "faster_coco_eval")
         self.categories = dict(sorted(categories.items()))
         self.options = options
-        self.reset()
+        self._evaluated: Any = None  # the evaluator of the records, once it was needed
 
     def reset(self) -> None:
         """Removes all images."""
-        self._records: list[Record] = []
-        self._evaluated: Any = None  # the evaluator of these records, once it was needed
+        super().reset()
+        self._evaluated = None
 
     @abstractmethod
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
@@ -47,7 +48,7 @@ class CocoMetric(StreamedMetric):
 
     def update(self, records: Iterable[Record]) -> None:
         """Adds the records of images."""
-        self._records.extend(records)
+        super().update(records)
         self._evaluated = None
 
     def compute(self) -> dict[str, float]:
@@ -72,8 +73,8 @@ class CocoMetric(StreamedMetric):
 
     def _threshold_after(self, nms: float) -> Threshold | None:
         """Returns the same without detections that overlap a surer one of their class by an IoU above `nms`."""
-        found = [pair for record in self._records for pair in self._matched(record, nms)]
-        count = sum(not entry["iscrowd"] for record in self._records for entry in record["objects"])
+        found = [pair for record in self.records for pair in self._matched(record, nms)]
+        count = sum(not entry["iscrowd"] for record in self.records for entry in record["objects"])
         if not found or not count:
             return None
         scores, is_correct = zip(*found, strict=True)
@@ -122,7 +123,7 @@ class CocoMetric(StreamedMetric):
 
     def _images(self) -> list[list[Record]]:
         """Returns the records of each image, in an order that does not depend on who saw them first."""
-        return [[record] for record in sorted(self._records, key=itemgetter("rank"))]
+        return [[record] for record in sorted(self.records, key=itemgetter("rank"))]
 
     def _evaluate(self) -> Any:
         from faster_coco_eval import COCO, COCOeval_faster  # here, as only these scores need it

@@ -1,8 +1,7 @@
 """Scores of monocular depth (Eigen et al., https://arxiv.org/abs/1406.2283), averaged over images."""
 
 import math
-from collections.abc import Iterable
-from fractions import Fraction
+from statistics import mean
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,6 +49,7 @@ class DepthMetric(StreamedMetric):
         crop: Literal["eigen", "eigen_kitti", "garg"] | None = None,
         alignment: Literal["median", "scale_shift"] | None = None,
     ) -> None:
+        super().__init__()
         if crop not in (None, *CROPS):
             raise ValueError(f"crop={crop!r} is not known. Choose None or one of {', '.join(CROPS)}.")
         if alignment not in (None, "median", "scale_shift"):
@@ -62,13 +62,6 @@ class DepthMetric(StreamedMetric):
         if not 0 < self.min_depth < self.max_depth:
             raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth}, in meters.")
         self.crop, self.alignment = crop, alignment
-        self.reset()
-
-    def reset(self) -> None:
-        """Removes all images."""
-        self._num_images = 0
-        # Fractions add without rounding.
-        self._sums = dict.fromkeys(SCORES, Fraction(0))
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
         """Returns the scores of one image; none where no pixel is valid.
@@ -92,22 +85,17 @@ class DepthMetric(StreamedMetric):
             return {}
         return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])
 
-    def update(self, records: Iterable[dict[str, float]]) -> None:
-        """Adds the records of images."""
-        for record in records:
-            self._num_images += bool(record)
-            for name, value in record.items():
-                self._sums[name] += Fraction(value)
-
     def compute(self) -> dict[str, float]:
         """Returns the scores of `SCORES`.
 
         `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in meters,
         and `silog` is 100 times the standard deviation of the error of the logarithm, as KITTI gives it.
         """
-        if not self._num_images:
+        records = [record for record in self.records if record]
+        if not records:
             return dict.fromkeys(SCORES, math.nan)
-        return {name: float(self._sums[name] / self._num_images) for name in SCORES}
+        # `statistics.mean` adds without rounding.
+        return {name: mean(record[name] for record in records) for name in SCORES}
 
     def _to_meters(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Returns the prediction (N,) at the valid pixels in meters, within the range that counts."""

@@ -14,7 +14,36 @@ NMS_THRESHOLDS = (0.7, 0.5)  # which are tried
 NMS_GAIN = 0.02  # of the F1, that leaving out repeated boxes must bring at least
 
 
-class DetectionMetric(CocoMetric):
+class ClassMetric(CocoMetric):
+    """Base class of the metrics whose categories are classes, those of numbers `thing_ids` among `names`."""
+
+    places_name: ClassVar[str]  # of what lies where an object is, in errors
+
+    def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
+        self.names = list(names)
+        numbers = sorted(set(thing_ids))
+        check_labels(as_array(numbers, np.int64), self.names, "set of thing_ids")
+        super().__init__({number: self.names[number] for number in numbers})
+
+    def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
+        """Returns the objects of classes that are evaluated as entries of the COCO format, with values for each."""
+        labels = as_array(class_labels, np.int64)
+        check_labels(labels, self.names, what)
+        count = len(values[self.shape])
+        columns = {"class_labels": labels, **values}
+        if wrong := {name: len(column) for name, column in columns.items() if len(column) != count}:
+            raise ValueError(
+                f"The {what} has {count} {self.places_name}, but another number of other values: {wrong}."
+            )
+        rows = zip(*values.values(), strict=True)
+        return [
+            {"category_id": label, **dict(zip(values, row, strict=True))}
+            for label, row in zip(labels.tolist(), rows, strict=True)
+            if label in self.categories
+        ]
+
+
+class DetectionMetric(ClassMetric):
     """Box AP and AR as COCO defines them, with at most 100 detections of a class per image.
 
     Objects are small up to an area of 32² pixels and large from 96² on. Detections inside a crowd of their class do
@@ -27,7 +56,7 @@ class DetectionMetric(CocoMetric):
         ImportError: if faster-coco-eval is not installed.
     """
 
-    iou_type = "bbox"
+    iou_type, places_name = "bbox", "boxes"
     places: ClassVar[dict[str, int]] = {
         "map": 0,
         "map_50": 1,
@@ -42,8 +71,7 @@ class DetectionMetric(CocoMetric):
     score_names = tuple(places)
 
     def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(dict(enumerate(names)))
-        self.names = list(names)
+        super().__init__(names, range(len(names)))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
         """Returns the objects and detections of one image, and what images are ordered by.
@@ -62,9 +90,12 @@ class DetectionMetric(CocoMetric):
         crowd = as_array(target.get("is_crowd", np.zeros(len(boxes))), np.int64)
         found = corner_and_size(finite_array(prediction["boxes"], "boxes").reshape(-1, 4))
         scores = finite_array(prediction["scores"], "scores")
-        objects = self._entries("target", boxes, target["class_labels"], area=areas, iscrowd=crowd)
+        sizes = found[:, 2] * found[:, 3]
+        objects = self._entries(
+            "target", target["class_labels"], bbox=boxes.tolist(), area=areas.tolist(), iscrowd=crowd.tolist()
+        )
         detections = self._entries(
-            "prediction", found, prediction["class_labels"], area=found[:, 2] * found[:, 3], score=scores
+            "prediction", prediction["class_labels"], bbox=found.tolist(), area=sizes.tolist(), score=scores.tolist()
         )
         return ranked({"objects": objects, "detections": detections})
 
@@ -92,20 +123,8 @@ class DetectionMetric(CocoMetric):
         curves = self._of_classes("precision")[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
 
-    def _entries(self, what: str, boxes: np.ndarray, class_labels: Any, **values: np.ndarray) -> list[dict[str, Any]]:
-        """Returns boxes (M, 4) as entries of the COCO format, with values (M,) for each."""
-        labels = as_array(class_labels, np.int64)
-        check_labels(labels, self.names, what)
-        columns = {"class_labels": labels, **values}
-        if wrong := {name: len(column) for name, column in columns.items() if len(column) != len(boxes)}:
-            raise ValueError(f"The {what} has {len(boxes)} boxes, but another number of other values: {wrong}.")
-        rows = zip(boxes.tolist(), labels.tolist(), *(column.tolist() for column in values.values()), strict=True)
-        return [
-            {"bbox": box, "category_id": label, **dict(zip(values, row, strict=True))} for box, label, *row in rows
-        ]
 
-
-class InstanceMetric(CocoMetric):
+class InstanceMetric(ClassMetric):
     """Mask AP and AR as COCO defines them, with at most 100 detections of a class per image.
 
     An object's area, which makes it small (below 32² pixels), medium or large (above 96²), is that of its mask.
@@ -120,7 +139,7 @@ class InstanceMetric(CocoMetric):
         ValueError: if a number is none of the classes.
     """
 
-    iou_type, shape = "segm", "segmentation"
+    iou_type, shape, places_name = "segm", "segmentation", "masks"
     places: ClassVar[dict[str, int]] = {
         "mask_ap": 0,
         "mask_ap_50": 1,
@@ -131,12 +150,6 @@ class InstanceMetric(CocoMetric):
         "mask_ar_100": 8,
     }
     score_names = tuple(places)
-
-    def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
-        self.names = list(names)
-        self.thing_ids = sorted(set(thing_ids))
-        check_labels(as_array(self.thing_ids, np.int64), self.names, "set of thing_ids")
-        super().__init__({label: self.names[label] for label in self.thing_ids})
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
         """Returns the objects and detections of one image, with encoded masks, and what images are ordered by.
@@ -152,24 +165,14 @@ class InstanceMetric(CocoMetric):
         check_same_size(masks, target_masks)
         crowd = as_array(target.get("is_crowd", np.zeros(len(target_masks))), np.int64)
         scores = as_array(prediction["scores"], np.float64)
-        objects = self._encode(target_masks, target["class_labels"], "target", iscrowd=crowd)
-        detections = self._encode(masks, prediction["class_labels"], "prediction", score=scores)
+        objects = self._entries("target", target["class_labels"], **_encode(target_masks), iscrowd=crowd.tolist())
+        detections = self._entries("prediction", prediction["class_labels"], **_encode(masks), score=scores.tolist())
         return ranked({"objects": objects, "detections": detections})
 
-    def _encode(self, masks: np.ndarray, class_labels: Any, what: str, **values: np.ndarray) -> list[dict[str, Any]]:
-        """Returns the masks of classes that are evaluated as entries of the COCO format, with values (M,) for each."""
-        from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
 
-        labels = as_array(class_labels, np.int64)
-        check_labels(labels, self.names, what)
-        kept = np.flatnonzero(np.isin(labels, self.thing_ids))
-        codes = run_lengths.encode(np.asfortranarray(masks[kept].transpose(1, 2, 0)).view(np.uint8))
-        return [
-            {
-                "category_id": labels[i].item(),
-                "segmentation": code,
-                "area": int(run_lengths.area(code)),
-                **{name: value[i].item() for name, value in values.items()},
-            }
-            for i, code in zip(kept, codes, strict=True)
-        ]
+def _encode(masks: np.ndarray) -> dict[str, Any]:
+    """Returns masks (M, H, W) as run lengths, and their areas."""
+    from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
+
+    codes = run_lengths.encode(np.asfortranarray(masks.transpose(1, 2, 0)).view(np.uint8))
+    return {"segmentation": codes, "area": [int(run_lengths.area(code)) for code in codes]}

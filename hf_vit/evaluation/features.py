@@ -5,8 +5,8 @@ Shapes: M training images, B images to classify, D features.
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -51,14 +51,6 @@ def classify_by_neighbors(
     return votes.argmax(dim=1)
 
 
-class Classified(Protocol):
-    """The prediction for an image."""
-
-    @property
-    def class_number(self) -> int | None:
-        """Its class, None where no classes are known."""
-
-
 class NeighborAccuracy(StreamedMetric):
     """Share of the images with a known class that their neighbors get right, `knn_accuracy` in [0, 1].
 
@@ -67,26 +59,17 @@ class NeighborAccuracy(StreamedMetric):
     """
 
     def __init__(self, is_known: bool) -> None:
+        super().__init__()
         self.score_names = ("knn_accuracy",) if is_known else ()
-        self.reset()
 
-    def reset(self) -> None:
-        """Removes all images."""
-        self._num_right = self._num_images = 0
-
-    def record(self, prediction: Classified, target: int | None) -> bool | None:
-        """Compares the class that the neighbors predict with the right one; None where one of them is not known."""
+    def record(self, prediction: Any, target: int | None) -> bool | None:
+        """Compares the `class_number` of a prediction with the right one; None where one of them is not known."""
         return None if prediction.class_number is None or target is None else prediction.class_number == target
-
-    def update(self, records: Iterable[bool | None]) -> None:
-        """Adds the records of images."""
-        known = [record for record in records if record is not None]
-        self._num_images += len(known)
-        self._num_right += sum(known)
 
     def compute(self) -> dict[str, float]:
         """Returns the score, if there is one."""
-        score = self._num_right / self._num_images if self._num_images else math.nan
+        known = [record for record in self.records if record is not None]
+        score = sum(known) / len(known) if known else math.nan
         return dict.fromkeys(self.score_names, score)
 
 

@@ -124,7 +124,7 @@ class KeypointMetric(CocoMetric):
 
     def compute(self) -> dict[str, float]:
         """Returns `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN where nothing counts."""
-        means = {name: mean_of_known(value for record in self._records for value in record[name]) for name in ERRORS}
+        means = {name: mean_of_known(value for record in self.records for value in record[name]) for name in ERRORS}
         return {**super().compute(), **means}
 
     def best_threshold(self) -> Threshold | None:
@@ -132,8 +132,8 @@ class KeypointMetric(CocoMetric):
 
         None where it is as good to give them all.
         """
-        answers = [answer for record in self._records for answer in record["answers"]]
-        count = sum(record["num_truths"] for record in self._records)
+        answers = [answer for record in self.records for answer in record["answers"]]
+        count = sum(record["num_truths"] for record in self.records)
         scores, is_right = zip(*answers, strict=True) if answers else ((), ())
         best = best_threshold(scores, is_right, count)
         if best is None or 2 * sum(is_right) / (len(answers) + count) >= best.quality * (1 - TOLERANCE):
@@ -143,13 +143,13 @@ class KeypointMetric(CocoMetric):
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `pck` and `nme` of each keypoint, NaN where it counts in no object."""
         return {
-            keypoint: {name: mean_of_known(record[name][number] for record in self._records) for name in ERRORS}
+            keypoint: {name: mean_of_known(record[name][number] for record in self.records) for name in ERRORS}
             for number, keypoint in enumerate(self.names)
         }
 
     def _images(self) -> list[list[Record]]:
         """Returns the records of each image, in an order that does not depend on who saw them first."""
-        records = sorted(self._records, key=itemgetter("image_id", "rank"))
+        records = sorted(self.records, key=itemgetter("image_id", "rank"))
         return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
 
     def _errors(self, distances: np.ndarray, length: float, box: np.ndarray) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ Shapes: N images, T texts, n texts of an image, E width of what is compared.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,21 +75,10 @@ class RetrievalMetric(StreamedMetric):
 
     score_names = ("mean_recall", *(f"{way}_recall_at_{k}" for way in DIRECTIONS for k in RANKS))
 
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Removes all images."""
-        self.records: list[ImageRecord] = []
-
     def record(self, prediction: ComparedImage, target: Mapping[str, Any]) -> ImageRecord:
         """Returns the image and its texts as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))
-
-    def update(self, records: Iterable[ImageRecord]) -> None:
-        """Adds the records of images."""
-        self.records += records
 
     def embeddings(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns all images (N, E), all texts (T, E), and how many of the texts belong to each image, (N,)."""

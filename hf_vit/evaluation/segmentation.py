@@ -1,7 +1,7 @@
 """Scores of semantic segmentation, from a confusion matrix of pixels."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,14 +28,9 @@ class SemanticSegmentationMetric(StreamedMetric):
     score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
 
     def __init__(self, names: Sequence[str], ignore_index: int = IGNORED_LABEL) -> None:
+        super().__init__()
         self.names = list(names)
         self.ignore_index = ignore_index
-        self.reset()
-
-    def reset(self) -> None:
-        """Removes all images."""
-        # (K, K) pixels, a row for each right class and a column for each answer
-        self.confusion_matrix = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> Record:
         """Returns the cells of the confusion matrix in which one image has pixels, and how many.
@@ -57,10 +52,13 @@ class SemanticSegmentationMetric(StreamedMetric):
         cells = np.flatnonzero(counts)
         return {"cells": cells, "counts": counts[cells]}
 
-    def update(self, records: Iterable[Record]) -> None:
-        """Adds the records of images."""
-        for record in records:
-            self.confusion_matrix.reshape(-1)[record["cells"]] += record["counts"]
+    @property
+    def confusion_matrix(self) -> np.ndarray:
+        """Numbers of pixels (K, K), a row for each right class and a column for each answer."""
+        counts = np.zeros(len(self.names) ** 2, dtype=np.int64)
+        for record in self.records:
+            counts[record["cells"]] += record["counts"]
+        return counts.reshape(len(self.names), len(self.names))
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `iou`, `accuracy` (the share of its pixels that were found) and `dice` of each class."""
@@ -80,10 +78,11 @@ class SemanticSegmentationMetric(StreamedMetric):
     def compute(self) -> dict[str, float]:
         """Returns `mean_iou`, `pixel_accuracy`, `mean_accuracy` and `mean_dice`, all in [0, 1]."""
         classes = self.per_class().values()
-        pixels = self.confusion_matrix.sum()
+        matrix = self.confusion_matrix
+        pixels = matrix.sum()
         return {
             "mean_iou": mean_of_known(scores["iou"] for scores in classes),
-            "pixel_accuracy": float(self.confusion_matrix.trace() / pixels) if pixels else math.nan,
+            "pixel_accuracy": float(matrix.trace() / pixels) if pixels else math.nan,
             "mean_accuracy": mean_of_known(scores["accuracy"] for scores in classes),
             "mean_dice": mean_of_known(scores["dice"] for scores in classes),
         }

@@ -5,7 +5,6 @@ Panoptic quality (Kirillov et al., https://arxiv.org/abs/1801.00868) is counted 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,17 +53,10 @@ class PanopticMetric(StreamedMetric):
     score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
 
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
+        super().__init__()
         self.names = list(names)
         self.thing_ids = frozenset(thing_ids)
         check_labels(as_array(sorted(self.thing_ids), np.int64), self.names, "set of thing_ids")
-        self.reset()
-
-    def reset(self) -> None:
-        """Removes all images."""
-        # For each class its true positives, false positives and false negatives
-        self._counts = np.zeros((len(self.names), 3), dtype=np.int64)
-        # Fractions add without rounding.
-        self._iou = [Fraction(0) for _ in self.names]
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
         """Returns the matched segments of each class that occurs in one image.
@@ -91,13 +83,6 @@ class PanopticMetric(StreamedMetric):
         overlap = np.bincount((rows * shape[1] + columns).reshape(-1), minlength=math.prod(shape)).reshape(shape)
         return _match(overlap, target_labels, labels, crowd)
 
-    def update(self, records: Iterable[Record]) -> None:
-        """Adds the records of images."""
-        for record in records:
-            for label, sums in record.items():
-                self._iou[label] += Fraction(sums.iou)
-                self._counts[label] += sums[1:]
-
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `pq`, `sq` and `rq` of each class, NaN where it occurs in no target and no prediction."""
         return {name: self._class_scores(label) for label, name in enumerate(self.names)}
@@ -114,11 +99,12 @@ class PanopticMetric(StreamedMetric):
         }
 
     def _class_scores(self, label: int) -> dict[str, float]:
-        matches, *errors = self._counts[label].tolist()
-        segments = matches + sum(errors) / 2
+        found = [record[label] for record in self.records if label in record]
+        matches = sum(own.true_positives for own in found)
+        segments = matches + sum(own.false_positives + own.false_negatives for own in found) / 2
         if not segments:
             return dict.fromkeys(("pq", "sq", "rq"), math.nan)
-        iou = float(self._iou[label])
+        iou = math.fsum(own.iou for own in found)
         return {"pq": iou / segments, "sq": iou / matches if matches else 0.0, "rq": matches / segments}
 
 

@@ -6,17 +6,16 @@ Shapes: C channels, H W pixels.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
-from datasets import Dataset, Image
+from datasets import Dataset, Features, Image, List, Value
+from datasets.arrow_writer import ParquetWriter
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
@@ -35,42 +34,24 @@ from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
 
 
 logger = logging.get_logger(__name__)
-GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
-# (B, D) of vectors, or for each of B images (N, D)
-Features = Mapping[str, Tensor | Sequence[Tensor]]
 
 
-def make_schema(widths: Mapping[str, int], dtype: str, has_labels: bool) -> pa.Schema:
-    """Returns the columns of a table, for vectors of length D (`widths`) of each feature."""
-    fields = [("file", pa.string()), *([("label", pa.string())] if has_labels else [])]
+def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
+    """Returns the columns of a file, for vectors of length D (`widths`) of each feature."""
+    columns = Features({"file": Value("string"), **({"label": Value("string")} if has_labels else {})})
     for name, width in widths.items():
-        vector = pa.list_(pa.type_for_alias(dtype), width)
-        fields.append((name, pa.list_(vector) if name == "patches" else vector))
+        vector = List(Value(dtype), length=width)
+        columns[name] = List(vector) if name == "patches" else vector
         if name == "patches":
-            fields.append(("grid", pa.list_(pa.int32(), 2)))
-    return pa.schema(fields)
+            columns["grid"] = List(Value("int32"), length=2)
+    return columns
 
 
-def make_batch(
-    schema: pa.Schema, files: Sequence[str], labels: Sequence[str | None], features: Features, dtype: str
-) -> pa.RecordBatch:
-    """Returns rows of a table for B images, or raises `ValueError` if a number is too large for half precision."""
-    columns: dict[str, pa.Array] = {"file": pa.array(files), "label": pa.array(labels, pa.string())}
-    for name, values in features.items():
-        vectors = values if isinstance(values, Tensor) else torch.cat(list(values))
-        flat = vectors if name == "grid" else _rounded(vectors, name, dtype)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat.cpu().reshape(-1).numpy()), vectors.shape[1])
-        if not isinstance(values, Tensor):
-            lengths = [0, *(len(image) for image in values)]
-            column = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths), pa.int32()), column)
-        columns[name] = column
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
-def _rounded(vectors: Tensor, name: str, dtype: str) -> Tensor:
-    rounded = vectors.to(DTYPES[dtype])
+def round_vectors(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
+    """Returns a feature of an image as an array, or raises `ValueError` if half precision cannot hold a number."""
+    rounded = vectors if name == "grid" else vectors.to(DTYPES[dtype])
     if rounded.isfinite().all() or not vectors.isfinite().all():
-        return rounded
+        return rounded.numpy(force=True)
     raise ValueError(
         f"The feature {name!r} goes up to {float(vectors.abs().max()):g}, and {dtype} to "
         f"{torch.finfo(rounded.dtype).max:g}. Give --dtype float32, and another --output_dir."
@@ -106,18 +87,6 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
             return ReadImage(row["file"], label, self.processor.process_image(image))
         except (OSError, TypeError, ValueError) as error:
             return ReadImage(row["file"], label, None, str(error))
-
-
-def grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Joins batches of rows to tables of about the same size, which is all that it keeps in memory."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(rows.nbytes for rows in held) >= GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held = []
-    if held:
-        yield pa.Table.from_batches(held)
 
 
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
@@ -181,20 +150,19 @@ def write_shard(
 ) -> None:
     """Writes the features of a range of a split's images; calls `count` with the number of images of every batch."""
     images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
-    schema = make_schema(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
-            if readable := _readable(batch, args.skip_unreadable):
-                files, labels, pixels, _ = zip(*readable, strict=True)
-                yield make_batch(schema, files, labels, encoder(pixels), args.dtype)
-            count(len(batch))
-
+    columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
     file = folder / shard.name
     unfinished = file.with_suffix(".part")  # which gets its name once it is complete
-    with pq.ParquetWriter(unfinished, schema, use_dictionary=["label"]) as writer:
-        for table in grouped(rows()):
-            writer.write_table(table)
+    with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=args.batch_size) as writer:
+        for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
+            readable = _readable(batch, args.skip_unreadable)
+            features = encoder([image.pixels for image in readable if image.pixels is not None]) if readable else {}
+            for number, image in enumerate(readable):
+                vectors = {name: round_vectors(of[number], name, args.dtype) for name, of in features.items()}
+                row = {"file": image.file, "label": image.label, **vectors}
+                writer.write({name: row[name] for name in columns})
+            count(len(batch))
+        writer.finalize()
     unfinished.replace(file)
 
 

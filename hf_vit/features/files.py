@@ -154,12 +154,7 @@ class FeatureSplit:
     @property
     def vectors(self) -> list[str]:
         """Names of the features that are one vector an image."""
-        schema = pq.read_schema(self.files[0])
-        return [
-            field.name
-            for field in schema
-            if pa.types.is_fixed_size_list(field.type) and pa.types.is_floating(field.type.value_type)
-        ]
+        return [name for name in self.settings.features if name != "patches"]
 
     def read(self, feature: str) -> Tensor:
         """Returns the vectors (M, D) float32 of the images that have a class."""
