@@ -17,25 +17,7 @@ from .model.modeling_hf_vit import HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
 from .model.task_image_classification import HfViTForImageClassification
 from .training.models import whole_image_processor
-from .visualize.attention import (
-    Attention,
-    attention_distances,
-    attention_maps,
-    attention_rollout,
-    check_classifier,
-    draw_attention_distances,
-    gradient_rollout,
-    record_attention,
-)
-from .visualize.features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .visualize.mosaics import (
-    draw_attention,
-    draw_patch_filters,
-    draw_position_similarity,
-    patch_filters,
-    position_similarity,
-)
-from .visualize.patches import Patch, draw_heat, patch_at, patch_distances
+from .visualize import attention, features, mosaics, patches
 
 
 MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
@@ -98,17 +80,19 @@ class Inspection:
         fits = max(self.photo.size) <= MAX_SIDE
         return self.photo if fits else ImageOps.contain(self.photo, (MAX_SIDE, MAX_SIDE))
 
-    def attention(self) -> Attention:
+    def record_attention(self) -> attention.Attention:
         """Returns the attention within the photo."""
-        return record_attention(self.model, self.pixel_values)[0]
+        return attention.record_attention(self.model, self.pixel_values)[0]
 
-    def features(self) -> Tensor:
+    def patch_features(self) -> Tensor:
         """Returns the features of its patches, (h, w, D)."""
-        return patch_features(self.model, self.pixel_values)[0]
+        return features.patch_features(self.model, self.pixel_values)[0]
 
-    def patch(self, grid: tuple[int, int]) -> Patch | None:
+    def patch(self, grid: tuple[int, int]) -> patches.Patch | None:
         """Returns row and column of the patch under the point, None where there is no point."""
-        return None if self.point is None else patch_at(self.point, (self.photo.height, self.photo.width), grid)
+        return (
+            None if self.point is None else patches.patch_at(self.point, (self.photo.height, self.photo.width), grid)
+        )
 
     def class_number(self) -> int:
         """Returns the number of the class; raises `ValueError` if the model does not know it."""
@@ -122,41 +106,41 @@ class Inspection:
 
 
 def _draw_attention(one: Inspection, file: Path) -> None:
-    attention = one.attention()
-    patch = one.patch(attention.grid)
-    draw_attention(one.picture, attention_maps(attention, patch), file, patch)
+    recorded = one.record_attention()
+    patch = one.patch(recorded.grid)
+    mosaics.draw_attention(one.picture, attention.attention_maps(recorded, patch), file, patch)
 
 
 def _draw_rollout(one: Inspection, file: Path) -> None:
-    attention = one.attention()
-    patch = one.patch(attention.grid)
-    draw_heat(one.picture, attention_rollout(attention, patch), "rollout", file, patch)
+    recorded = one.record_attention()
+    patch = one.patch(recorded.grid)
+    patches.draw_heat(one.picture, attention.attention_rollout(recorded, patch), "rollout", file, patch)
 
 
 def _draw_saliency(one: Inspection, file: Path) -> None:
-    check_classifier(one.model)
+    attention.check_classifier(one.model)
     number = one.class_number()
-    (heat,) = gradient_rollout(one.model, one.pixel_values, [number])
-    draw_heat(one.picture, heat, f"saliency for {one.model.config.id2label[number]}", file)
+    (heat,) = attention.gradient_rollout(one.model, one.pixel_values, [number])
+    patches.draw_heat(one.picture, heat, f"saliency for {one.model.config.id2label[number]}", file)
 
 
 def _draw_similarity(one: Inspection, file: Path) -> None:
-    features = one.features()
-    rows, columns = features.shape[:2]
+    own = one.patch_features()
+    rows, columns = own.shape[:2]
     patch = one.patch((rows, columns)) or (rows // 2, columns // 2)
-    draw_heat(one.picture, patch_similarity(features, patch), "similarity", file, patch)
+    patches.draw_heat(one.picture, features.patch_similarity(own, patch), "similarity", file, patch)
 
 
 def _draw_distance(every: Sequence[Inspection], file: Path) -> None:
-    recorded = [one.attention() for one in every]
-    uniform = torch.stack([patch_distances(own.grid, own.patch_size).mean() for own in recorded])
-    distances = torch.stack([attention_distances(own) for own in recorded]).mean(dim=0)
-    draw_attention_distances(distances, float(uniform.mean()), file)
+    recorded = [one.record_attention() for one in every]
+    uniform = torch.stack([patches.patch_distances(own.grid, own.patch_size).mean() for own in recorded])
+    distances = torch.stack([attention.attention_distances(own) for own in recorded]).mean(dim=0)
+    attention.draw_attention_distances(distances, float(uniform.mean()), file)
 
 
 def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
-    colors = feature_colors([one.features() for one in every], every[0].foreground_threshold)
-    draw_feature_colors([one.picture for one in every], colors, file)
+    colors = features.feature_colors([one.patch_features() for one in every], every[0].foreground_threshold)
+    features.draw_feature_colors([one.picture for one in every], colors, file)
 
 
 # A picture of each photo
@@ -170,8 +154,10 @@ OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
 OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
     "distance": _draw_distance,
     "pca": _draw_pca,
-    "positions": lambda every, file: draw_position_similarity(position_similarity(every[0].model), file),
-    "filters": lambda every, file: draw_patch_filters(patch_filters(every[0].model), file),
+    "positions": lambda every, file: mosaics.draw_position_similarity(
+        mosaics.position_similarity(every[0].model), file
+    ),
+    "filters": lambda every, file: mosaics.draw_patch_filters(mosaics.patch_filters(every[0].model), file),
 }
 
 

@@ -55,51 +55,39 @@ def draw_depth(
         ValueError: if there is no image, or sizes differ.
     """
     pictures = first_rows(images)
-    count = len(pictures)
-    predicted = [as_array(prediction, np.float64) for prediction in predictions[:count]]
-    truths = [None] * count if targets is None else [as_array(target, np.float64) for target in targets[:count]]
+    truths = [None] * len(pictures) if targets is None else [as_array(target, np.float64) for target in targets]
     titles = ["image", *([] if targets is None else ["truth"]), "prediction", ""]
     if targets is not None and not relative:
         titles += ["error", ""]
     figure, panels = picture_rows(pictures, titles, [1.0 if title else BAR_COLUMN for title in titles])
-    for row, picture, prediction, truth in zip(panels, pictures, predicted, truths, strict=True):
+    for row, picture, own, truth in zip(panels, pictures, predictions, truths, strict=False):
+        prediction = as_array(own, np.float64)
         check_size(picture, prediction, "prediction")
         show(row[0], picture)
         if truth is not None:
             check_size(picture, truth, "target")
-        if relative:
-            _draw_relative(row[1:], prediction, truth)
-        else:
-            _draw_metric(row[1:], prediction, truth)
+        _draw_maps(row[1:], prediction, truth, relative)
+        if truth is not None and not relative:
+            error = np.abs(prediction - truth) / np.where(_is_valid(truth), truth, 1.0)
+            show(row[-2], in_colors(error, _is_valid(truth) & np.isfinite(error), (0, MAX_ERROR), ERROR_COLORS))
+            draw_bar(row[-1], (0, MAX_ERROR), ERROR_COLORS, "share of the truth")
     save(figure, file)
 
 
-def _draw_metric(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
-    """Draws truth, prediction, color bar, error and its bar; the prediction and its bar where there is no truth."""
-    if truth is None:
-        span = span_of(prediction[_is_valid(prediction)])
-        show(panels[0], color_depth(prediction, *span))
-        draw_bar(panels[1], span, DEPTH_COLORS, "meters")
-        return
-    valid = _is_valid(truth)
-    span = span_of(truth[valid])
-    show(panels[0], color_depth(truth, *span))
-    show(panels[1], color_depth(prediction, *span))
-    draw_bar(panels[2], span, DEPTH_COLORS, "meters")
-    error = np.abs(prediction - truth) / np.where(valid, truth, 1.0)
-    show(panels[3], in_colors(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLORS))
-    draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLORS, "share of the truth")
-
-
-def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
+def _draw_maps(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None, relative: bool) -> None:
     """Draws truth, where there is one, prediction and color bar."""
-    maps = [(prediction, np.isfinite(prediction))]
+    maps = [(prediction, np.isfinite(prediction) if relative else _is_valid(prediction))]
     if truth is not None:
         valid = _is_valid(truth)
-        maps.insert(0, (1 / np.where(valid, truth, 1.0), valid))
-    for panel, (values, valid) in zip(panels[:-1], maps, strict=True):
-        show(panel, in_colors(values, valid, span_of(values[valid]), INVERSE_DEPTH_COLORS))
-    draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLORS, "relative", {0: "far", 1: "near"})
+        maps.insert(0, (1 / np.where(valid, truth, 1.0) if relative else truth, valid))
+    spans = [span_of(values[valid]) for values, valid in maps]
+    colors = INVERSE_DEPTH_COLORS if relative else DEPTH_COLORS
+    for panel, (values, valid), span in zip(panels, maps, spans, strict=False):
+        show(panel, in_colors(values, valid, span if relative else spans[0], colors))
+    if relative:
+        draw_bar(panels[len(maps)], (0, 1), colors, "relative", {0: "far", 1: "near"})
+    else:
+        draw_bar(panels[len(maps)], spans[0], colors, "meters")
 
 
 def _is_valid(depth: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Boxes over images: object detection."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,30 +11,21 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from .colors import Axes, segmentation_palette
 from .figures import (
-    Legend,
+    MAX_ROWS,
+    Objects,
     Picture,
     PictureFile,
     draw_comparison,
-    first_rows,
     fit_line,
     large_enough,
     letter_size,
     line_width,
     readable_on,
     show,
-    truth_and_prediction,
 )
 
 
 Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
-
-
-class Objects(NamedTuple):
-    """What is in an image: boxes (N, 4), class numbers (N,) and maybe scores (N,)."""
-
-    boxes: np.ndarray
-    class_labels: np.ndarray
-    scores: np.ndarray | None
 
 
 def draw_boxes(
@@ -62,12 +53,9 @@ def draw_boxes(
     draw, palette, width = ImageDraw.Draw(picture), segmentation_palette(len(names)), line_width(picture)
     edges = scale * as_array(boxes, np.float64).reshape(-1, 4)
     labels = as_array(class_labels, np.int64)
-    texts = [names[label] for label in labels]
-    order = range(len(edges))
-    if scores is not None:
-        shares = as_array(scores, np.float64)
-        texts = [f"{text} {share:.2f}" for text, share in zip(texts, shares, strict=True)]
-        order = np.argsort(-shares, kind="stable").tolist()
+    shares = np.full(len(labels), np.nan) if scores is None else as_array(scores, np.float64)
+    texts = Objects(edges, labels, shares).texts(names)
+    order = np.argsort(-shares, kind="stable").tolist()
     for number in reversed(order):
         left, top, right, bottom = edges[number].tolist()
         right, bottom = max(left, right), max(top, bottom)
@@ -101,22 +89,12 @@ def draw_detections(
         ValueError: if there is no image.
     """
 
-    def seen(result: Mapping[str, Any]) -> Objects:
-        boxes = as_array(result["boxes"], np.float64).reshape(-1, 4)
-        labels = as_array(result["class_labels"], np.int64)
-        if "scores" not in result:
-            return Objects(boxes, labels, None)
-        scores = as_array(result["scores"], np.float64)
-        kept = scores >= threshold
-        return Objects(boxes[kept], labels[kept], scores[kept])
-
     def draw(panel: Axes, picture: np.ndarray, objects: Objects) -> None:
-        show(panel, np.asarray(draw_boxes(picture, objects.boxes, objects.class_labels, names, objects.scores)))
+        show(panel, np.asarray(draw_boxes(picture, objects.shapes, objects.labels, names, objects.scores)))
 
-    pictures = first_rows(images)
-    results = truth_and_prediction(targets, predictions, seen, len(pictures))
-    found = {label for column in results.values() for objects in column for label in objects.class_labels.tolist()}
-    draw_comparison(pictures, results, draw, Legend(found, names, segmentation_palette(len(names))), file)
+    predicted = [Objects.of(result, "boxes", np.float64, threshold) for result in predictions[:MAX_ROWS]]
+    true = None if targets is None else [Objects.of(target, "boxes", np.float64, 0) for target in targets[:MAX_ROWS]]
+    draw_comparison(images, predicted, true, draw, file, names, lambda objects: objects.labels)
 
 
 def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:

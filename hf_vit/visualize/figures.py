@@ -3,14 +3,16 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from ..evaluation.base import as_array
 from ..extras import check_packages
-from .colors import IGNORED
+from .colors import IGNORED, segmentation_palette
 
 
 if TYPE_CHECKING:
@@ -122,32 +124,53 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
         axis.set_visible(False)  # else the title looks for room above ticks that are not drawn
 
 
-def truth_and_prediction(
-    targets: Sequence[Any] | None, predictions: Sequence[Any], prepare: Callable[[Any], T], count: int
-) -> dict[str, list[T]]:
-    """Returns the columns beside the first `count` images, by their titles."""
-    columns = {"truth": targets, "prediction": predictions}
-    return {
-        title: [prepare(value) for value in found[:count]] for title, found in columns.items() if found is not None
-    }
+class Objects(NamedTuple):
+    """What is in an image: boxes or masks (N, ...), class numbers (N,) and scores (N,), NaN if there are none."""
+
+    shapes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any], name: str, dtype: DTypeLike, threshold: float) -> "Objects":
+        """Returns the objects of a target, or those of a prediction whose score is at least a threshold.
+
+        `name` is that of the shapes in `result`, `dtype` their type.
+        """
+        labels = as_array(result["class_labels"], np.int64)
+        scores = as_array(result.get("scores", np.full(len(labels), np.nan)), np.float64)
+        kept = np.isnan(scores) | (scores >= threshold)
+        return cls(as_array(result[name], dtype)[kept], labels[kept], scores[kept])
+
+    def texts(self, names: Sequence[str]) -> list[str]:
+        """Returns the name of the class of each object, with its score if there is one."""
+        pairs = zip(self.labels.tolist(), self.scores.tolist(), strict=True)
+        return [names[label] if math.isnan(score) else f"{names[label]} {score:.2f}" for label, score in pairs]
 
 
 def draw_comparison(
-    pictures: Sequence[np.ndarray],
-    columns: Mapping[str, Sequence[T]],
+    images: Sequence[Picture],
+    predictions: Sequence[T],
+    targets: Sequence[T] | None,
     draw: Callable[["Axes", np.ndarray, T], None],
-    legend: "Legend",
     file: PictureFile,
+    names: Sequence[str] = (),
+    labels_of: Callable[[T], np.ndarray] = lambda value: np.zeros(0, np.int64),
 ) -> None:
-    """Draws a row for each picture (H, W, 3): itself, then a panel for its value in each column.
+    """Draws a row for each of the first images: itself, then a panel for its target, if known, and its prediction.
 
-    `draw` fills a panel, given the panel, the image (H, W, 3) and the value. Raises `ValueError` if there is no image.
+    `draw` fills a panel, given the panel, the image (H, W, 3) and the value. The legend shows the class numbers that
+    `labels_of` finds in the values, by their `names`. Raises `ValueError` if there is no image.
     """
-    widths = [1.0] * (1 + len(columns))
-    figure, panels = picture_rows(pictures, ["image", *columns], widths, legend.lines(COLUMN_WIDTH * len(widths)))
-    for row, picture, *values in zip(panels, pictures, *columns.values(), strict=False):
+    pictures, palette = first_rows(images), segmentation_palette(len(names))
+    columns = {"truth": targets, "prediction": predictions}
+    values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
+    found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
+    legend, widths = Legend(found, names, palette), [1.0] * (1 + len(values))
+    figure, panels = picture_rows(pictures, ["image", *values], widths, legend.lines(COLUMN_WIDTH * len(widths)))
+    for row, picture, *own in zip(panels, pictures, *values.values(), strict=False):
         show(row[0], picture)
-        for panel, value in zip(row[1:], values, strict=True):
+        for panel, value in zip(row[1:], own, strict=True):
             draw(panel, picture, value)
     legend.draw(figure)
     save(figure, file)

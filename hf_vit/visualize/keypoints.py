@@ -12,16 +12,13 @@ from ..evaluation.base import as_array
 from .colors import IGNORED, Axes, segmentation_palette
 from .figures import (
     MAX_ROWS,
-    Legend,
     Picture,
     PictureFile,
     as_picture,
     draw_comparison,
-    first_rows,
     large_enough,
     line_width,
     show,
-    truth_and_prediction,
 )
 
 
@@ -101,28 +98,25 @@ def draw_poses(
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
-    poses = truth_and_prediction(targets, predictions, _pose, len(pictures))
-    poses["prediction"] = [
-        _seen(pose, truth, threshold)
-        for pose, truth in zip(poses["prediction"], poses.get("truth", [None] * len(pictures)), strict=True)
+    count = len(pictures)
+    true = None if targets is None else [_pose(target) for target in targets[:count]]
+    known: Sequence[Pose | None] = [None] * count if true is None else true
+    predicted = [
+        _seen(_pose(result), truth, threshold) for result, truth in zip(predictions[:count], known, strict=True)
     ]
     boxes = [as_array(result["box"], np.float64) for result in (predictions if targets is None else targets)]
-    regions = [_region(picture, *parts) for picture, *parts in zip(pictures, boxes, *poses.values(), strict=False)]
-    joined = list(skeleton)
+    joined, crops = list(skeleton), []
+    for number, (picture, box) in enumerate(zip(pictures, boxes, strict=False)):
+        columns = [column for column in (true, predicted) if column is not None]
+        left, top, right, bottom = _region(picture, box, *(column[number] for column in columns))
+        crops.append(picture[top:bottom, left:right])
+        for column in columns:
+            column[number] = column[number]._replace(keypoints=column[number].keypoints - (left, top))
 
     def draw(panel: Axes, picture: np.ndarray, pose: Pose) -> None:
         show(panel, np.asarray(draw_keypoints(picture, pose.keypoints, pose.visibility, joined, pose.scores)))
 
-    crops = [
-        picture[top:bottom, left:right] for picture, (left, top, right, bottom) in zip(pictures, regions, strict=True)
-    ]
-    columns = {
-        title: [
-            pose._replace(keypoints=pose.keypoints - region[:2]) for pose, region in zip(column, regions, strict=True)
-        ]
-        for title, column in poses.items()
-    }
-    draw_comparison(first_rows(crops), columns, draw, Legend([], [], segmentation_palette(0)), file)
+    draw_comparison(crops, predicted, true, draw, file)
 
 
 def _draw_pose(

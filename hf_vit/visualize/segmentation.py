@@ -11,16 +11,15 @@ from ..evaluation.base import as_array
 from .colors import IGNORED, Axes, segmentation_palette
 from .figures import (
     COLUMN_WIDTH,
-    Legend,
+    MAX_ROWS,
+    Objects,
     Picture,
     PictureFile,
     as_picture,
     check_size,
     draw_comparison,
-    first_rows,
     row_height,
     show,
-    truth_and_prediction,
 )
 
 
@@ -68,17 +67,13 @@ def draw_segmentation(
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))
-    pictures = first_rows(images)
-    maps = truth_and_prediction(targets, predictions, lambda labels: as_array(labels, np.int64), len(pictures))
 
-    def draw(panel: Axes, picture: np.ndarray, labels: np.ndarray) -> None:
+    def draw(panel: Axes, picture: np.ndarray, labels: ArrayLike | Tensor) -> None:
         show(panel, overlay_segmentation(picture, labels, palette))
 
-    found = {label for column in maps.values() for labels in column for label in np.unique(labels).tolist()}
-    draw_comparison(pictures, maps, draw, Legend(found, names, palette), file)
+    draw_comparison(images, predictions, targets, draw, file, names, lambda labels: as_array(labels, np.int64))
 
 
-Segments = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks, class numbers and scores
 OUTLINES = 500  # outlines that fit beside each other into the longer side of an image
 LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # points, inches
 MIN_LABELED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
@@ -142,35 +137,24 @@ def draw_panoptic(
     """
     palette = segmentation_palette(len(names))
 
-    def seen(result: Mapping[str, Any]) -> Segments:
-        masks, labels, scores = _segments(result)
-        kept = np.isnan(scores) | (scores >= threshold) | ("segments_info" in result)
-        return masks[kept], labels[kept], scores[kept]
+    def draw(panel: Axes, picture: np.ndarray, segments: Objects) -> None:
+        show(panel, overlay_segments(picture, segments.shapes, segments.labels, palette))
+        for mask, text in zip(segments.shapes, segments.texts(names), strict=True):
+            _write_label(panel, mask, text)
 
-    pictures = first_rows(images)
-    results = truth_and_prediction(targets, predictions, seen, len(pictures))
-
-    def draw(panel: Axes, picture: np.ndarray, segments: Segments) -> None:
-        masks, labels, scores = segments
-        show(panel, overlay_segments(picture, masks, labels, palette))
-        for mask, label, score in zip(masks, labels, scores, strict=True):
-            _write_label(panel, mask, names[label] if np.isnan(score) else f"{names[label]} {score:.2f}")
-
-    found = {label for column in results.values() for _, labels, _ in column for label in labels.tolist()}
-    draw_comparison(pictures, results, draw, Legend(found, names, palette), file)
+    predicted = [_segments(result, threshold) for result in predictions[:MAX_ROWS]]
+    true = None if targets is None else [_segments(target, threshold) for target in targets[:MAX_ROWS]]
+    draw_comparison(images, predicted, true, draw, file, names, lambda segments: segments.labels)
 
 
-def _segments(result: Mapping[str, Any]) -> Segments:
-    """Returns the masks (M, H, W), class numbers (M,) and scores (M,), NaN where there are none."""
+def _segments(result: Mapping[str, Any], threshold: float) -> Objects:
+    """Returns the segments of a result: all of a segmentation, of masks those whose score reaches a threshold."""
     if "masks" in result:
-        labels = as_array(result["class_labels"], np.int64)
-        scores = as_array(result.get("scores", np.full(len(labels), np.nan)), np.float64)
-        return as_array(result["masks"], np.bool_), labels, scores
+        return Objects.of(result, "masks", np.bool_, threshold)
     info = result["segments_info"]
-    ids = as_array([segment["id"] for segment in info], np.int64)
-    labels = as_array([segment["label_id"] for segment in info], np.int64)
-    scores = as_array([segment["score"] for segment in info], np.float64)
-    return as_array(result["segmentation"], np.int64) == ids[:, None, None], labels, scores
+    ids, labels = (as_array([segment[name] for segment in info], np.int64) for name in ("id", "label_id"))
+    masks = as_array(result["segmentation"], np.int64) == ids[:, None, None]
+    return Objects(masks, labels, as_array([segment["score"] for segment in info], np.float64))
 
 
 def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
