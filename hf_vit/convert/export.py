@@ -64,7 +64,6 @@ class Layout:
     Args:
         family: What reads it back.
         configure: Their config.json from our configuration; the second argument tells whether there is a classifier.
-        head_prefix: What stands before the names of the base model in a model with a classifier.
         adapt: What our configuration changes in the key map.
         complete: Gives the weights in their names what they need beyond the key map.
         has_mask_token: Whether there is a place for one; without, it is left out.
@@ -73,7 +72,6 @@ class Layout:
 
     family: Family
     configure: Callable[[HfViTConfig, bool], dict[str, Any]]
-    head_prefix: str = ""
     adapt: Callable[[HfViTConfig], KeyMap] = lambda config: {}
     complete: Callable[[HfViTConfig, Weights], Weights] = lambda config, weights: weights
     has_mask_token: bool = False
@@ -86,22 +84,22 @@ def configure_vit(model_type: str, model: str, classifier: str, /, config: HfViT
     return {"model_type": model_type, "architectures": [name], **common_fields(config)}
 
 
-def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns the config.json of a DINOv2; `ValueError` if image or patch is not square, which that class needs."""
-    for name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
+def configure_dinov2(model_type: str, name: str, /, config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Returns the config.json of a DINOv2, whose classes begin with `name`; `ValueError` if a size is not square."""
+    for field_name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
         height, width = to_pair(size)
         if height != width:
             raise ValueError(
-                f"The DINOv2 classes of transformers fail with {name}={size}, which is not square. Export another "
-                f"layout, or load the model with {name}={width} first, which resamples its weights."
+                f"The DINOv2 classes of transformers fail with {field_name}={size}, which is not square. Export "
+                f"another layout, or load the model with {field_name}={width} first, which resamples its weights."
             )
     fields = common_fields(config)
     # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
     factor = 1.5 if config.use_gated_mlp else 1
     fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
     return {
-        "model_type": "dinov2",
-        "architectures": ["Dinov2ForImageClassification" if is_classifier else "Dinov2Model"],
+        "model_type": model_type,
+        "architectures": [f"{name}ForImageClassification" if is_classifier else f"{name}Model"],
         **fields,
         # Dinov2Config takes the activation of the plain MLP only.
         "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
@@ -114,10 +112,8 @@ def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]
 
 def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     """Returns the config.json of a DINOv2 with registers."""
-    fields = configure_dinov2(config, is_classifier)
-    name = fields["architectures"][0].replace("Dinov2", "Dinov2WithRegisters")
-    changed = {"model_type": "dinov2_with_registers", "architectures": [name]}
-    return {**fields, **changed, "num_register_tokens": config.num_register_tokens}
+    fields = configure_dinov2("dinov2_with_registers", "Dinov2WithRegisters", config, is_classifier)
+    return {**fields, "num_register_tokens": config.num_register_tokens}
 
 
 def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
@@ -184,17 +180,10 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
 
 
 LAYOUTS = {
-    "vit": Layout(VIT, partial(configure_vit, "vit", "ViTModel", "ViTForImageClassification"), "vit."),
-    "deit": Layout(
-        DEIT, partial(configure_vit, "deit", "DeiTModel", "DeiTForImageClassificationWithTeacher"), "deit."
-    ),
-    "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2.", has_mask_token=True),
-    "dinov2_with_registers": Layout(
-        DINOV2_WITH_REGISTERS,
-        configure_dinov2_with_registers,
-        head_prefix="dinov2_with_registers.",
-        has_mask_token=True,
-    ),
+    "vit": Layout(VIT, partial(configure_vit, "vit", "ViTModel", "ViTForImageClassification")),
+    "deit": Layout(DEIT, partial(configure_vit, "deit", "DeiTModel", "DeiTForImageClassificationWithTeacher")),
+    "dinov2": Layout(DINOV2, partial(configure_dinov2, "dinov2", "Dinov2"), has_mask_token=True),
+    "dinov2_with_registers": Layout(DINOV2_WITH_REGISTERS, configure_dinov2_with_registers, has_mask_token=True),
     "timm": Layout(
         TIMM,
         configure_timm,
@@ -324,7 +313,7 @@ def rename(
         exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
     except ValueError as error:
         raise ValueError(f"{type(model).__name__} does not fit the layout {layout!r}: {error}") from error
-    prefix = target.head_prefix if heads else ""
+    prefix = "".join(target.family.prefixes) if heads else ""  # of the base model in a model with a classifier
     named = {prefix + name: tensor for name, tensor in target.complete(config, exported).items()}
     return {**named, **exported_heads}
 

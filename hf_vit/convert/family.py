@@ -67,8 +67,8 @@ class Family:
 
     Args:
         name: Name of the family, as in the README.
-        source: Library or files it comes from, as in the README.
         model_types: `model_type` in the config.json of transformers; empty for other formats.
+        files: Files or library that checkpoints come from, as in the README, if it is not transformers.
         marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
         adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
@@ -88,10 +88,10 @@ class Family:
     """
 
     name: str
-    source: str
     keys: KeyMap
     configure: Callable[[Config, Shapes], dict[str, Any]]
     model_types: tuple[str, ...] = ()
+    files: str = ""
     marks: tuple[str, ...] = ()
     adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
     prefixes: tuple[str, ...] = ()
@@ -103,6 +103,11 @@ class Family:
     images: str = ""
     is_sized_by_images: bool = False
     outputs: str = ""
+
+    @property
+    def source(self) -> str:
+        """The library or the files that checkpoints come from, as in the README."""
+        return self.files or f"transformers {', '.join(f'`{model_type}`' for model_type in self.model_types)}"
 
 
 # The types of our own fields
@@ -123,6 +128,8 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     names = [name for name in (*COMMON, *BEYOND_VIT) if name not in LABELS]
     fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
     validate_typed_dict(TYPES, {name: value for name, value in fields.items() if name in TYPES.__annotations__})
+    if config.get("attention_dropout") is not None:
+        fields["attention_probs_dropout_prob"] = config["attention_dropout"]
     fields["image_size"] = whole_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default, which follows where a user takes fewer blocks.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+import transformers
 from transformers.image_utils import PILImageResampling
 
 from ..model.configuration_hf_vit import to_pair
@@ -23,59 +24,18 @@ OPENAI: Options = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-# What every class of transformers does with keys that its file leaves out
+# What every class of transformers does with keys that its file and the class leave out. `default_to_square` says what
+# an int `size` means: a square, or the shortest edge.
 SHARED_DEFAULTS: Options = {
     "do_resize": True,
+    "resample": BILINEAR,
     "do_center_crop": False,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
     "default_to_square": True,
 }
-BIT_DEFAULTS: Options = {
-    "size": 224,
-    "default_to_square": False,
-    "resample": BICUBIC,
-    "do_center_crop": True,
-    "crop_size": 224,
-    **OPENAI,
-}
-DETR_DEFAULTS: Options = {
-    "size": {"shortest_edge": 800, "longest_edge": 1333},
-    "default_to_square": False,
-    "resample": BILINEAR,
-    "do_pad": True,
-    **IMAGENET,
-}
-# What each class does beyond that, by its name without ending. `default_to_square` says what an int `size` means: a
-# square, or the shortest edge.
-CLASS_DEFAULTS: dict[str, Options] = {
-    "ViT": {"size": 224, "resample": BILINEAR, **HALF},
-    "DeiT": {"size": 256, "resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **HALF},
-    "Bit": BIT_DEFAULTS,
-    "CLIP": BIT_DEFAULTS,
-    "Siglip": {"size": {"height": 224, "width": 224}, "default_to_square": False, "resample": BICUBIC, **HALF},
-    "Siglip2": {"resample": BILINEAR, "patch_size": 16, "max_num_patches": 256, **HALF},
-    "DINOv3ViT": {"size": 224, "resample": BILINEAR, **IMAGENET},
-    "Beit": {"size": 224, "resample": BICUBIC, "crop_size": 224, **HALF},
-    "DPT": {"size": 384, "resample": BICUBIC, **HALF},
-    "VitPose": {
-        "size": {"height": 256, "width": 192},
-        "resample": BILINEAR,
-        "do_affine_transform": True,
-        "normalize_factor": 200.0,
-        **IMAGENET,
-    },
-    "Eomt": {
-        "size": {"shortest_edge": 640, "longest_edge": 640},
-        "default_to_square": False,
-        "resample": BILINEAR,
-        **IMAGENET,
-    },
-    "DeformableDetr": DETR_DEFAULTS,
-    "Yolos": DETR_DEFAULTS,
-}
-# The model types whose files may name no class
+# The classes that are known, by their names without ending, and the model types whose files may name no class
 MODEL_TYPES = {
     "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
     "DeiT": ("deit",),
@@ -190,7 +150,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     given = {
         key: value for key, value in preprocessor_config.items() if value is not None and key not in WITHOUT_EFFECT
     }
-    options = {**SHARED_DEFAULTS, **CLASS_DEFAULTS[name], **given}
+    options = {**class_defaults(name), **given}
     if name == "Siglip2":
         side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
         options["size"] = {"height": side, "width": side}
@@ -216,11 +176,23 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         options.pop("crop_size", None)
     if options.get("do_convert_rgb"):
         del options["do_convert_rgb"]  # ours does so for three channels, and only for them
-    if not options.get("keep_aspect_ratio"):
-        options.pop("keep_aspect_ratio", None)
+    for option, neutral in (("keep_aspect_ratio", False), ("ensure_multiple_of", 1)):
+        if options.get(option, neutral) == neutral:
+            options.pop(option, None)
     honored = {key: options[key] for key in options if key in HONORED}
     scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
     return honored | padding | scores | (_padded(options["size"]) if is_padded else {})
+
+
+def class_defaults(name: str) -> Options:
+    """Returns what an image processor of transformers does with keys that its file leaves out, by the class."""
+    if name == "DINOv3ViT":  # which needs torchvision there
+        return {**SHARED_DEFAULTS, "size": 224, **IMAGENET}
+    original = getattr(transformers, f"{name}ImageProcessorPil")
+    options = {key: value for key, value in original().to_dict().items() if key not in WITHOUT_EFFECT}
+    known = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+    square = {"default_to_square": original.default_to_square}
+    return SHARED_DEFAULTS | square | {key: value for key, value in known.items() if value is not None}
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
@@ -318,8 +290,8 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
             f"{', '.join(MODEL_CLASSES)}."
         )
     name = MODEL_CLASSES[model_type] if named is None else re.sub("(FeatureExtractor|ImageProcessor).*", "", named)
-    if name not in CLASS_DEFAULTS:
-        known = ", ".join(f"{known}ImageProcessor" for known in CLASS_DEFAULTS)
+    if name not in MODEL_TYPES:
+        known = ", ".join(f"{known}ImageProcessor" for known in MODEL_TYPES)
         raise ValueError(
             f"The image processor {named!r} is not known. Known are: {known}. Give the options yourself, as in "
             "HfViTImageProcessor(size=..., image_mean=..., image_std=...)."

@@ -19,10 +19,10 @@ from transformers.models.yolos.image_processing_yolos import get_size_with_aspec
 from hf_vit.convert import load_image_processor
 from hf_vit.convert.families import FAMILIES
 from hf_vit.convert.image_processor import (
-    CLASS_DEFAULTS,
     HALF,
     IMAGENET,
     MODEL_CLASSES,
+    MODEL_TYPES,
     OPENAI,
     ORIGINALS,
     image_processor_options,
@@ -211,7 +211,7 @@ def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name
 
 
 # SigLIP 2 bounds the number of patches, and ViTPose crops where others resize.
-@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2", "VitPose"}))
+@pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2", "VitPose"}))
 def test_keys_left_out_are_the_defaults_of_the_class(name):
     theirs = getattr(transformers, f"{name}ImageProcessor")()
     ours = image_processor_options({"image_processor_type": f"{name}ImageProcessor"}, model_type="vit")
@@ -225,7 +225,7 @@ def test_keys_left_out_are_the_defaults_of_the_class(name):
         assert image_processor_options({"image_processor_type": f"{name}{ending}"}, model_type="vit") == ours
 
 
-@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2"}))
+@pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2"}))
 def test_int_size_means_what_it_means_to_the_class(name):
     theirs = getattr(transformers, f"{name}ImageProcessor")
     for said in ({}, {"default_to_square": True}, {"default_to_square": False}):

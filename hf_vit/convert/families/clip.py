@@ -66,9 +66,7 @@ def tower_of(config: Config) -> Config:
 
 def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     """Returns the fields of an image tower, without labels, which are those of the whole model."""
-    tower = tower_of(config)
-    dropout = tower.get("attention_dropout") or 0.0
-    return {**architecture_fields(tower, **defaults), "attention_probs_dropout_prob": dropout}
+    return architecture_fields(tower_of(config), **defaults)
 
 
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
@@ -104,7 +102,6 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 CLIP = Family(
     name="CLIP",
-    source="transformers `clip`, `clip_vision_model`",
     model_types=("clip", "clip_vision_model"),
     keys=KEYS,
     configure=configure,

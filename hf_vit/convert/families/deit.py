@@ -29,7 +29,6 @@ ONE_HEAD_KEYS: KeyMap = {
 
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
-    source="transformers `deit`",
     model_types=("deit",),
     reads=lambda config: config.get("architectures") == ["DeiTForImageClassification"],
     keys=ONE_HEAD_KEYS,

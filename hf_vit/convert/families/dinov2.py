@@ -47,7 +47,6 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
 
 DINOV2 = Family(
     name="DINOv2",
-    source="transformers `dinov2`",
     model_types=("dinov2",),
     keys=KEYS,
     configure=configure,
@@ -57,7 +56,6 @@ DINOV2 = Family(
 DINOV2_WITH_REGISTERS = replace(
     DINOV2,
     name="DINOv2 with registers",
-    source="transformers `dinov2_with_registers`",
     model_types=("dinov2_with_registers",),
     configure=partial(configure, patch_size=16, num_register_tokens=4, position_antialias=True),
     prefixes=("dinov2_with_registers.",),

@@ -53,7 +53,6 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
         )
     return {
         **transformers_fields(config, **{**DEFAULTS, **defaults}),
-        "attention_probs_dropout_prob": config.get("attention_dropout", 0.0),
         "qkv_bias": biases["query_bias"],
         "position_embedding_type": "rotary",
         "use_mask_token": "embeddings.mask_token" in shapes,
@@ -62,7 +61,6 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
 
 DINOV3 = Family(
     name="DINOv3",
-    source="transformers `dinov3_vit`",
     model_types=("dinov3_vit",),
     keys=KEYS,
     configure=configure,

@@ -93,7 +93,6 @@ def configure_depth_anything(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 DPT = Family(
     name="DPT",
-    source="transformers `dpt`",
     model_types=("dpt",),
     keys=KEYS,
     configure=configure,
@@ -122,7 +121,6 @@ DPT_SEGMENTATION = replace(
 )
 DEPTH_ANYTHING = Family(
     name="Depth Anything",
-    source="transformers `depth_anything`",
     model_types=("depth_anything",),
     keys=DEPTH_ANYTHING_KEYS,
     configure=configure_depth_anything,

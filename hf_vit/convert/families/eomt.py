@@ -42,15 +42,21 @@ OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConf
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
 
 
+def head_fields(config: Config) -> dict[str, Any]:
+    """Returns what both configurations say of the head, and of the registers."""
+    return {
+        "num_register_tokens": config.get("num_register_tokens", 4),
+        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
+    }
+
+
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of an EomtConfig, whose prefix has no positions."""
     return {
         **dinov2.configure(config, shapes, **LARGE, patch_size=16),
-        "attention_probs_dropout_prob": config.get("attention_dropout", 0.0),
-        "num_register_tokens": config.get("num_register_tokens", 4),
+        **head_fields(config),
         "prefix_has_position": False,
         "position_antialias": True,  # as in the backbone that it was trained from
-        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
     }
 
 
@@ -60,14 +66,12 @@ def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
     return {
         **dinov3.configure(config, shapes, **large),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
-        "num_register_tokens": config.get("num_register_tokens", 4),
-        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
+        **head_fields(config),
     }
 
 
 EOMT = Family(
     name="EoMT",
-    source="transformers `eomt`",
     model_types=("eomt",),
     keys=EOMT_KEYS,
     adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
@@ -79,7 +83,6 @@ EOMT = Family(
 EOMT_DINOV3 = replace(
     EOMT,
     name="EoMT on DINOv3",
-    source="transformers `eomt_dinov3`",
     model_types=("eomt_dinov3",),
     keys=EOMT_DINOV3_KEYS,
     configure=configure_dinov3,

@@ -130,7 +130,7 @@ def refuse_texts(given: Config, shapes: Shapes) -> str:
 
 GOOGLE = Family(
     name="ViT, AugReg",
-    source="`.npz` of google-research/vision_transformer",
+    files="`.npz` of google-research/vision_transformer",
     marks=("embedding/kernel", POSITIONS),
     keys=KEYS,
     configure=configure,
@@ -141,7 +141,7 @@ GOOGLE = Family(
 BIG_VISION = replace(
     GOOGLE,
     name="ViT, SigLIP of big_vision",
-    source="`.npz` of google-research/big_vision",
+    files="`.npz` of google-research/big_vision",
     marks=("embedding/kernel", "pos_embedding"),
     keys=BIG_VISION_KEYS,
     prefixes=("params/img/", "params/"),

@@ -191,7 +191,6 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
 
 LW_DETR = Family(
     name="LW-DETR",
-    source="transformers `lw_detr`",
     model_types=("lw_detr",),
     keys=KEYS,
     adapt=adapt,

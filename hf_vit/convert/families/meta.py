@@ -137,7 +137,7 @@ def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 META_FILE = Family(
     name="DINO, DeiT, MAE, DINOv2",
-    source="`.pth` of facebookresearch",
+    files="`.pth` of facebookresearch",
     marks=(*MARKS, "pos_embed"),
     keys=KEYS,
     adapt=adapt,
@@ -150,7 +150,7 @@ META_FILE = Family(
 DINOV3_FILE = replace(
     META_FILE,
     name="DINOv3",
-    source="`.pth` of facebookresearch/dinov3",
+    files="`.pth` of facebookresearch/dinov3",
     marks=(*MARKS, "rope_embed.periods"),
     configure=configure_dinov3,
     dropped={

@@ -180,19 +180,23 @@ def text_fields(hidden_act: str, shapes: Shapes, heads: int | None = None, eos: 
 
     A text is summed up by the token with the largest number, which ends it, or the first that is `eos`.
     """
-    prefix = text_prefix(shapes)
+    text = text_tower_fields(text_prefix(shapes), hidden_act, shapes, heads)
+    text["eos_token_id"] = text["vocab_size"] - 1 if eos is None else eos
+    loss = "sigmoid" if "logit_bias" in shapes else "softmax"
+    compared = {"loss": loss, "projection_dim": shape_of(shapes, "visual.proj")[1]}
+    return {"text_config": text, "contrastive_config": compared}
+
+
+def text_tower_fields(prefix: str, hidden_act: str, shapes: Shapes, heads: int | None) -> dict[str, Any]:
+    """Returns the fields of a text tower whose names begin with `prefix`, by the shapes; 64 wide heads by default."""
     vocab_size, width = shape_of(shapes, f"{prefix}token_embedding.weight")
-    text = {
+    return {
         "vocab_size": vocab_size,
         "hidden_size": width,
         "num_attention_heads": heads or width // 64,
         **block_fields(prefix, hidden_act, shapes),
         "max_position_embeddings": shape_of(shapes, f"{prefix}positional_embedding")[0],
-        "eos_token_id": vocab_size - 1 if eos is None else eos,
     }
-    loss = "sigmoid" if "logit_bias" in shapes else "softmax"
-    compared = {"loss": loss, "projection_dim": shape_of(shapes, "visual.proj")[1]}
-    return {"text_config": text, "contrastive_config": compared}
 
 
 def has_texts(shapes: Shapes) -> bool:
@@ -242,6 +246,15 @@ def foreign_fields(tower: Config, fixed: Mapping[str, Any], others: tuple[str, .
     }
 
 
+def check_image_tower(tower: Config, fixed: Mapping[str, Any], others: tuple[str, ...]) -> None:
+    """Raises `ValueError` if an image tower has fields that are not known; see `foreign_fields`."""
+    if foreign := foreign_fields(tower, fixed, others):
+        raise ValueError(
+            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
+            "OpenCLIP."
+        )
+
+
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a lone file, which does not tell its activation."""
     if "hidden_act" not in given:
@@ -258,11 +271,7 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by open_clip_config.json, whose sizes are checked against the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
-    if foreign := foreign_fields(tower, FIXED, (*DEFAULTS, *WITHOUT_EFFECT)):
-        raise ValueError(
-            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
-            "OpenCLIP."
-        )
+    check_image_tower(tower, FIXED, (*DEFAULTS, *WITHOUT_EFFECT))
     if "visual.class_embedding" not in shapes:
         raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
     heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
@@ -296,7 +305,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 CLIP_FILE = Family(
     name="CLIP",
-    source="state dict of OpenAI's and OpenCLIP's models",
+    files="state dict of OpenAI's and OpenCLIP's models",
     marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
     keys=KEYS,
     adapt=adapt,
@@ -313,7 +322,7 @@ CLIP_FILE = Family(
 )
 OPEN_CLIP = replace(
     CLIP_FILE,
-    source="OpenCLIP, with open_clip_config.json",
+    files="OpenCLIP, with open_clip_config.json",
     marks=(),
     reads=lambda config: "model_cfg" in config,
     configure=configure_open_clip,

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ..family import Config, Shapes, shape_of
+from ..family import Config, Shapes
 from ..key_map import KeyMap
 from . import block_layout, open_clip, timm_vit
-from .open_clip import block_fields, check_sizes, foreign_fields
+from .open_clip import check_sizes, foreign_fields
 from .siglip import OF_TEXTS, padding_of
 
 
@@ -52,16 +52,13 @@ def refuse_texts(config: Config, shapes: Shapes) -> str:
 def text_fields(model: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of the text tower, which attends to padding, and of what compares it with images."""
     text = {**open_clip.TEXT_DEFAULTS, **model["text_cfg"]}
-    vocab_size, width = shape_of(shapes, "text.token_embedding.weight")
+    hidden_act = ACTIVATIONS[(text.get("act_kwargs") or {}).get("approximate", "none")]
+    tower = open_clip.text_tower_fields("text.", hidden_act, shapes, text["heads"])
     fields = {
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "num_attention_heads": text["heads"],
-        **block_fields("text.", ACTIVATIONS[(text.get("act_kwargs") or {}).get("approximate", "none")], shapes),
+        **tower,
         "layer_norm_eps": (text.get("norm_kwargs") or {}).get("eps", 1e-5),
-        "max_position_embeddings": shape_of(shapes, "text.positional_embedding")[0],
         **OF_TEXTS,
-        "pad_token_id": padding_of(vocab_size),
+        "pad_token_id": padding_of(tower["vocab_size"]),
     }
     check_sizes(text, open_clip.TEXT_SIZES, fields)
     return {"text_config": fields, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
@@ -71,11 +68,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by open_clip_config.json: those of timm's image tower, and of the text tower if it opens."""
     model = config["model_cfg"]
     vision = model["vision_cfg"]
-    if foreign := foreign_fields({**LEFT_OUT, **vision}, FIXED, WITHOUT_EFFECT):
-        raise ValueError(
-            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
-            "OpenCLIP."
-        )
+    open_clip.check_image_tower({**LEFT_OUT, **vision}, FIXED, WITHOUT_EFFECT)
     timm = architecture(config) | {"input_size": (3, *to_pair(vision.get("image_size", 224)))}
     fields = timm_vit.configure({**timm, "image_size": config.get("image_size")}, shapes)
     return {**fields, **({} if refuse_texts(config, shapes) else text_fields(model, shapes))}
@@ -95,7 +88,6 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 OPEN_CLIP_SIGLIP = replace(
     open_clip.OPEN_CLIP,
     name="SigLIP",
-    source="OpenCLIP, with open_clip_config.json",
     reads=reads,
     keys=block_layout.KEYS,
     adapt=adapt,

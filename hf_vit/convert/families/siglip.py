@@ -89,7 +89,6 @@ def configure_2(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 SIGLIP = Family(
     name="SigLIP",
-    source="transformers `siglip`, `siglip_vision_model`",
     model_types=("siglip", "siglip_vision_model"),
     keys=KEYS,
     configure=configure,
@@ -100,7 +99,6 @@ SIGLIP = Family(
 SIGLIP_2 = replace(
     SIGLIP,
     name="SigLIP 2, any size",
-    source="transformers `siglip2`, `siglip2_vision_model`",
     model_types=("siglip2", "siglip2_vision_model"),
     keys=KEYS_2,
     configure=configure_2,

@@ -226,7 +226,7 @@ def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
 
 TIMM = Family(
     name="plain ViTs of timm",
-    source="timm `vit_*`, `deit*`, `flexivit_*`; a file alone (also of DeiT III) by `architecture=`",
+    files="timm `vit_*`, `deit*`, `flexivit_*`; a file alone (also of DeiT III) by `architecture=`",
     reads=lambda config: "model_type" not in config and "architecture" in config,
     keys=KEYS,
     adapt=adapt,

@@ -98,7 +98,6 @@ def configure_ijepa(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 VIT = Family(
     name="ViT",
-    source="transformers `vit`",
     model_types=("vit",),
     keys=KEYS,
     adapt=adapt,
@@ -109,7 +108,6 @@ VIT = Family(
 )
 VIT_MSN = Family(
     name="MSN",
-    source="transformers `vit_msn`",
     model_types=("vit_msn",),
     keys=KEYS,
     configure=partial(configure, layer_norm_eps=1e-6),
@@ -118,7 +116,6 @@ VIT_MSN = Family(
 )
 IJEPA = Family(
     name="I-JEPA",
-    source="transformers `ijepa`",
     model_types=("ijepa",),
     keys={name: rule for name, rule in KEYS.items() if not name.startswith("pooler")},  # theirs takes the first patch
     configure=configure_ijepa,

@@ -55,7 +55,6 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 # and not at all where the table has been resampled or trained on.
 VIT_MAE = Family(
     name="MAE",
-    source="transformers `vit_mae`",
     model_types=("vit_mae",),
     keys=KEYS,
     adapt=adapt,

@@ -80,7 +80,6 @@ def options(config: Config) -> dict[str, Any]:
 
 VITPOSE = Family(
     name="ViTPose, ViTPose+",
-    source="transformers `vitpose`, `vitpose_backbone`",
     model_types=("vitpose", "vitpose_backbone"),
     keys=KEYS,
     adapt=adapt,

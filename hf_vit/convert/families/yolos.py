@@ -57,7 +57,6 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 YOLOS = Family(
     name="YOLOS",
-    source="transformers `yolos`",
     model_types=("yolos",),
     keys=KEYS,
     adapt=adapt,
