@@ -325,7 +325,7 @@ class Search:
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
             share, most, what = changed.float().mean().item(), MOST_CHANGED, "of the answers change"
         else:
-            share = max(root_mean_square(own, other) for own, other in pairs)
+            share = max(difference_of(own, other, Tensor.norm) for own, other in pairs)
             most, what = MOST_CHANGED_OUTPUTS, "change of the outputs"
         is_little = share <= most
         return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
@@ -446,21 +446,18 @@ def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
     return median(own for own, _ in rounds), median(theirs / own for own, theirs in rounds)
 
 
-def difference_of(outputs: Any, expected: Any) -> float:
-    """Returns the largest difference of two outputs, as a share of the largest value of each of their tensors."""
+def largest_magnitude(tensor: Tensor) -> Tensor:
+    """Returns the largest absolute value of a tensor, ()."""
+    return tensor.abs().max()
+
+
+def difference_of(outputs: Any, expected: Any, size: Callable[[Tensor], Tensor] = largest_magnitude) -> float:
+    """Returns how large the difference of two outputs is, as a share of the size of each of their tensors."""
     differences = [
-        ((own.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-12)).item()
+        (size(own.float() - other.float()) / size(other.float()).clamp_min(1e-12)).item()
         for own, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
     ]
     return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
-
-
-def root_mean_square(outputs: Any, expected: Any) -> float:
-    """Returns the root mean square of the difference of two outputs, as a share of that of each of their tensors."""
-    return max(
-        ((own.float() - other.float()).norm() / other.float().norm().clamp_min(1e-12)).item()
-        for own, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
-    )
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -5,17 +5,19 @@ import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import datasets
 import numpy as np
 import predict
 import pytest
 from PIL import Image
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
 import hf_vit
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.inference.predict import find_images, open_image, predict_files
+from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
 from hf_vit.visualize.figures import TILE_SIZE
 
@@ -227,6 +229,36 @@ def test_broken_files_keep_their_place_among_many(saved: Path, tmp_path: Path) -
     lines = list(predict_files(str(saved), files, batch_size=3))
     assert [line["file"] for line in lines] == list(map(str, files))
     assert [Path(line["file"]) for line in lines if "error" in line] == broken
+
+
+def test_files_are_opened_once_by_the_pipeline(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, opened = write_images(tmp_path / "photos", 3), list[str]()
+    open_stream = image_inputs._open_stream
+
+    def record(source: str, *others: Any) -> BinaryIO:
+        opened.append(source)
+        return open_stream(source, *others)
+
+    monkeypatch.setattr(image_inputs, "_open_stream", record)
+    lines = list(predict_files(str(saved), list(map(Path, files)), top_k=5))
+    assert sorted(opened) == files
+    answers = pipeline("image-classification", model=str(saved))(files, batch_size=8)
+    assert [line["top_k"] for line in lines] == answers
+
+
+def test_models_of_others_leave_broken_files_out(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "other")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "other")
+    files = list(map(Path, write_images(tmp_path / "photos", 4)))
+    for index in (0, 2):
+        files[index].write_bytes(b"no photo")
+    lines = list(predict_files(str(tmp_path / "other"), files))
+    assert [("error" in line, line["file"]) for line in lines] == [
+        (index in (0, 2), str(file)) for index, file in enumerate(files)
+    ]
+    answers = pipeline("image-classification", model=str(tmp_path / "other"), top_k=3)(list(map(str, files[1::2])))
+    assert [line["top_k"] for line in lines[1::2]] == answers
 
 
 def test_the_report_of_an_optimization_is_logged(
