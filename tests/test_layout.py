@@ -20,8 +20,8 @@ ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "nump
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
-    *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "flags", "training"),
-    *("features", "inspection", "inference", "calls", "pretraining", "commands", "cli", "start", "__main__"),
+    *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "inference"),
+    *("flags", "training", "features", "inspection", "calls", "pretraining", "commands", "cli", "start", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
 OTHER_IMPORTS = {

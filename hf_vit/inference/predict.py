@@ -25,7 +25,7 @@ from ..extras import check_packages
 from ..model.image_inputs import read_image
 from ..model.image_processing_base import HfViTImageProcessorBase
 from ..model.nested_options import check_thresholds
-from ..model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, check_optimize, chosen_threshold
+from ..model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, chosen_threshold
 from ..model.pretrained import check_trained, read_config
 from ..model.remote_code import refusing_code
 from ..options.field import COUNT, PROBABILITY
@@ -91,7 +91,7 @@ def predict_files(
     sources = find_sources(inputs)
     files = [source.file for source in sources]
     given = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask, "top_k": top_k}
-    writer = _find_writer(model, given, boxes, optimize, draws=bool(output_dir or picture))
+    writer = _find_writer(model, given, boxes, draws=bool(output_dir or picture))
     boxes_of = None if boxes is None else read_box_file(boxes, files)
     pipe = _open_pipeline(model, writer.pipeline, batch_size, optimize, trust_remote_code)
     pages, stems, planned = _plan_outputs(writer, files, output_dir, picture)
@@ -114,20 +114,16 @@ def _check_places(output_dir: Path | None, picture: Path | None) -> None:
             check_writable(folder)
 
 
-def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, optimize: bool, *, draws: bool) -> Writer:
+def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, draws: bool) -> Writer:
     """Returns how the answers of a model are written; raises `ValueError` if options do not fit it."""
     nms_threshold = given["nms_threshold"]
     check_thresholds(threshold=given["threshold"], nms_threshold=nms_threshold)
-    check_optimize(optimize)
     config = read_config(model)
-    kind, name = config.get("model_type"), (config.get("architectures") or [None])[0]
-    writer = find_writer(config, given["subtask"])
+    name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
     if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
         raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
-    if nms_threshold is not None and (kind, name) != ("hf_vit", "HfViTForObjectDetection"):
+    if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} is for HfViTForObjectDetection, but {model} is a {name}.")
-    if optimize and kind != "hf_vit":
-        raise ValueError(f"--optimize is for models of hf_vit, but {model} is of type {kind!r}.")
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
@@ -140,7 +136,7 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, optim
 
 def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool) -> Pipeline:
     """Opens the stock pipeline, and logs what optimization has found."""
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, **({"optimize": True} if optimize else {})}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, **({"optimize": optimize} if optimize else {})}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
         pipe = pipeline(task, model=model, **options)
