@@ -14,7 +14,6 @@ from .embeddings import HfViTEmbeddings, resample_to_grid, sincos_position_embed
 
 
 Size = int | list[int] | tuple[int, int]
-ChannelMode = Literal["repeat", "mean"]
 
 
 class HfViTInputSized:
@@ -23,7 +22,7 @@ class HfViTInputSized:
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""
 
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Resizes the weights that this very layer holds from one configuration to another."""
 
 
@@ -42,21 +41,17 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
     return resized.unflatten(2, new_size).to(kernels)
 
 
-def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode = "repeat") -> Tensor:
-    """Gives patch kernels (D, C, p, q) another number of image channels; `ValueError` for a mode that is unknown.
+def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
+    """Gives patch kernels (D, C, p, q) another number of image channels, with the size of the response kept.
 
-    Both modes keep the size of the response, and one channel always gets the sum of the old ones, so that a gray image
-    is treated as its repetition in all channels was. "repeat" repeats the old channels in turn, times C /
-    `num_channels`, as timm does. "mean" gives each channel the mean of the old ones, times the same, which is exact on
-    images with equal channels, and blind to color.
+    One channel gets the sum of the old ones, so that a gray image is treated as its repetition in all channels was.
+    Otherwise the old channels are repeated in turn, times C / `num_channels`, as timm does.
     """
-    if mode not in ("repeat", "mean"):
-        raise ValueError(f"mode={mode!r} is unknown. Choose 'repeat' or 'mean'.")
     old = kernels.shape[1]
     if num_channels == old:
         return kernels
     precise = kernels.detach().to(torch.promote_types(kernels.dtype, torch.float32))
-    if mode == "mean" or num_channels == 1:
+    if num_channels == 1:
         precise = precise.mean(dim=1, keepdim=True)
     in_turn = torch.arange(num_channels, device=kernels.device) % precise.shape[1]
     return (precise[:, in_turn] * (old / num_channels)).to(kernels.dtype)
@@ -72,7 +67,6 @@ def apply_geometry(
     use_distillation_token: bool | None = None,
     num_register_tokens: int | None = None,
     pooling: Literal["cls", "mean"] | None = None,
-    channel_mode: ChannelMode = "repeat",
 ) -> None:
     """Changes a built model and its configuration for good; `None` leaves a field as it is.
 
@@ -92,7 +86,6 @@ def apply_geometry(
         use_distillation_token: The same for the distillation token; a classifier gets or loses the head on it.
         num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
         pooling: "cls" or "mean", which can take each other's place.
-        channel_mode: "repeat" or "mean", see `change_input_channels`.
 
     Raises:
         ValueError: if the values do not fit together or the model, saying what would.
@@ -111,9 +104,9 @@ def apply_geometry(
     adaptable = [module for module in model.modules() if isinstance(module, HfViTInputSized)]
     for layer in adaptable:
         layer.check_inputs(model.config, new)
-    _resize_embeddings(model.base_model.embeddings, model.config, new, channel_mode)
+    _resize_embeddings(model.base_model.embeddings, model.config, new)
     for layer in adaptable:
-        layer.adapt_inputs(model.config, new, channel_mode)
+        layer.adapt_inputs(model.config, new)
     for name in (*changed, "patch_padding", "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
 
@@ -139,9 +132,9 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
 
 
 @torch.no_grad()
-def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViTConfig, mode: ChannelMode) -> None:
+def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViTConfig) -> None:
     kernels = embeddings.patch_embeddings.projection.weight
-    resized = change_input_channels(kernels, new.num_channels, mode)
+    resized = change_input_channels(kernels, new.num_channels)
     resized = resize_patch_kernels(resized, to_pair(new.patch_size))
 
     def draw(count: int) -> Tensor:

@@ -313,24 +313,15 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         """Names of the stages that `HfViTBackbone` can return."""
         return ["stem", *(f"stage{i}" for i in range(1, self.num_hidden_layers + 1))]
 
-    @property
+    @BackboneConfigMixin.out_features.getter
     def out_features(self) -> list[str]:
         """Names of the stages that `HfViTBackbone` returns."""
         return [self.stage_names[-1]] if self._out_features is None else self._out_features
 
-    @out_features.setter
-    def out_features(self, out_features: list[str] | None) -> None:
-        self.set_output_features_output_indices(out_features=out_features, out_indices=None)
-
-    @property
+    @BackboneConfigMixin.out_indices.getter
     def out_indices(self) -> list[int]:
         """Numbers of the stages that `HfViTBackbone` returns, 0 for the stem."""
         return [self.num_hidden_layers] if self._out_indices is None else self._out_indices
-
-    @out_indices.setter
-    def out_indices(self, out_indices: list[int] | tuple[int, ...] | None) -> None:
-        indices = None if out_indices is None else list(out_indices)
-        self.set_output_features_output_indices(out_features=None, out_indices=indices)
 
     @property
     def output_attentions(self) -> bool:

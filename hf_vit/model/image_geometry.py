@@ -64,23 +64,25 @@ def to_size_dict(
     return SizeDict(**keys)
 
 
-def output_size(
+def resized_size(
     height: int,
     width: int,
-    size: dict[str, int],
-    multiple: tuple[int, int] | None,
-    name: str,
+    *,
+    size: Any,
+    ensure_multiple_of: Any = None,
     keep_aspect_ratio: bool | None = False,
     multiple_rounding: str = "nearest",
+    name: str = "the image",
+    **_: Any,
 ) -> tuple[int, int]:
-    """Returns the height and width in pixels that an image is resized to; `ValueError` above `MAX_OUTPUT_PIXELS`.
+    """Returns the height and width in pixels that an image is resized to, given the options of an image processor.
 
     `size` is exact, of which with `keep_aspect_ratio` only the side counts that scales the image less, or a bound. The
-    result is the nearest multiple of `multiple`, or the one below ("down"), at least one. Thin images scaled by their
-    shortest edge may be too large.
+    result is the nearest multiple of `ensure_multiple_of`, or the one below ("down"), at least one. `ValueError` above
+    `MAX_OUTPUT_PIXELS`, as thin images scaled by their shortest edge may be.
     """
-    rows, columns = multiple or (1, 1)
-    is_cut = multiple_rounding == "down"
+    rows, columns = (1, 1) if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+    is_cut, size = multiple_rounding == "down", dict(size)
     scale = _scaled_least if keep_aspect_ratio else _scaled_to_cut if is_cut else _scaled_size
     scaled, times = scale(height, width, size), math.floor if is_cut else round
     new_height = max(1, times(scaled[0] / rows)) * rows
@@ -92,21 +94,6 @@ def output_size(
             "1024}, or give {'height', 'width'}."
         )
     return new_height, new_width
-
-
-def resized_size(
-    height: int,
-    width: int,
-    *,
-    size: Any,
-    ensure_multiple_of: Any,
-    keep_aspect_ratio: bool | None,
-    multiple_rounding: str,
-    **_: Any,
-) -> tuple[int, int]:
-    """Returns the height and width that an image is resized to under the options of an image processor."""
-    multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-    return output_size(height, width, dict(size), multiple, "the image", keep_aspect_ratio, multiple_rounding)
 
 
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:

@@ -16,12 +16,12 @@ from huggingface_hub.dataclasses import validate_typed_dict
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import PILImageResampling, SizeDict
+from transformers.image_utils import PILImageResampling
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import INSTALL_COMMAND, to_pair
 from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
-from .image_geometry import center_crop, output_size, pad_batch, pad_to, resize_nearest
+from .image_geometry import center_crop, pad_batch, pad_to, resize_nearest, resized_size
 from .image_inputs import named_images, open_image, read_image
 from .image_processing_options import HfViTImageProcessorKwargs, channels_given, standard_options
 from .image_targets import (
@@ -39,6 +39,8 @@ from .task_object_detection import class_scores_of
 
 
 OBJECTS = ("boxes", "annotations")  # targets of detection
+Images = list[torch.Tensor]  # (C, H_i, W_i) each
+Sizes = list[tuple[int, int]]  # height and width of each
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {
@@ -289,7 +291,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
     def to_model_size(
         self, image: torch.Tensor, options: dict[str, Any], object_boxes: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
+    ) -> Images:
         """Returns what the model sees of an image that is read, (C, h, w) each, small, and in 8 bits if it is.
 
         That is the image, resized and cropped; with `do_affine_crop` a crop of each box of `object_boxes` (N, 4), or
@@ -302,7 +304,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         size = (options["size"].height, options["size"].width)
         return [crop_region(image, region, size) for region in crop_regions(boxes.cpu(), size, options["box_padding"])]
 
-    def finish_batch(self, images: list[torch.Tensor], options: dict[str, Any], device: Any = None) -> BatchFeature:
+    def finish_batch(self, images: Images, options: dict[str, Any], device: Any = None) -> BatchFeature:
         """Returns `pixel_values`, and with padding `patch_attention_mask`, of resized images (C, h, w) of one size.
 
         They go to the device in 8 bits, and are rescaled, normalized and padded there.
@@ -326,7 +328,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             return self._with_keypoints(tensors, targets["keypoints"], **kwargs)
         return (self._with_objects if kind in OBJECTS else self._with_maps)(tensors, targets, **kwargs)
 
-    def _with_maps(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+    def _with_maps(self, tensors: Images, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         read = read_targets(targets, _sizes(tensors))
         features = self._preprocess(tensors, **kwargs)
         canvas = None
@@ -342,7 +344,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             features[name] = self._collect(name, on_device, kwargs["return_tensors"])
         return features
 
-    def _with_objects(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+    def _with_objects(self, tensors: Images, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         sizes = _sizes(tensors)
         objects = read_objects(targets, sizes)
         features = self._preprocess(tensors, **kwargs)
@@ -363,7 +365,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         ]
         return features
 
-    def _with_keypoints(self, tensors: list[torch.Tensor], keypoints: Any, **kwargs: Any) -> BatchFeature:
+    def _with_keypoints(self, tensors: Images, keypoints: Any, **kwargs: Any) -> BatchFeature:
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
                 "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
@@ -374,7 +376,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         features["labels"] = self._collect("labels", list(labels.to(tensors[0].device)), kwargs["return_tensors"])
         return features
 
-    def _crops(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+    def _crops(self, tensors: Images, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         others = sorted(targets.keys() - {"object_boxes", "keypoints"})
         if others:
             raise ValueError(
@@ -406,86 +408,50 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             return self._to_batch_feature({name: torch.stack(values)}, return_tensors)[name]  # (B, h, w)
         return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
-    def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> Images:
         options = _reading_options(kwargs)
         tensors = [read_image(image, name, **options) for name, image in named_images(images)]
         same_device = len({tensor.device for tensor in tensors}) == 1
         return tensors if same_device else [tensor.cpu() for tensor in tensors]
 
-    def _resize_smoothly(
-        self,
-        images: list[torch.Tensor],
-        sizes: list[tuple[int, int]],
-        resample: PILImageResampling,
-        disable_grouping: bool | None,
-    ) -> list[torch.Tensor]:
+    def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
         """Resizes images (C, H_i, W_i) to their own (height, width) each; a backend's one duty."""
         raise NotImplementedError
 
-    def _preprocess(self, images: list[torch.Tensor], **kwargs: Any) -> BatchFeature:
+    def _preprocess(self, images: Images, **kwargs: Any) -> BatchFeature:
         return self._finish(self._place(images, **kwargs), **kwargs)
 
-    def _place(
-        self,
-        images: list[torch.Tensor],
-        *,
-        do_resize: bool,
-        size: SizeDict,
-        ensure_multiple_of: int | tuple[int, int] | None,
-        multiple_rounding: str,
-        keep_aspect_ratio: bool | None,
-        resample: PILImageResampling,
-        disable_grouping: bool | None,
-        do_center_crop: bool | None,
-        crop_size: SizeDict,
-        crop_rounding: str,
-        do_pad: bool | None,
-        hide_padding: bool | None,
-        pad_size: SizeDict | None,
-        **_: Any,
-    ) -> list[torch.Tensor]:
+    def _place(self, images: Images, **options: Any) -> Images:
         """Returns images (C, H_i, W_i) at the size that the model takes."""
-        patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-        if do_resize:
+        if options["do_resize"]:
             targets = [
-                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio, multiple_rounding)
-                for i, hw in enumerate(_sizes(images))
+                resized_size(*size, **options, name=f"images[{index}]") for index, size in enumerate(_sizes(images))
             ]
-            if resample == PILImageResampling.NEAREST:
+            if options["resample"] == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
             else:
-                images = self._resize_smoothly(images, targets, resample, disable_grouping)
-        if do_center_crop:
-            images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
-        if do_pad and not hide_padding and pad_size is not None:
-            target = (pad_size["height"], pad_size["width"])
+                images = self._resize_smoothly(images, targets, options)
+        if options["do_center_crop"]:
+            crop_size, rounding = dict(options["crop_size"]), options["crop_rounding"]
+            images = [center_crop(image, **crop_size, rounding=rounding) for image in images]
+        if options["do_pad"] and not options["hide_padding"] and options["pad_size"] is not None:
+            target = (options["pad_size"]["height"], options["pad_size"]["width"])
             images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
         return images
 
-    def _finish(
-        self,
-        images: list[torch.Tensor],
-        *,
-        ensure_multiple_of: int | tuple[int, int] | None,
-        do_pad: bool | None,
-        hide_padding: bool | None,
-        pad_size: SizeDict | None,
-        data_format: str | None,
-        return_tensors: str | None,
-        **kwargs: Any,
-    ) -> BatchFeature:
+    def _finish(self, images: Images, **options: Any) -> BatchFeature:
         """Pads, stacks, rescales and normalizes images that have their size."""
-        patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-        data: dict[str, Any] = {}
-        target = None if pad_size is None else (pad_size["height"], pad_size["width"])
-        if do_pad and hide_padding and patch is not None:
-            normalized = [_normalize(image, **kwargs) for image in images]
+        return_tensors, pad_size, data = options["return_tensors"], options["pad_size"], dict[str, Any]()
+        if options["do_pad"] and options["hide_padding"] and options["ensure_multiple_of"] is not None:
+            normalized = [_normalize(image, **options) for image in images]
+            target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+            patch = to_pair(options["ensure_multiple_of"])
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
             # 8-bit images are stacked before they grow to floats
-            data["pixel_values"] = _normalize(torch.stack(images), **kwargs)  # (B, C, H, W)
+            data["pixel_values"] = _normalize(torch.stack(images), **options)  # (B, C, H, W)
         elif return_tensors is None:
-            data["pixel_values"] = [_normalize(image.contiguous(), **kwargs) for image in images]
+            data["pixel_values"] = [_normalize(image.contiguous(), **options) for image in images]
         else:
             shapes = sorted({*_sizes(images)})
             raise ValueError(
@@ -493,7 +459,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 "one {'height', 'width'}, set do_pad=True with ensure_multiple_of, or leave return_tensors out "
                 "for a list."
             )
-        if data_format == "channels_last":
+        if options["data_format"] == "channels_last":
             values = data["pixel_values"]
             is_batch = isinstance(values, torch.Tensor)
             data["pixel_values"] = values.movedim(-3, -1) if is_batch else [value.movedim(-3, -1) for value in values]
@@ -507,7 +473,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return BatchFeature(data=data, tensor_type=return_tensors)
 
 
-def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
+def _sizes(images: Images) -> Sizes:
     return [(image.shape[-2], image.shape[-1]) for image in images]
 
 

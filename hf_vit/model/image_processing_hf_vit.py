@@ -8,7 +8,7 @@ from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase
+from .image_processing_base import HfViTImageProcessorBase, Images, Sizes
 from .image_processing_options import HfViTImageProcessorKwargs
 
 
@@ -29,15 +29,10 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
             )
         super().__init__(**kwargs)
 
-    def _resize_smoothly(
-        self,
-        images: list[torch.Tensor],
-        sizes: list[tuple[int, int]],
-        resample: PILImageResampling,
-        disable_grouping: bool | None,
-    ) -> list[torch.Tensor]:
+    def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
         """Images of one shape go through torchvision together, unless on a CPU, where one by one is faster."""
-        is_grouped = images[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
+        ungrouped = options["disable_grouping"]
+        is_grouped = images[0].device.type != "cpu" if ungrouped is None else not ungrouped
         groups: dict[Any, list[int]] = {}
         for index, image in enumerate(images):
             groups.setdefault((image.shape, image.dtype) if is_grouped else index, []).append(index)
@@ -46,7 +41,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
             # PIL's pixels come as views with the channels last in memory; left so, they resize 5 times as fast
             batch = images[indices[0]][None] if len(indices) == 1 else torch.stack([images[i] for i in indices])
             height, width = sizes[indices[0]]  # the target depends on the shape alone
-            outputs = self._resize_batch(batch, height, width, resample)  # (B, C, height, width)
+            outputs = self._resize_batch(batch, height, width, options["resample"])  # (B, C, height, width)
             for index, output in zip(indices, outputs, strict=True):
                 resized[index] = output
         return resized

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import torch
 from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
-from transformers.image_utils import PILImageResampling
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase
+from .image_processing_base import HfViTImageProcessorBase, Images, Sizes
 from .image_processing_options import HfViTImageProcessorKwargs
 
 
@@ -17,9 +15,7 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
 
     valid_kwargs = HfViTImageProcessorKwargs
 
-    def _prepare_image_like_inputs(
-        self, images: Any, *args: Any, device: Any = None, **kwargs: Any
-    ) -> list[torch.Tensor]:
+    def _prepare_image_like_inputs(self, images: Any, *args: Any, device: Any = None, **kwargs: Any) -> Images:
         if device not in (None, "cpu"):
             raise ValueError(
                 f"device={device!r} needs torchvision, which is not installed or not chosen: PIL works on the CPU. "
@@ -27,14 +23,8 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
             )
         return super()._prepare_image_like_inputs(images, *args, device="cpu", **kwargs)
 
-    def _resize_smoothly(
-        self,
-        images: list[torch.Tensor],
-        sizes: list[tuple[int, int]],
-        resample: PILImageResampling,
-        disable_grouping: bool | None,
-    ) -> list[torch.Tensor]:
-        return [resize_with_pil(image, *hw, resample) for image, hw in zip(images, sizes, strict=True)]
+    def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
+        return [resize_with_pil(image, *hw, options["resample"]) for image, hw in zip(images, sizes, strict=True)]
 
     def _to_batch_feature(self, data: dict[str, Any], return_tensors: str | None) -> BatchFeature:
         if return_tensors is None:

@@ -229,6 +229,27 @@ class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
             init.zeros_(self.bias)
 
 
+def may_read(*tensors: Tensor) -> bool:
+    """Returns whether checks may read values: on the CPU only, as reading one would stall a GPU, or break a graph."""
+    return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
+
+
+def check_class_numbers(
+    numbers: Tensor, num_labels: int, ignored: int | None = None, name: str = "Label", place: str = ""
+) -> None:
+    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`, where it `may_read` it."""
+    if not may_read(numbers):
+        return
+    is_wrong = (numbers < 0) | (numbers >= num_labels)
+    wrong = numbers[is_wrong if ignored is None else is_wrong & (numbers != ignored)]
+    if len(wrong):
+        others = "" if ignored in (None, -100) else f", and {ignored} for those that do not count"
+        raise ValueError(
+            f"{name} {int(wrong[0])}{place} is out of range: the model has {num_labels} labels, 0 to {num_labels - 1}"
+            f"{others}. Load it with num_labels= or id2label= of your data."
+        )
+
+
 def sum_over_processes(values: Tensor) -> Tensor:
     """Adds up the values of all processes, with their gradients."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -270,6 +291,16 @@ def check_blocks(name: str, chosen: list[int], config: HfViTConfig) -> None:
             f"{name}={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for the "
             "tokens before them."
         )
+
+
+def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
+    """Returns the number of blocks that queries pass through; `ValueError` if the encoder has fewer."""
+    if num_blocks > config.num_hidden_layers:
+        raise ValueError(
+            f"num_blocks={num_blocks} blocks for the queries are more than the encoder has, num_hidden_layers="
+            f"{config.num_hidden_layers}. Lower num_blocks in {field}."
+        )
+    return num_blocks
 
 
 def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:

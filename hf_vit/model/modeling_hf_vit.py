@@ -31,7 +31,7 @@ from .encoder import (
     visible_in_windows,
     window_size,
 )
-from .layers import to_maps
+from .layers import HfViTQueries, to_maps
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 
@@ -137,14 +137,8 @@ class HfViTModel(HfViTPreTrainedModel):
             hidden_states, rotary = self.select_patches(hidden_states, rotary, kept_patches)
             if patch_attention_mask is not None:
                 patch_attention_mask = patch_attention_mask.flatten(1).gather(1, kept_patches)  # (B, K)
-        output_attentions = self.wants_attentions(**kwargs)
-        hidden_states = self.encoder(
-            hidden_states,
-            rotary=rotary,
-            attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
-            windows=self.windows(hidden_states, grid, patch_attention_mask, output_attentions),
-            output_attentions=output_attentions,
-        )
+        blocks = HfViTBlockRunner(self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs))
+        hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))
         if not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
         pooled = self.pool(hidden_states, patch_attention_mask) if self.add_pooling_layer else None
@@ -282,18 +276,39 @@ class HfViTModel(HfViTPreTrainedModel):
         return nn.Identity()
 
     def start_blockwise(
-        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
+        self,
+        pixel_values: Tensor | None,
+        patch_attention_mask: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
         """Returns the input (B, P + N, D) of the first block, and a runner for heads that need tokens between blocks.
 
         `kwargs` may have `output_attentions`, as in `forward`.
         """
-        hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
+        hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
         assert pixel_values is not None  # refused above
         grid = self.embeddings.patch_embeddings.grid(pixel_values)
         return hidden_states, HfViTBlockRunner(
             self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs)
         )
+
+    def start_with_queries(
+        self,
+        pixel_values: Tensor | None,
+        queries: HfViTQueries,
+        num_blocks: int,
+        patch_attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, "HfViTBlockRunner", int]:
+        """Runs all but the last `num_blocks` blocks, and appends queries.
+
+        Returns the tokens (B, P + N + Q, D), a runner for the other blocks, and the number of the first of these.
+        """
+        hidden_states, blocks = self.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        start = self.config.num_hidden_layers - num_blocks
+        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
+        return queries.append_to(hidden_states), blocks, start
 
 
 @dataclass(frozen=True)
@@ -347,23 +362,15 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         """Leaves out the mixin's hooks: the model inside has its own, and two would record everything twice."""
         HfViTPreTrainedModel.post_init(self)
 
-    @property
+    @BackboneMixin.out_features.getter
     def out_features(self) -> list[str]:
         """Names of the stages returned."""
         return self.config.out_features
 
-    @out_features.setter
-    def out_features(self, out_features: list[str]) -> None:
-        self.config.out_features = out_features
-
-    @property
+    @BackboneMixin.out_indices.getter
     def out_indices(self) -> list[int]:
         """Numbers of the stages returned, 0 for the stem."""
         return self.config.out_indices
-
-    @out_indices.setter
-    def out_indices(self, out_indices: list[int]) -> None:
-        self.config.out_indices = out_indices
 
     @can_return_tuple
     @filter_output_hidden_states
@@ -402,8 +409,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
         """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input."""
         # Of each, the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), after the final norm if
         # `config.apply_layernorm` says so.
-        wants_states = kwargs.pop("output_hidden_states", None)
-        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
         outputs = self.model(
             pixel_values, return_dict=True, output_hidden_states=bool(wants_states) or has_inner, **kwargs

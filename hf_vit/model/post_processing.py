@@ -4,7 +4,7 @@ Shapes: B batch, K classes or keypoints, Q queries, C either of them, N objects,
 result, r rows of a band.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
@@ -115,20 +115,10 @@ class HfViTPostProcessing:
     label_ids_to_fuse: Collection[int] | None = None
     nms_threshold: float | None = None
     class_scores: str | None = None
-    # The options that tell which part of an image a model sees, and where the image is in a padded one
-    do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
-    do_center_crop: bool | None = None
-    crop_size: Any = None
-    crop_rounding: str
-    ensure_multiple_of: Any = None
-    multiple_rounding: str
-    keep_aspect_ratio: bool | None = False
-    do_pad: bool | None = False
-    hide_padding: bool | None = True
-    pad_size: Any = None
     do_affine_crop: bool | None
     box_padding: float
+    call_options: Callable[..., dict[str, Any]]  # all options, by name
 
     def post_process_semantic_segmentation(
         self,
@@ -155,16 +145,13 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        outputs = named_outputs(outputs)
-        is_universal = "masks_queries_logits" in outputs
-        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
-        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
-            classes = _query_classes(outputs, index)[:, :-1] if is_universal else None  # (Q, K)
+        given = self._segmentation_outputs(outputs, patch_attention_mask, target_sizes, is_universal=False)
+        for logits, classes, size in given:
             scores: list[Tensor] = []
             winners: list[Tensor] = []
             for band in _bands(logits, size):  # (C, r, W)
-                band = band if classes is None else torch.einsum("qk,qrw->krw", classes, band.sigmoid())
+                band = band if classes is None else torch.einsum("qk,qrw->krw", classes[:, :-1], band.sigmoid())
                 winners.append(band.argmax(dim=0))  # (r, W)
                 if return_segmentation_scores:
                     scores.append(band.softmax(dim=0) if classes is None else band)
@@ -214,12 +201,10 @@ class HfViTPostProcessing:
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
         check_thresholds(threshold=threshold, mask_threshold=mask_threshold)
-        outputs = named_outputs(outputs)
-        maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
-        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
-            classes = _query_classes(outputs, index)[:, :-1]  # (Q, K)
-            masks, segments = _instances(logits, classes, size, threshold, mask_threshold)
+        for logits, classes, size in self._segmentation_outputs(outputs, patch_attention_mask, target_sizes):
+            assert classes is not None
+            masks, segments = _instances(logits, classes[:, :-1], size, threshold, mask_threshold)
             segmentation: Any
             if return_coco_annotation:
                 segmentation = [_runs(mask) for mask in masks]
@@ -265,19 +250,17 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        outputs = named_outputs(outputs)
-        is_universal = "masks_queries_logits" in outputs
-        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        given = self._segmentation_outputs(outputs, patch_attention_mask, target_sizes, is_universal=False)
         check_thresholds(threshold=threshold, mask_threshold=mask_threshold)
         check_thresholds(overlap_mask_area_threshold=overlap_mask_area_threshold)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
-        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
-            if not is_universal:
+        for logits, classes, size in given:
+            if classes is None:
                 results.append(_class_segments(logits, size))
                 continue
-            scores, labels = _query_classes(outputs, index).max(dim=-1)  # (Q,)
-            kept = (labels < outputs["class_queries_logits"].shape[-1] - 1) & (scores > threshold)
+            scores, labels = classes.max(dim=-1)  # (Q,)
+            kept = (labels < classes.shape[-1] - 1) & (scores > threshold)
             owners, shares = _assign_pixels(logits[kept], scores[kept], size, mask_threshold)
             is_valid = shares > overlap_mask_area_threshold
             results.append(_number_segments(owners, is_valid, scores[kept], labels[kept], fused or ()))
@@ -353,12 +336,13 @@ class HfViTPostProcessing:
         queries, classes = probabilities.shape[1:]
         scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), of Q * K
         sizes = [None] * len(scores) if target_sizes is None else read_sizes(target_sizes, len(scores))
+        options = self.call_options()
         results = []
         for own_scores, own_pairs, own_boxes, size in zip(scores, pairs, boxes, sizes, strict=True):
             is_object = own_scores > threshold  # (Q,)
             chosen = own_pairs[is_object]  # (N,)
             whole: Box = (0.0, 0.0, 1.0, 1.0)
-            window = whole if size is None else self._window(*size)
+            window = whole if size is None else visible_window(*size, **options)
             placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
             found = {"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed}
             if nms_threshold is not None:
@@ -413,56 +397,49 @@ class HfViTPostProcessing:
             for image in boxes
         ]
 
-    def _window(self, height: int, width: int) -> Box:
-        return visible_window(
-            height,
-            width,
-            do_resize=self.do_resize,
-            size=self.size,
-            ensure_multiple_of=self.ensure_multiple_of,
-            multiple_rounding=self.multiple_rounding,
-            keep_aspect_ratio=self.keep_aspect_ratio,
-            do_center_crop=self.do_center_crop,
-            crop_size=self.crop_size,
-            crop_rounding=self.crop_rounding,
-            do_pad=self.do_pad,
-            hide_padding=self.hide_padding,
-            pad_size=self.pad_size,
-        )
-
     def _own_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
         """Returns the last of `fields` for each image without its padding, by the mask or else by the target sizes."""
-        maps = _masked_maps(outputs, fields, patch_attention_mask)
-        if not self.do_pad or patch_attention_mask is not None or target_sizes is None:
+        maps, options = _masked_maps(outputs, fields, patch_attention_mask), self.call_options()
+        if not options["do_pad"] or patch_attention_mask is not None or target_sizes is None:
             return maps
         # What a model does not see is whole patches; what it sees is any number of pixels.
-        unit = to_pair(self.ensure_multiple_of) if self.hide_padding else (1, 1)
-        parts = [self._extent(*size, unit) for size in map_sizes(target_sizes, maps)]
+        unit = to_pair(options["ensure_multiple_of"]) if options["hide_padding"] else (1, 1)
+        parts = [_extent(*size, unit, options) for size in map_sizes(target_sizes, maps)]
         canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
-        if self.pad_size is not None:
-            canvas = self.pad_size["height"] // unit[0], self.pad_size["width"] // unit[1]
+        if options["pad_size"] is not None:
+            canvas = options["pad_size"]["height"] // unit[0], options["pad_size"]["width"] // unit[1]
         if all(part == canvas for part in parts):
             return maps
-        if self.hide_padding:
+        if options["hide_padding"]:
             _check_canvas(maps[0], canvas, unit, parts)
         return [_corner(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
 
-    def _extent(self, height: int, width: int, unit: tuple[int, int]) -> tuple[int, int]:
-        """Returns which extent of a batch an image of so many pixels takes, down and across, in units of pixels."""
-        if self.do_resize:
-            height, width = resized_size(
-                height,
-                width,
-                size=self.size,
-                ensure_multiple_of=self.ensure_multiple_of,
-                multiple_rounding=self.multiple_rounding,
-                keep_aspect_ratio=self.keep_aspect_ratio,
-            )
-        if self.do_center_crop:
-            height, width = self.crop_size["height"], self.crop_size["width"]
-        return -(-height // unit[0]), -(-width // unit[1])
+    def _segmentation_outputs(
+        self, outputs: Any, patch_attention_mask: Tensor | None, target_sizes: Sizes, is_universal: bool = True
+    ) -> list[tuple[Tensor, Tensor | None, tuple[int, int]]]:
+        """Returns the maps, class probabilities (Q, K + 1) and size of each image; see `post_process_*`.
+
+        Outputs of a semantic model are taken too, unless `is_universal`. They have no class probabilities.
+        """
+        outputs = named_outputs(outputs)
+        is_universal = is_universal or "masks_queries_logits" in outputs
+        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        sizes = map_sizes(target_sizes, maps)
+        if not is_universal:
+            return [(own, None, size) for own, size in zip(maps, sizes, strict=True)]
+        classes = (own.float().softmax(dim=-1) for own in outputs["class_queries_logits"])
+        return list(zip(maps, classes, sizes, strict=True))
+
+
+def _extent(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
+    """Returns which extent of a batch an image of so many pixels takes, down and across, in units of pixels."""
+    if options["do_resize"]:
+        height, width = resized_size(height, width, **options)
+    if options["do_center_crop"]:
+        height, width = options["crop_size"]["height"], options["crop_size"]["width"]
+    return -(-height // unit[0]), -(-width // unit[1])
 
 
 def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
@@ -505,12 +482,6 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
     rows, columns = patch_attention_mask.shape[-2:]
     parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
     return [_corner(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
-
-
-def _query_classes(outputs: Any, index: int) -> Tensor:
-    """Returns probabilities (Q, K + 1) of one image's queries; the last class stands for none."""
-    logits: Tensor = outputs["class_queries_logits"][index]
-    return logits.float().softmax(dim=-1)
 
 
 def _instances(

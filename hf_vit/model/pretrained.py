@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_
 from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
-from .adapt_inputs import ChannelMode, Size, apply_geometry
+from .adapt_inputs import Size, apply_geometry
 from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized, to_maps
@@ -381,6 +381,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         return bool(wanted)
 
+    def wants_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
+        """Returns what is asked for of the hidden states, by argument or else by the configuration."""
+        return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+
     # What users of timm and DINOv2 call
 
     @property
@@ -490,12 +494,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         apply_geometry(self, patch_size=new_patch_size)
 
-    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
-        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
-
-        `mode` is "repeat" or "mean", see `change_input_channels`.
-        """
-        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
+    def resize_input_channels(self, num_channels: int) -> None:
+        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow."""
+        apply_geometry(self, num_channels=num_channels)
 
     def resize_prefix_tokens(
         self,

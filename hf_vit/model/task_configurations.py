@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -522,18 +522,6 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             )
 
 
-# The fields of `HfViTConfig` that hold them
-TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
-    "segmentation_config": HfViTSegmentationConfig,
-    "universal_segmentation_config": HfViTUniversalSegmentationConfig,
-    "depth_config": HfViTDepthConfig,
-    "detection_config": HfViTDetectionConfig,
-    "keypoint_config": HfViTKeypointConfig,
-    "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
-    "joint_embedding_config": HfViTJointEmbeddingConfig,
-    "text_config": HfViTTextConfig,
-    "contrastive_config": HfViTContrastiveConfig,
-}
 # Those that a model goes by. A saved model names all its options, as a default may change that it has not named.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
@@ -575,3 +563,9 @@ class HfViTTaskFields(PreTrainedConfig):
     joint_embedding_config: HfViTJointEmbeddingConfig | dict[str, Any] | None = None
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
+
+
+# The fields of `HfViTConfig` that hold them
+TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
+    name: get_args(kinds)[0] for name, kinds in vars(HfViTTaskFields)["__annotations__"].items()
+}

@@ -15,9 +15,9 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .adapt_inputs import ChannelMode, HfViTInputSized
+from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized
+from .layers import HfViTInitialized, check_class_numbers, may_read
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel, version_of
@@ -48,7 +48,7 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1); 0 switches it off.")
-    check_class_numbers(labels, num_labels)
+    check_class_numbers(labels, num_labels, ignored=-100)
     return F.one_hot(labels.long(), num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
 
 
@@ -92,7 +92,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         )
     if labels.dtype == torch.bool:
         raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")
-    check_class_numbers(labels, num_labels)
+    check_class_numbers(labels, num_labels, ignored=-100)
     return F.cross_entropy(logits, labels.long())
 
 
@@ -106,23 +106,8 @@ def check_label_shape(labels: Tensor, logits: Tensor, problem: str) -> None:
 
 def check_probabilities(labels: Tensor) -> None:
     """Raises `ValueError` where a label lies outside [0, 1]; on the CPU only, as reading one would stall a GPU."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    wrong = labels[~((labels >= 0) & (labels <= 1))]  # also true of NaN
-    if len(wrong):
+    if may_read(labels) and len(wrong := labels[~((labels >= 0) & (labels <= 1))]):  # also true of NaN
         raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
-
-
-def check_class_numbers(labels: Tensor, num_labels: int) -> None:
-    """Raises `ValueError` where a class number is out of range; on the CPU only, as reading one would stall a GPU."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
-    if len(wrong):
-        raise ValueError(
-            f"Label {int(wrong[0])} is out of range: the model has {num_labels} labels, 0 to {num_labels - 1}. "
-            "Load it with num_labels= or id2label= of your data."
-        )
 
 
 @dataclass
@@ -189,7 +174,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         head.initialize(self.config.initializer_range)
         return head.train(self.training)
 
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Adds a freshly drawn head on a new distillation token, or drops that of a token that is gone."""
         if not new.use_distillation_token:
             self.distillation_classifier = None

@@ -17,12 +17,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
-from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter
+from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
 from .encoder import HfViTLayer, make_norm
 from .layers import HfViTInitialized, HfViTNamedHead, without_autocast
-from .modeling_hf_vit import HfViTModel, check_images
+from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTMaskedImageModelingConfig
 
@@ -41,7 +41,7 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
 
     @torch.no_grad()
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Resizes the weights to predict resized patches, or other channels."""
         sizes = to_pair(old.patch_size), to_pair(new.patch_size)
         if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
@@ -50,7 +50,7 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
         def resize(rows: Tensor) -> Tensor:
             pixels = rows.unflatten(0, (*sizes[0], old.num_channels)).permute(3, 2, 0, 1)  # (E, C, p, q)
             pixels = F.interpolate(pixels.float(), size=sizes[1], mode="bicubic", antialias=True)
-            if channel_mode == "mean" or new.num_channels == 1:
+            if new.num_channels == 1:
                 pixels = pixels.mean(dim=1, keepdim=True)
             in_turn = torch.arange(new.num_channels, device=rows.device) % pixels.shape[1]
             return pixels[:, in_turn].permute(2, 3, 1, 0).flatten(0, 2).to(rows.dtype)  # (p·q·C, E)
@@ -98,7 +98,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         init.normal_(self.mask_token, mean=0.0, std=std)
         init.copy_(self.position_embeddings, self.sincos_table())
 
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Resamples the positions to another grid."""
         self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
 
@@ -427,7 +427,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
                 pixel_values, grid, mask, patch_attention_mask, num_visible=num_visible, **kwargs
             )
         else:
-            logits = self._predict_from_all(pixel_values, grid, mask, patch_attention_mask, **kwargs)
+            logits = self._predict_from_all(pixel_values, mask, patch_attention_mask, **kwargs)
         patch_size = self.model.embeddings.patch_embeddings.patch_size
         patches = patchify(pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32)), patch_size)
         scale = PatchScale(patches) if self.options.normalizes_patches else None
@@ -481,13 +481,9 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         index, seen = visible_patches(mask, patch_attention_mask, num_visible)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
         hidden_states, rotary = model.select_patches(hidden_states, rotary, index)  # (B, P + K, D)
-        output_attentions = model.wants_attentions(**kwargs)
-        hidden_states = model.encoder(
-            hidden_states,
-            rotary=rotary,
-            attention_mask=model.attention_mask(hidden_states, seen, output_attentions),
-            output_attentions=output_attentions,
-        )
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        blocks = HfViTBlockRunner(model, grid, rotary, seen, model.wants_attentions(**kwargs))
+        hidden_states = blocks.run(hidden_states, attention_mask=blocks.attention_mask(hidden_states))
         return model.norm(hidden_states), index, seen
 
     def _predict_from_visible(
@@ -504,19 +500,12 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         return logits
 
     def _predict_from_all(
-        self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
+        self, pixel_values: Tensor, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
         """Runs encoder and decoder of "simmim" and returns the logits (B, N, p·q·C)."""
         model = self.model
-        hidden_states, rotary = model.embed(pixel_values, mask, patch_attention_mask)  # (B, L, D)
-        output_attentions = model.wants_attentions(**kwargs)
-        hidden_states = model.encoder(
-            hidden_states,
-            rotary=rotary,
-            attention_mask=model.attention_mask(hidden_states, patch_attention_mask, output_attentions),
-            windows=model.windows(hidden_states, grid, patch_attention_mask, output_attentions),
-            output_attentions=output_attentions,
-        )
+        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, mask, **kwargs)
+        hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))  # (B, L, D)
         patches = model.norm(hidden_states)[:, self.config.num_prefix_tokens :]  # (B, N, D)
         logits: Tensor = self.masked_image_modeling_head.decoder(patches)
         return logits

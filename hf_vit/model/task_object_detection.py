@@ -21,13 +21,23 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
-from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter
+from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig
 from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
 from .embeddings import Grid, positions_of_batch, resample_to_grid
 from .encoder import HfViTEncoder
 from .image_targets import encode_boxes
-from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, to_maps, without_autocast
+from .layers import (
+    PRIOR_BIAS,
+    HfViTInitialized,
+    HfViTPredictionHead,
+    HfViTQueries,
+    check_class_numbers,
+    count_query_blocks,
+    may_read,
+    to_maps,
+    without_autocast,
+)
 from .matching import match
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part
@@ -61,12 +71,8 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()
         self.config = config
-        self.num_blocks = config.num_hidden_layers if options.num_blocks is None else options.num_blocks
-        if self.num_blocks > config.num_hidden_layers:
-            raise ValueError(
-                f"num_blocks={self.num_blocks} blocks for the queries are more than the encoder has, "
-                f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in detection_config."
-            )
+        num_blocks = config.num_hidden_layers if options.num_blocks is None else options.num_blocks
+        self.num_blocks = count_query_blocks(num_blocks, config, "detection_config")
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
         self.layers = HfViTEncoder(config, options.num_layers or 0)
@@ -97,7 +103,7 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
             )
 
     @torch.no_grad()
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Resamples the positions that queries and patches get between blocks to another grid."""
         table = self.mid_position_embeddings
         if table is not None:
@@ -331,23 +337,12 @@ def check_labels(batch: int, num_classes: int, labels: Any) -> None:
                 f"labels[{index}] must have class_labels (objects,) and boxes (objects, 4), not "
                 f"{tuple(classes.shape)} and {tuple(boxes.shape)}."
             )
-        if classes.device.type == boxes.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_values(index, num_classes, classes, boxes)
-
-
-def _check_values(index: int, num_classes: int, classes: Tensor, boxes: Tensor) -> None:
-    wrong = classes[(classes < 0) | (classes >= num_classes)]
-    if len(wrong):
-        raise ValueError(
-            f"Class {int(wrong[0])} in labels[{index}] is out of range: the model has {num_classes}, 0 to "
-            f"{num_classes - 1}. Load it with num_labels= or id2label= of your data."
-        )
-    strange = boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]
-    if len(strange):
-        raise ValueError(
-            f"labels[{index}] has the box {strange[0].tolist()}, but boxes are center x, center y, width and height "
-            "relative to the image, in [0, 1]. The image processor makes them from pixels."
-        )
+        check_class_numbers(classes, num_classes, name="Class", place=f" in labels[{index}]")
+        if may_read(boxes) and len(strange := boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]):
+            raise ValueError(
+                f"labels[{index}] has the box {strange[0].tolist()}, but boxes are center x, center y, width and "
+                "height relative to the image, in [0, 1]. The image processor makes them from pixels."
+            )
 
 
 @dataclass
@@ -467,10 +462,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
         if self.options.decoder == "deformable":
             return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
-        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        start = self.config.num_hidden_layers - head.num_blocks
-        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
-        hidden_states = head.queries.append_to(hidden_states)  # (B, L, D)
+        hidden_states, blocks, start = model.start_with_queries(
+            pixel_values, head.queries, head.num_blocks, patch_attention_mask, **kwargs
+        )
         masks = blocks.masks(hidden_states)
         states = []
         for block, positions in enumerate(head.mid_positions(blocks.grid, patch_attention_mask), start=start):
@@ -501,9 +495,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         model, config = self.model, self.config
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         masks = blocks.masks(hidden_states)
-        wants_states = kwargs.get("output_hidden_states")
-        wants_states = config.output_hidden_states if wants_states is None else wants_states
-        num_blocks = config.num_hidden_layers if wants_states or blocks.output_attentions else max(head.out_indices)
+        runs_all = self.wants_states(**kwargs) or blocks.output_attentions
+        num_blocks = config.num_hidden_layers if runs_all else max(head.out_indices)
         states = [hidden_states]
         for block in range(num_blocks):
             states.append(blocks.run(states[-1], block, block + 1, **masks))

@@ -29,6 +29,7 @@ from .layers import (
     HfViTNamedHead,
     blocks_or_last,
     check_blocks,
+    check_class_numbers,
     make_map_norm,
     run_unpadded,
     to_maps,
@@ -217,15 +218,7 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
             f"labels must be class numbers (batch, height, width) with batch {len(logits)}, not {labels.dtype} of "
             f"shape {tuple(labels.shape)}. The image processor makes them from segmentation_maps."
         )
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return
-    num_labels = logits.shape[1]
-    wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= num_labels))]
-    if len(wrong):
-        raise ValueError(
-            f"Label {int(wrong[0])} is out of range: the model has {num_labels} classes, 0 to {num_labels - 1}, and "
-            f"{ignore_index} for pixels that do not count. Load it with num_labels= or id2label= of your data."
-        )
+    check_class_numbers(labels, logits.shape[1], ignore_index)
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:

@@ -23,6 +23,9 @@ from .layers import (
     HfViTInitialized,
     HfViTLayerNorm2d,
     HfViTQueries,
+    check_class_numbers,
+    count_query_blocks,
+    may_read,
     run_unpadded,
     to_maps,
     without_autocast,
@@ -76,12 +79,8 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
 
     def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
         super().__init__()
-        self.num_blocks = min(4, config.num_hidden_layers) if options.num_blocks is None else options.num_blocks
-        if self.num_blocks > config.num_hidden_layers:
-            raise ValueError(
-                f"num_blocks={self.num_blocks} blocks for the queries are more than the encoder has, "
-                f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in universal_segmentation_config."
-            )
+        num_blocks = min(4, config.num_hidden_layers) if options.num_blocks is None else options.num_blocks
+        self.num_blocks = count_query_blocks(num_blocks, config, "universal_segmentation_config")
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
         self.mask_embedding = HfViTMaskEmbedding(width)
@@ -250,17 +249,9 @@ def check_targets(
                 f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
-        if masks.device.type == classes.device.type == "cpu" and not torch.compiler.is_compiling():
-            if masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
-                raise ValueError(
-                    f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number."
-                )
-            wrong = classes[(classes < 0) | (classes >= num_classes)]
-            if len(wrong):
-                raise ValueError(
-                    f"Class {int(wrong[0])} in class_labels[{index}] is out of range: the model has {num_classes}, 0 "
-                    f"to {num_classes - 1}. Load it with num_labels= or id2label= of your data."
-                )
+        if may_read(masks) and masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
+            raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number.")
+        check_class_numbers(classes, num_classes, name="Class", place=f" in class_labels[{index}]")
 
 
 @dataclass
@@ -357,10 +348,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns masks and classes after the last block, before it those that are needed, and the last tokens."""
         head, model = self.universal_segmentation_head, self.model
-        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        start = self.config.num_hidden_layers - head.num_blocks
-        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
-        hidden_states = head.queries.append_to(hidden_states)  # (B, L, D)
+        hidden_states, blocks, start = model.start_with_queries(
+            pixel_values, head.queries, head.num_blocks, patch_attention_mask, **kwargs
+        )
         unmasked = blocks.attention_mask(hidden_states)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):

@@ -271,8 +271,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: value for name, value in given.items() if value is not None}
         # The library would count the states from the end of the image tower's.
-        wants_states = kwargs.pop("output_hidden_states", None)
-        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
         pooled = pool_tokens(

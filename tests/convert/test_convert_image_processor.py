@@ -31,7 +31,7 @@ from hf_vit.convert.image_processor import (
     resize_image_processor,
     timm_image_processor_options,
 )
-from hf_vit.model.image_geometry import output_size, resized_size
+from hf_vit.model.image_geometry import resized_size
 
 from ..helpers.images import BACKENDS
 from .test_convert_files import drawn, openai
@@ -319,7 +319,7 @@ def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
             image = torch.empty(1, height, width, device="meta")
             theirs = get_resize_output_image_size(image, (target, target + 7), True, multiple)
             size = {"height": target, "width": target + 7}
-            ours = output_size(height, width, size, (multiple, multiple), "image", keep_aspect_ratio=True)
+            ours = resized_size(height, width, size=size, ensure_multiple_of=multiple, keep_aspect_ratio=True)
             assert ours == (max(theirs.height, multiple), max(theirs.width, multiple)), (height, width, size)
 
 

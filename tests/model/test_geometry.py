@@ -28,7 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "smaller patches": {"patch_size": 4},
     "same grid": {"image_size": 64, "patch_size": 16},
     "gray": {"num_channels": 1},
-    "many channels": {"num_channels": 5, "channel_mode": "mean"},
+    "many channels": {"num_channels": 5},
     "registers": {"num_register_tokens": 3},
     "distillation token": {"use_distillation_token": True},
     "no CLS": {"use_cls_token": False, "pooling": "mean"},
@@ -77,11 +77,10 @@ def test_channels_equal_timm(num_channels: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("old", "new", "mode"), [(3, 1, "repeat"), (1, 3, "repeat"), (2, 6, "repeat"), (3, 1, "mean"),
-                                                  (3, 4, "mean"), (4, 3, "mean")])  # fmt: skip
-def test_equal_channels_are_answered_to_as_before(old: int, new: int, mode: Any) -> None:
+@pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 3), (2, 6)])
+def test_equal_channels_are_answered_to_as_before(old: int, new: int) -> None:
     kernels = torch.randn(5, old, 4, 4, generator=torch.Generator().manual_seed(0))
-    changed = change_input_channels(kernels, new, mode)
+    changed = change_input_channels(kernels, new)
     assert changed.shape == (5, new, 4, 4)
     assert_close(changed.sum(1), kernels.sum(1), 1e-6, "answer to a gray image")
 
@@ -190,7 +189,7 @@ def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[st
     assert model.config.to_dict() == model.base_model.embeddings.config.to_dict()
     for actual, expected in zip(reloaded(images).to_tuple(), model(images).to_tuple(), strict=True):
         assert torch.equal(actual[0], expected[0])
-    for name in set(change) - {"channel_mode"}:
+    for name in change:
         assert vars(model.config)[name] == change[name]
 
 
@@ -318,7 +317,6 @@ def test_cls_token_goes_and_comes_with_its_position(prefix_has_position: bool) -
         ({"image_size": 48, "patch_size": 10}, r"height 48 is not a multiple of the patch height 10.*40 or 50"),
         ({"patch_size": 64}, "32 is not a multiple of the patch height 64"),
         ({"num_channels": 0}, "num_channels=0 must be at least 1"),
-        ({"num_channels": 1, "channel_mode": "first"}, r"mode='first' is unknown. Choose 'repeat' or 'mean'"),
         ({"num_register_tokens": -1}, "must not be negative"),
         ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*Set pooling='mean'"),
         ({"image_size": 64, "pooling": "attention"}, r"cannot become 'attention'.*ignore_mismatched_sizes"),
@@ -342,10 +340,8 @@ def test_distilled_model_needs_its_cls_token() -> None:
 def test_methods_do_what_the_function_does() -> None:
     images = torch.randn(2, 5, 32, 32, generator=torch.Generator().manual_seed(0))
     by_methods, by_function = build(), build()
-    by_methods.resize_input_channels(5, mode="mean")
+    by_methods.resize_input_channels(5)
     by_methods.resize_patch_embeddings(16)
     by_methods.resize_prefix_tokens(use_cls_token=False, pooling="mean")
-    apply_geometry(
-        by_function, num_channels=5, channel_mode="mean", patch_size=16, use_cls_token=False, pooling="mean"
-    )
+    apply_geometry(by_function, num_channels=5, patch_size=16, use_cls_token=False, pooling="mean")
     assert torch.equal(by_methods(images).pooler_output, by_function(images).pooler_output)

@@ -588,7 +588,6 @@ def test_initialization_of_simmim_is_that_of_vit() -> None:
         {"image_size": 64, "patch_size": 16},
         {"num_channels": 1},
         {"num_channels": 5},
-        {"num_channels": 5, "channel_mode": "mean"},
         {"use_cls_token": False, "num_register_tokens": 2, "pooling": "mean"},
     ],
     ids=str,

@@ -17,7 +17,7 @@ from transformers.image_utils import SizeDict, get_image_size_for_max_height_wid
 from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
 from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
-from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, output_size, to_size_dict
+from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, resized_size, to_size_dict
 
 from ..helpers.images import BACKENDS, as_chw, noise
 
@@ -153,7 +153,7 @@ def test_unknown_rounding_of_crops_is_refused(backend):
     ],
 )
 def test_output_size(image, size, multiple, expected):
-    assert output_size(*image, size, multiple, "images[0]") == expected
+    assert resized_size(*image, size=size, ensure_multiple_of=multiple) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_output_size(image, size, multiple, expected):
 def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, theirs):
     is_yolos, is_max = isinstance(theirs, partial), theirs is get_image_size_for_max_height_width
     names = ("max_height", "max_width") if is_max else ("shortest_edge", "longest_edge")
-    options = {"multiple": (16, 16), "multiple_rounding": "down"} if is_yolos else {"multiple": None}
+    options = {"ensure_multiple_of": 16, "multiple_rounding": "down"} if is_yolos else {}
     rng = np.random.default_rng(0)
     sides = [(203, 55), (55, 203), (1, 500), (500, 1)]
     sides += rng.integers(1, 1400, (3000, 2)).tolist()
@@ -180,9 +180,7 @@ def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, th
     for image in sides:
         expected = tuple(max(side, 16 if is_yolos else 1) for side in theirs(image, *size))
         if math.prod(expected) <= MAX_OUTPUT_PIXELS:
-            assert output_size(*image, dict(zip(names, size, strict=False)), name="image", **options) == expected, (
-                image
-            )
+            assert resized_size(*image, size=dict(zip(names, size, strict=False)), **options) == expected, image
 
 
 @pytest.mark.parametrize("resample", [Resampling.BILINEAR, Resampling.BICUBIC])
