@@ -435,7 +435,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ),
         ("conv", {"labels": torch.zeros(1, 32, 32).long()}, r"with batch 2, not .* \(1, 32, 32\)"),
         ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class numbers .* not torch.float32"),
-        ("conv", {"labels": torch.full((2, 32, 32), 5)}, "Label 5 is out of range: the model has 5 classes, 0 to 4"),
+        ("conv", {"labels": torch.full((2, 32, 32), 5)}, "Label 5 is out of range: the model has 5 labels, 0 to 4, and 255"),
         ("conv", {"labels": torch.full((2, 32, 32), -1)}, "Label -1 is out of range"),
         ("dpt_metric", {"labels": torch.ones(2, 32, 32).long()}, "must be floats .* not torch.int64"),
         ("dpt_metric", {"labels": torch.ones(2, 2, 32, 32)}, r"in meters with batch 2, not .* \(2, 2, 32, 32\)"),
