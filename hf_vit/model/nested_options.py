@@ -13,8 +13,8 @@ def option(default: Any, interval: str = "", hint: str = "", of: str = "") -> An
         default: Its default.
         interval: Such as "[0, 1)" or "(0, inf)", for a number or each of a list; None passes, infinity and NaN never.
         hint: What one end stands for, for the error.
-        of: The value of the class's `choice` for which the option has an effect, or "any" if its default depends on
-            that. It does not go over from saved options to another choice.
+        of: The value of the class's `choice` for which the option has an effect. Saved options do not go over to
+            another choice.
     """
     return field(default=default, metadata={"interval": interval, "hint": hint, "of": of})
 
@@ -104,7 +104,7 @@ class HfViTTaskConfig:
         chosen = vars(self).get(self.choice)
         for entry in fields(self):
             other, value = entry.metadata.get("of"), with_lists(vars(self)[entry.name])
-            if other and other not in (chosen, "any") and value != with_lists(entry.default):
+            if other and other != chosen and value != with_lists(entry.default):
                 raise ValueError(
                     f"{entry.name}={value} is an option of {self.choice}={other!r} and does nothing for {chosen!r}. "
                     f"Leave it out, or set {self.choice}={other!r}."

@@ -40,7 +40,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             https://github.com/roboflow/rf-detr), which is independent of other images.
         num_groups: How many sets of queries are trained side by side (Group DETR,
             https://arxiv.org/abs/2207.13085).
-        class_loss: "cross_entropy" (DETR; one class more, for no object), "focal" or "iou_aware" (IA-BCE of
+        class_loss: "cross_entropy" (DETR; one class more, for no object) or "iou_aware" (IA-BCE of
             https://arxiv.org/abs/2406.03459: how sure a class is follows how well the box fits); by default
             "cross_entropy" for "queries" and "iou_aware" for "deformable".
         bbox_weight: Weight of the L1 distance of boxes in matching and loss; that of the classes in the loss is 1.
@@ -64,7 +64,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
     out_indices: list[int] | tuple[int, ...] | None = option(None, of="deformable")
     projector_norm: Literal["batch", "layer"] = option("layer", of="deformable")
     num_groups: int = option(13, "(0, inf)", of="deformable")
-    class_loss: Literal["cross_entropy", "focal", "iou_aware"] | None = None
+    class_loss: Literal["cross_entropy", "iou_aware"] | None = None
     bbox_weight: float | int = option(5.0, "[0, inf)", "0 switches it off")
     giou_weight: float | int = option(2.0, "[0, inf)", "0 switches it off")
     score_threshold: float | int | None = option(None, "[0, 1]")
@@ -90,7 +90,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         if unknown or not self.scale_factors:
             raise ValueError(f"scale_factors={list(self.scale_factors)} must be one or more of 2, 1, 0.5 and 0.25.")
         if self.decoder == "deformable" and self.class_loss == "cross_entropy":
-            raise ValueError("decoder='deformable' has no class for no object. Set class_loss 'focal' or 'iou_aware'.")
+            raise ValueError("decoder='deformable' has no class for no object. Set class_loss='iou_aware'.")
 
 
 @strict
@@ -107,7 +107,6 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             not, so that accumulated gradients are those of the whole batch. The scripts give it to fresh heads.
         scale_factor: How much finer the heatmaps of "simple" are than the patches; those of "classic" are 4 times.
         sigma: Standard deviation of the Gaussian around a keypoint in the target, in heatmap pixels.
-        keypoint_weights: How much each keypoint counts in the loss, 1 by default.
         flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps, as the left and the right eye.
         skeleton: Pairs of keypoints that a line joins in pictures.
         oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, for OKS; 0.05 each by
@@ -121,7 +120,6 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     norm: Literal["batch", "instance"] = "batch"
     scale_factor: int = option(4, "(0, inf)")
     sigma: float | int = option(2.0, "(0, inf)")
-    keypoint_weights: list[float | int] | tuple[float | int, ...] | None = option(None, "[0, inf)", "0 ignores one")
     flip_pairs: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     oks_sigmas: list[float | int] | tuple[float | int, ...] | None = option(None, "(0, inf)")
@@ -235,29 +233,15 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
             other way round (CLIP, https://arxiv.org/abs/2103.00020).
         projection_dim: Width of what is compared. Both towers get a linear layer without bias to it (CLIP); `None`
             takes the image as its tower sums it up, and the text by a linear layer with bias to that width (SigLIP).
-        logit_scale_init_value: Logarithm of the initial factor of the cosine similarity, the inverse temperature; by
-            default log(10) for "sigmoid", log(1 / 0.07) for "softmax".
-        logit_bias_init_value: What "sigmoid" adds to it at first, by default -10: most pairs are wrong.
     """
-
-    choice = "loss"
 
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
     projection_dim: int | None = option(512, "(0, inf)")
-    logit_scale_init_value: float | int | None = option(None, "(-inf, inf)", of="any")
-    logit_bias_init_value: float | int | None = option(None, "(-inf, inf)", of="sigmoid")
 
     @property
     def initial_scale(self) -> float:
-        """The initial logarithm of the factor: `logit_scale_init_value`, or the default of the loss."""
-        if self.logit_scale_init_value is not None:
-            return float(self.logit_scale_init_value)
+        """The initial logarithm of the factor of the cosine similarity, the inverse temperature."""
         return math.log(10 if self.loss == "sigmoid" else 1 / 0.07)
-
-    @property
-    def initial_bias(self) -> float:
-        """What is added at first: `logit_bias_init_value`, or its default."""
-        return -10.0 if self.logit_bias_init_value is None else float(self.logit_bias_init_value)
 
 
 @strict
@@ -276,16 +260,15 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
             others of its batch, on all processes; or "layer", which does not, so that accumulated gradients are those
             of the whole batch. The scripts give it to fresh heads.
         out_indices: Numbers of the blocks whose tokens the head reads side by side, the last one by default.
-        dropout_prob: Dropout of whole channels before the last layer, in [0, 1).
         cross_entropy_weight: Weight of the cross-entropy in the loss.
         dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
         focal_weight: Weight of the focal loss (https://arxiv.org/abs/1708.02002) in the loss.
         focal_gamma: Its exponent: how much less pixels count that are right already.
         class_weights: How much the pixels of each class count in cross-entropy and focal loss, 1 by default.
         semantic_loss_ignore_index: Number of the pixels that do not count.
-        use_auxiliary_head: Whether a "simple" head on an earlier block is trained too; it plays no part in the result.
+        use_auxiliary_head: Whether a "simple" head on the block after two thirds of all is trained too; it plays no
+            part in the result.
         auxiliary_loss_weight: Weight of its cross-entropy.
-        auxiliary_layer: Number of the block that it reads; two thirds of all by default.
     """
 
     losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
@@ -295,7 +278,6 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     num_layers: int = option(2, "(0, inf)")
     norm: Literal["batch", "layer"] = "batch"
     out_indices: list[int] | tuple[int, ...] | None = None
-    dropout_prob: float | int = option(0.0, "[0, 1)", "0 switches it off")
     cross_entropy_weight: float | int = option(1.0, "[0, inf)", "0 switches it off")
     dice_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
     focal_weight: float | int = option(0.0, "[0, inf)", "0 switches it off")
@@ -304,7 +286,6 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     semantic_loss_ignore_index: int = 255
     use_auxiliary_head: bool = False
     auxiliary_loss_weight: float | int = option(0.4, "[0, inf)")
-    auxiliary_layer: int | None = None
 
     def _check(self) -> None:
         if self.use_auxiliary_head and not self.auxiliary_loss_weight:

@@ -129,13 +129,11 @@ def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
                 f"{name} has {unknown[0]}, but num_labels={num_keypoints} keypoints have the numbers 0 to "
                 f"{num_keypoints - 1}. Change {name} in keypoint_config, or num_labels."
             )
-    for name in ("keypoint_weights", "oks_sigmas"):
-        values = vars(options)[name]
-        if values is not None and len(values) != num_keypoints:
-            raise ValueError(
-                f"{name} has {len(values)} numbers, but there are num_labels={num_keypoints} keypoints. Give one "
-                "number for each."
-            )
+    if options.oks_sigmas is not None and len(options.oks_sigmas) != num_keypoints:
+        raise ValueError(
+            f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={num_keypoints} keypoints. "
+            "Give one number for each."
+        )
 
 
 def encode_keypoints(
@@ -171,8 +169,8 @@ def keypoint_loss(
     """Returns the sum over images of their losses, divided by their number, by default B.
 
     So with `num_images` of a global batch the sum over its parts does not depend on how it is split. The loss of an
-    image is the mean over its keypoints of the mean squared difference of the heatmaps (B, K, h', w'), times the
-    weight of the keypoint; 0 for those that are not labeled or out of reach. Labels (B, K, 3) are x, y in pixels of
+    image is the mean over its keypoints of the mean squared difference of the heatmaps (B, K, h', w'), 0 for those
+    that are not labeled or out of reach. Labels (B, K, 3) are x, y in pixels of
     the image and visibility (0 not labeled, 1 hidden, 2 visible), checked on the CPU only; the mask (B, h, w) is False
     for padding.
     """
@@ -200,10 +198,7 @@ def image_losses(
 ) -> Tensor:
     """Returns losses (B,) of images without padding; see `keypoint_loss`."""
     targets, counts = encode_keypoints(labels, image_size, (heatmaps.shape[-2], heatmaps.shape[-1]), options.sigma)
-    weights = counts.to(heatmaps.dtype)  # (B, K)
-    if options.keypoint_weights is not None:
-        weights = weights * weights.new_tensor(list(options.keypoint_weights))
-    return ((heatmaps - targets).square().mean(dim=(2, 3)) * weights).mean(dim=1)
+    return ((heatmaps - targets).square().mean(dim=(2, 3)) * counts.to(heatmaps.dtype)).mean(dim=1)
 
 
 def check_labels(heatmaps: Tensor, labels: Tensor) -> None:

@@ -49,7 +49,7 @@ NO_OBJECT_WEIGHT = 0.1  # of a query without an object in the cross-entropy (htt
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # what a matched query is taught at least, however badly its box fits
 # Of the classes in the matching, beside the weights of the boxes: as in DETR, and in its descendants without softmax
-CLASS_COSTS = {"cross_entropy": 1.0, "focal": 2.0, "iou_aware": 2.0}
+CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
 
 def class_loss_of(options: HfViTDetectionConfig) -> str:
@@ -230,8 +230,6 @@ def prediction_losses(
         iou, generalized = box_overlaps(center_to_corners_format(chosen), center_to_corners_format(wanted))
         if class_loss == "cross_entropy":
             own_class_loss = cross_entropy_loss(own_logits, queries, classes[objects])
-        elif class_loss == "focal":
-            own_class_loss = focal_loss(own_logits, queries, classes[objects])
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
@@ -279,17 +277,6 @@ def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tens
     weights = logits.new_ones(logits.shape[1])
     weights[-1] = NO_OBJECT_WEIGHT
     return F.cross_entropy(logits, wanted, weights, reduction="sum")
-
-
-def focal_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
-    """Returns the focal loss of all queries (Q, K); see `cross_entropy_loss` (https://arxiv.org/abs/1708.02002)."""
-    wanted = torch.zeros_like(logits)
-    wanted[queries, classes] = 1
-    probabilities = logits.sigmoid()
-    missing = (wanted - probabilities).abs()  # how far from right
-    weights = FOCAL_ALPHA * wanted + (1 - FOCAL_ALPHA) * (1 - wanted)
-    cross_entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-    return (weights * missing**FOCAL_GAMMA * cross_entropy).sum()
 
 
 def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor) -> Tensor:

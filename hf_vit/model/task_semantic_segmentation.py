@@ -28,7 +28,6 @@ from .layers import (
     HfViTLayerNorm2d,
     HfViTNamedHead,
     blocks_or_last,
-    check_blocks,
     check_class_numbers,
     make_map_norm,
     run_unpadded,
@@ -55,12 +54,11 @@ class HfViTSimpleSegmentationHead(nn.Module):
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
         self.conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
-        self.dropout = nn.Dropout2d(options.dropout_prob)
         self.classifier = HfViTHeadConv2d(config.hidden_size, config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) to (B, K, h, w)."""
-        return self.classifier(self.dropout(self.conv(maps).relu()))
+        return self.classifier(self.conv(maps).relu())
 
 
 class HfViTConvSegmentationHead(nn.Module):
@@ -73,14 +71,13 @@ class HfViTConvSegmentationHead(nn.Module):
             nn.Sequential(HfViTHeadConv2d(before, after, kernel_size=3, padding=1), HfViTLayerNorm2d(after), nn.ReLU())
             for before, after in pairwise(sizes)
         )
-        self.dropout = nn.Dropout2d(options.dropout_prob)
         self.classifier = HfViTHeadConv2d(sizes[-1], config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) to (B, K, s·h, s·w)."""
         for stage in self.stages:
             maps = F.interpolate(stage(maps), scale_factor=2, mode="bilinear", align_corners=False)
-        return self.classifier(self.dropout(maps))
+        return self.classifier(maps)
 
 
 class HfViTMaskSegmentationHead(HfViTInitialized):
@@ -95,7 +92,6 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
         self.norm = make_norm(config, width)
         self.patch_projection = nn.Linear(width, width, bias=False)
         self.class_projection = nn.Linear(width, width, bias=False)
-        self.dropout = nn.Dropout(options.dropout_prob)
         self.mask_norm = make_norm(config, config.num_labels)
 
     def initialize(self, std: float) -> None:
@@ -109,7 +105,7 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
         for layer in self.layers:
             tokens = layer(tokens)
         patches, classes = self.norm(tokens).split([patches.shape[1], self.class_tokens.shape[1]], dim=1)
-        patches = F.normalize(self.patch_projection(self.dropout(patches)), dim=-1)  # (B, N, D)
+        patches = F.normalize(self.patch_projection(patches), dim=-1)  # (B, N, D)
         classes = F.normalize(self.class_projection(classes), dim=-1)  # (B, K, D)
         masks = self.mask_norm(patches @ classes.transpose(1, 2))  # (B, N, K)
         return to_maps(masks, (maps.shape[-2], maps.shape[-1]))
@@ -121,12 +117,11 @@ class HfViTLinearSegmentationHead(nn.Module):
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
         self.norm = make_map_norm(options.norm, in_size)
-        self.dropout = nn.Dropout2d(options.dropout_prob)
         self.classifier = HfViTHeadConv2d(in_size, config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to (B, K, h, w); `mask` (B, h, w) leaves padding out of the norm's mean and variance."""
-        return self.classifier(self.dropout(self.norm(maps, mask)))
+        return self.classifier(self.norm(maps, mask))
 
 
 HEADS = {
@@ -316,13 +311,10 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
                 f"num_labels={config.num_labels} leaves nothing to tell apart. Set num_labels to 2 at least: what is "
                 "none of your classes is one too, unless it is ignored."
             )
-        layer = self.options.auxiliary_layer
-        self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3) if layer is None else layer
-        check_blocks("auxiliary_layer", [self.auxiliary_layer], config)
+        self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3)
+        has_auxiliary_head = self.options.use_auxiliary_head
         self.auxiliary_head = (
-            HfViTSimpleSegmentationHead(config, self.options, config.hidden_size)
-            if self.options.use_auxiliary_head
-            else None
+            HfViTSimpleSegmentationHead(config, self.options, config.hidden_size) if has_auxiliary_head else None
         )
         self.post_init()
 

@@ -31,6 +31,7 @@ from .text_tower import build_text_tower, pool_tokens, without_pooler
 
 
 logger = logging.get_logger(__name__)
+INITIAL_BIAS = -10.0  # of the logits of "sigmoid": most pairs are wrong
 # How many logits of a loss are there at once: 16 MiB in float32
 MAX_LOGITS = 2**22
 
@@ -47,13 +48,13 @@ class HfViTContrastiveHead(HfViTInitialized):
         # Of one dimension: FSDP2 takes no parameter without.
         self.logit_scale = nn.Parameter(torch.full((1,), options.initial_scale))
         has_bias = options.loss == "sigmoid"
-        self.logit_bias = nn.Parameter(torch.full((1,), options.initial_bias)) if has_bias else None
+        self.logit_bias = nn.Parameter(torch.full((1,), INITIAL_BIAS)) if has_bias else None
 
     def initialize(self, std: float) -> None:
         """Sets the initial scale and bias of the comparison."""
         init.constant_(self.logit_scale, self.options.initial_scale)
         if self.logit_bias is not None:
-            init.constant_(self.logit_bias, self.options.initial_bias)
+            init.constant_(self.logit_bias, INITIAL_BIAS)
 
     def forward(self, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
         """Compares each image (B, E) with each text (B', E), both of length 1; returns the logits (B, B')."""

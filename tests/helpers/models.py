@@ -386,7 +386,7 @@ TRAINING_CASES = {
     "keypoints": TrainingCase(
         HfViTForKeypointDetection,
         padded(labeled(keypoints)),
-        {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
+        {"keypoint_config": {"head": "simple"}, **ROTARY},
     ),
     "keypoints_instance_norm": TrainingCase(
         HfViTForKeypointDetection, padded(labeled(keypoints)), {"keypoint_config": {"norm": "instance"}, **ROTARY}

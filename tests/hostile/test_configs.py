@@ -59,7 +59,6 @@ BACKBONE = [
     ("all-patches-masked", {"masked_image_modeling_config": {"mask_ratio": 1.0}}, "mask_ratio=1.0"),
     ("text-of-no-tokens", {"text_config": {"vocab_size": 0}}, "vocab_size=0"),
     ("end-that-is-no-token", {"text_config": {"vocab_size": 10, "eos_token_id": 10}}, "eos_token_id=10"),
-    ("temperature-of-nan", {"contrastive_config": {"logit_scale_init_value": NAN}}, "logit_scale_init_value=nan"),
 ]
 TYPES = [
     ("unknown-problem", {"problem_type": "guess"}, "problem_type | guess"),

@@ -47,7 +47,7 @@ DEPTH: dict[str, dict[str, Any]] = {
 KEYPOINTS: dict[str, dict[str, Any]] = {
     "classic": {"head": "classic", "hidden_size": 8},
     "instance": {"head": "classic", "hidden_size": 8, "norm": "instance"},
-    "simple": {"head": "simple", "scale_factor": 2, "keypoint_weights": [1, 2, 0.5, 1, 1]},
+    "simple": {"head": "simple", "scale_factor": 2},
 }
 RELATIVE = {"depth_estimation_type": "relative"}
 # A class and the fields that choose its head
@@ -435,7 +435,11 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ),
         ("conv", {"labels": torch.zeros(1, 32, 32).long()}, r"with batch 2, not .* \(1, 32, 32\)"),
         ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class numbers .* not torch.float32"),
-        ("conv", {"labels": torch.full((2, 32, 32), 5)}, "Label 5 is out of range: the model has 5 labels, 0 to 4, and 255"),
+        (
+            "conv",
+            {"labels": torch.full((2, 32, 32), 5)},
+            r"Label 5 is out of range: .* 0 to 4, and 255",
+        ),
         ("conv", {"labels": torch.full((2, 32, 32), -1)}, "Label -1 is out of range"),
         ("dpt_metric", {"labels": torch.ones(2, 32, 32).long()}, "must be floats .* not torch.int64"),
         ("dpt_metric", {"labels": torch.ones(2, 2, 32, 32)}, r"in meters with batch 2, not .* \(2, 2, 32, 32\)"),
@@ -465,7 +469,6 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
         ("conv", {"segmentation_config": {"class_weights": [1.0, 2.0]}}, "2 numbers, but there are num_labels=5"),
         ("conv", {"segmentation_config": {"out_indices": [4]}}, r"out_indices=\[4\] must name blocks from 1 to .*=3"),
         ("conv", {"segmentation_config": {"out_indices": []}}, r"out_indices=\[\] must name"),
-        ("conv", {"segmentation_config": {"auxiliary_layer": 7}}, r"auxiliary_layer=\[7\] must name blocks"),
         ("universal", {"num_labels": 0}, "num_labels=0 leaves the masks no class"),
         ("universal", {"universal_segmentation_config": {"num_blocks": 4}}, "num_blocks=4 .* num_hidden_layers=3"),
         ("dpt_metric", {"depth_config": {**SMALL_DEPTH, "out_indices": [1, 3]}}, "3 levels .* names 2 blocks"),

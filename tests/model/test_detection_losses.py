@@ -21,7 +21,6 @@ from hf_vit.model.task_object_detection import (
     check_labels,
     count_divisors,
     detection_loss,
-    focal_loss,
     match_objects,
     prediction_losses,
 )
@@ -31,7 +30,7 @@ from ..helpers.models import boxes
 
 COUNTS = (3, 0, 1, 5)
 NUM_CLASSES, NUM_QUERIES = 4, 6
-LOSSES = ("cross_entropy", "focal", "iou_aware")
+LOSSES = ("cross_entropy", "iou_aware")
 DIVISORS = torch.tensor([4.0, 9.0])  # of the classes and of the boxes
 all_losses = pytest.mark.parametrize("class_loss", LOSSES)
 
@@ -128,15 +127,6 @@ def cost(
     return of_class + 5 * distance - 2 * float(ops.generalized_box_iou(corners[:1], corners[1:]))
 
 
-def test_focal_loss_equals_that_of_torchvision() -> None:
-    (logits, _), _ = draw("focal")
-    queries, classes = torch.tensor([4, 1]), torch.tensor([0, 3])
-    wanted = torch.zeros_like(logits[0])
-    wanted[queries, classes] = 1
-    expected = ops.sigmoid_focal_loss(logits[0], wanted, alpha=0.25, gamma=2, reduction="sum")
-    torch.testing.assert_close(focal_loss(logits[0], queries, classes), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("counts", [COUNTS, (1, 1), (3, 3), (7, 7), (20, 20), (0, 20), (25, 2)], ids=str)
 def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -213,7 +203,7 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
 def test_divisors_of_parts_add_up() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = draw_labels(generator)
-    for class_loss, own in {"cross_entropy": 9 + 0.1 * 15, "focal": 9.0, "iou_aware": 9.0}.items():
+    for class_loss, own in {"cross_entropy": 9 + 0.1 * 15, "iou_aware": 9.0}.items():
         config = options(class_loss, num_queries=NUM_QUERIES)
         torch.testing.assert_close(count_divisors(labels, config), torch.tensor([own, 9.0], dtype=torch.float64))
         parts = torch.stack([count_divisors([target], config) for target in labels])

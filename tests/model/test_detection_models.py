@@ -24,7 +24,7 @@ DECODERS: dict[str, dict[str, Any]] = {
         "num_blocks": 2,
         "num_layers": 1,
         "use_mid_position_embeddings": True,
-        "class_loss": "focal",
+        "class_loss": "iou_aware",
     },
 }
 all_decoders = pytest.mark.parametrize("decoder", DECODERS)

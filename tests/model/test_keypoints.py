@@ -159,13 +159,13 @@ def test_prediction_with_the_mirror_image_leaves_padding_out() -> None:
     assert_close(heatmaps[1:], model.predict_flipped(images[1:]).heatmaps, 1e-6, "the whole one")
 
 
-def test_loss_is_the_weighted_mean_of_squares() -> None:
+def test_loss_is_the_mean_of_squares() -> None:
     generator = torch.Generator().manual_seed(0)
     heatmaps = torch.rand(2, 3, 8, 12, generator=generator, dtype=torch.float64)
     labels = torch.tensor([[[5, 9, 2], [40, 3, 1], [0, 0, 0]], [[20, 20, 1], [9, 7, 0], [-90, 4, 2]]]).double()
-    options = HfViTKeypointConfig(sigma=1.5, keypoint_weights=[1, 0.5, 3])
+    options = HfViTKeypointConfig(sigma=1.5)
     targets, _ = encode_keypoints(labels, (32, 48), (8, 12), 1.5)
-    weights = [[1, 0.5, 0], [1, 0, 0]]
+    weights = [[1, 1, 0], [1, 0, 0]]
     expected = sum(
         weights[i][k] * float(((heatmaps - targets)[i, k] ** 2).mean()) / 3 for i in range(2) for k in range(3)
     )
@@ -220,7 +220,7 @@ def test_bad_labels_are_refused(labels: Tensor, message: str) -> None:
         ),
         ({"keypoint_config": {"skeleton": [[7, 1]]}}, r"skeleton has \[7, 1\]"),
         ({"keypoint_config": {"oks_sigmas": [0.1] * 4}}, "oks_sigmas has 4 numbers, but there are num_labels=5"),
-        ({"keypoint_config": {"keypoint_weights": [1] * 6}}, "keypoint_weights has 6 numbers"),
+        ({"keypoint_config": {"oks_sigmas": [1] * 6}}, "oks_sigmas has 6 numbers"),
     ],
 )
 def test_options_about_other_keypoints_are_refused(options: dict[str, Any], message: str) -> None:

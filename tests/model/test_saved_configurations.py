@@ -74,7 +74,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_layers": 2,
         "norm": "batch",
         "out_indices": None,
-        "dropout_prob": 0.0,
         "cross_entropy_weight": 1.0,
         "dice_weight": 0.0,
         "focal_weight": 0.0,
@@ -83,7 +82,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "semantic_loss_ignore_index": 255,
         "use_auxiliary_head": False,
         "auxiliary_loss_weight": 0.4,
-        "auxiliary_layer": None,
     },
     "universal_segmentation_config": {
         "num_queries": 200,
@@ -139,7 +137,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "norm": "batch",
         "scale_factor": 4,
         "sigma": 2.0,
-        "keypoint_weights": None,
         "flip_pairs": (),
         "skeleton": (),
         "oks_sigmas": None,
@@ -186,8 +183,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "contrastive_config": {
         "loss": "sigmoid",
         "projection_dim": 512,
-        "logit_scale_init_value": None,
-        "logit_bias_init_value": None,
     },
 }
 # config.json of a model of every class, as version 0.1.0 wrote it: without options that are defaults
@@ -226,7 +221,6 @@ def test_what_none_stands_for_never_changes() -> None:
     ]
     starts = [HfViTContrastiveConfig(loss=loss) for loss in ("sigmoid", "softmax")]
     assert [start.initial_scale for start in starts] == [math.log(10), math.log(1 / 0.07)]
-    assert [start.initial_bias for start in starts] == [-10, -10]
 
 
 @pytest.mark.parametrize("name", SAVED)
