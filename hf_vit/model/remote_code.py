@@ -41,13 +41,9 @@ PIPELINES = {
         "image-classification",
         "task_image_classification.HfViTImageClassificationPipeline",
     ),
-    "AutoModelForSemanticSegmentation": (
-        "image-segmentation",
-        "task_semantic_segmentation.HfViTImageSegmentationPipeline",
-    ),
-    "AutoModelForUniversalSegmentation": (
-        "image-segmentation",
-        "task_semantic_segmentation.HfViTImageSegmentationPipeline",
+    **dict.fromkeys(
+        ("AutoModelForSemanticSegmentation", "AutoModelForUniversalSegmentation"),
+        ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline"),
     ),
     "AutoModelForDepthEstimation": ("depth-estimation", "task_depth_estimation.HfViTDepthEstimationPipeline"),
     "AutoModelForKeypointDetection": ("keypoint-detection", "task_keypoint_detection.HfViTKeypointDetectionPipeline"),

@@ -190,11 +190,22 @@ def image_loss(
 ) -> Tensor:
     """Returns the loss of one image: matches its queries with the targets, then compares each pair."""
     # Logits are (Q, h, w) and (Q, K + 1), labels (M, H, W) floats and (M,) int64.
-    num_classes = classes.shape[1] - 1
+    num_classes, num_points = classes.shape[1] - 1, options.train_num_points
+
+    @torch.no_grad()
+    def cost() -> Tensor:  # (Q, M)
+        drawn = torch.rand(num_points, 2, device=masks.device).to(masks.dtype) if is_training else None
+        points = grid_points(num_points, masks) if drawn is None else drawn  # (T, 2)
+        logits = sample_points(masks, points.expand(len(masks), -1, -1))  # (Q, T)
+        truth = sample_points(mask_labels, points.expand(len(mask_labels), -1, -1))  # (M, T)
+        cross_entropy, dice = pairwise_mask_costs(logits, truth)
+        probabilities = classes.softmax(dim=1)[:, class_labels]
+        return options.mask_weight * cross_entropy + options.dice_weight * dice - options.class_weight * probabilities
+
     wanted = torch.full((len(classes),), num_classes, device=classes.device)
     loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())  # every weight gets a gradient
     if len(class_labels):
-        queries, targets = match(matching_costs(masks, classes, mask_labels, class_labels, options, is_training))
+        queries, targets = match(cost())
         wanted[queries] = class_labels[targets]
         chosen, truth = masks[queries], mask_labels[targets]
         if is_training:
@@ -208,29 +219,6 @@ def image_loss(
     weights = classes.new_ones(num_classes + 1)
     weights[-1] = options.no_object_weight
     return loss + options.class_weight * F.cross_entropy(classes, wanted, weights)
-
-
-@torch.no_grad()
-def matching_costs(
-    masks: Tensor,
-    classes: Tensor,
-    mask_labels: Tensor,
-    class_labels: Tensor,
-    options: HfViTUniversalSegmentationConfig,
-    is_training: bool,
-) -> Tensor:
-    """Returns the cost (Q, M) of each pair of query and target; see `image_loss`."""
-    num_points = options.train_num_points
-    points = (
-        torch.rand(num_points, 2, device=masks.device).to(masks.dtype)
-        if is_training
-        else grid_points(num_points, masks)
-    )
-    logits = sample_points(masks, points.expand(len(masks), -1, -1))  # (Q, T)
-    truth = sample_points(mask_labels, points.expand(len(mask_labels), -1, -1))  # (M, T)
-    cross_entropy, dice = pairwise_mask_costs(logits, truth)
-    probabilities = classes.softmax(dim=1)[:, class_labels]  # (Q, M)
-    return options.mask_weight * cross_entropy + options.dice_weight * dice - options.class_weight * probabilities
 
 
 def check_targets(
