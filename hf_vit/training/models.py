@@ -1,6 +1,5 @@
 """The model that a training starts from, and its image processor."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -106,34 +105,36 @@ def plan_config(args: ModelArguments) -> dict[str, Any]:
 
 def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel], args: ModelArguments) -> None:
     """Raises `ValueError` unless a checkpoint is of a model of this class and of the architecture that is wanted."""
-    saved, planned, given = read_config_of(checkpoint), plan_config(args), args.overrides()
-    then = HfViTConfig.from_dict(saved).to_dict()
-    names = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} & planned.keys()
+    given, planned = args.overrides(), plan_config(args)
+    known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        names -= {"use_distillation_token"}  # which a teacher brings
-    pairs = {name: (comparable(name, then[name]), comparable(name, planned[name])) for name in names}
-    for task in TASK_CONFIGS.keys() & given.keys():
-        options = vars(TASK_CONFIGS[task].of(saved.get(task)))
-        pairs |= {name: (with_lists(options[name]), with_lists(value)) for name, value in given[task].items()}
-    pairs["class"] = (saved.get("architectures"), [model_class.__name__])
-    if differing := [f"{name} {old} then, {new} now" for name, (old, new) in sorted(pairs.items()) if old != new]:
-        raise ValueError(
-            f"The training of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
-            "with the same model, or start another training in another --output_dir."
-        )
+        known -= {"use_distillation_token"}  # which a teacher brings
+    fields = {name: planned[name] for name in known & planned.keys()}
+    compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
 
 def check_head(checkpoint: str, model: PreTrainedModel) -> None:
-    """Raises `ValueError` unless a checkpoint's task has the options of a model's, as other versions choose others."""
+    """Raises `ValueError` unless a checkpoint has the classes of a model and the options of its head."""
+    heads = {task: vars(model.config)[task].to_full_dict() for task in MODEL_OPTIONS.get(type(model).__name__, ())}
+    compare_configs(checkpoint, type(model), {"id2label": model.config.id2label, **heads})
+
+
+def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields: Mapping[str, Any]) -> None:
+    """Raises `ValueError` unless a checkpoint is of a model of this class with these fields of the configuration."""
     saved = read_config_of(checkpoint)
-    for task in MODEL_OPTIONS.get(type(model).__name__, ()):
-        kind = TASK_CONFIGS[task]
-        then, now = (kind.of(options).to_full_dict() for options in (saved.get(task), vars(model.config)[task]))
-        if differing := {name: value for name, value in then.items() if now[name] != value}:
-            raise ValueError(
-                f"The training of {checkpoint} was started with other options of its task. Resume it with "
-                f"--config_overrides '{json.dumps({task: differing})}', or start another one in another --output_dir."
-            )
+    then = HfViTConfig.from_dict(saved).to_dict()
+    pairs = {"class": (saved.get("architectures"), [model_class.__name__])}
+    for name, value in fields.items():
+        if name in TASK_CONFIGS:
+            options = TASK_CONFIGS[name].of(saved.get(name)).to_full_dict()
+            pairs |= {key: (options[key], with_lists(option)) for key, option in value.items()}
+        else:
+            pairs[name] = comparable(name, then[name]), comparable(name, value)
+    if differing := [f"{name} {old} then, {new} now" for name, (old, new) in sorted(pairs.items()) if old != new]:
+        raise ValueError(
+            f"The training of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
+            "with the same model and data, or start another training in another --output_dir."
+        )
 
 
 def comparable(name: str, value: Any) -> Any:

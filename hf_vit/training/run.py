@@ -46,7 +46,7 @@ from .recipe import (
     start_recipe,
     without_secrets,
 )
-from .saving.checkpoints import check_labels, on_first_process
+from .saving.checkpoints import on_first_process
 from .saving.output_files import evaluation_files
 from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
@@ -151,11 +151,9 @@ def prepare(
         on_first_process(task.args, lambda: check_changes(checkpoint, begun, task.args.resume_with_changes))
     else:
         task, chosen = planner.started()
-    names = task.load_data()
+    task.load_data()
     if checkpoint is None:
         task, chosen = planner.planned(task)
-    elif names:
-        check_labels(checkpoint, names)
     args = task.args
     values = describe_arguments(task)
     set_seed(args.seed)

@@ -146,7 +146,6 @@ class HfViTTrainer(Trainer):
         self.conditions: dict[str, Any] = {}  # of `run`, for checkpoints
         self._hidden: dict[str, Any] = {}  # arguments that the library shall not see for a while
         self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
-        self._flops: dict[tuple[int, int], int] = {}
         self._resumed_step = 0
         self.lengths: dict[int, int] = {}  # by the step from which on they hold, see `planned_step`
         self.has_learned = False  # whether a step had a learning rate above 0
@@ -239,14 +238,6 @@ class HfViTTrainer(Trainer):
         finally:
             self.model, self.model_wrapped = before
 
-    def flops_of_image(self, height: int, width: int) -> int:
-        """Returns what `training_flops` counts for the model."""
-        # Not functools.cache: a trainer that holds itself leaves its worker processes to the garbage collector, which
-        # closes their queues first, and each is then waited for.
-        if (height, width) not in self._flops:
-            self._flops[height, width] = training_flops(self.plain_model, height, width)
-        return self._flops[height, width]
-
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +324,7 @@ class HfViTTrainer(Trainer):
         if "pixel_values" in inputs:
             images = inputs["pixel_values"]  # (B, C, H, W), or views of each (B, G, C, H, W)
             count, (height, width) = len(images), images.shape[-2:]
-            flops = self.flops_of_image(height, width) if best_flops(self.args) is not None else 0
+            flops = training_flops(self.plain_model, height, width) if best_flops(self.args) is not None else 0
             self.throughput.count(count, count * flops)
         self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
         loss = super().training_step(model, inputs, *args, **kwargs)

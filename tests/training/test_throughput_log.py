@@ -8,7 +8,7 @@ from transformers import EvalPrediction
 
 from hf_vit.flops import forward_flops, peak_flops
 from hf_vit.training import last_checkpoint
-from hf_vit.training.callbacks.throughput import Throughput
+from hf_vit.training.callbacks.throughput import Throughput, training_flops
 
 from ..helpers.trainings import digits_trainer, logged
 
@@ -82,9 +82,9 @@ def test_the_bar_shows_what_is_logged_and_starts_where_a_training_is_resumed(
 
 def test_the_work_of_a_classifier_is_three_times_its_forward_pass_if_all_of_it_is_trained(tmp_path: Path) -> None:
     trainer = digits_trainer(tmp_path, **STEPS)
-    assert trainer.flops_of_image(32, 32) == 3 * forward_flops(trainer.model.config, 32, 32)
+    assert training_flops(trainer.plain_model, 32, 32) == 3 * forward_flops(trainer.model.config, 32, 32)
     trainer.model.classifier.requires_grad_(False)
-    assert trainer.flops_of_image(32, 64) == 0
+    assert training_flops(trainer.plain_model, 32, 64) == 0
 
 
 @pytest.mark.parametrize(

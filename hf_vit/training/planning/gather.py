@@ -1,7 +1,6 @@
 """Gathers the facts that defaults are chosen by from a task whose data are loaded."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,12 +23,15 @@ def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
     sizes, is_gray, max_objects = look_at_images(task)
-    config = known_config(task)
+    name = task.model.model_name_or_path
+    saved = {} if name is None else read_config_of(name)
+    config = plan_config(task.model) if name is None else saved | task.model.overrides()
+    architecture = str((saved.get("architectures") or [""])[0])
     is_stream = isinstance(task.data, StreamArguments) and task.data.streaming
     has_gpu = args.device.type != "cpu"
     return Facts(
-        start=start_of(task),
-        is_unlabeled=first_architecture(task) in UNLABELED,
+        start="scratch" if name is None else start_of(task, architecture),
+        is_unlabeled=architecture in UNLABELED,
         num_images=None if is_stream else task.count_training_images(),
         native_size=int(median(sizes)),
         is_gray=is_gray,
@@ -61,28 +63,10 @@ def look_at_images(task: Task) -> tuple[list[int], bool, int]:
     return sizes, all(are_gray), max(counts)
 
 
-def start_of(task: Task) -> Start:
-    """Returns what the weights of a task's model come from."""
-    if task.model.model_name_or_path is None:
-        return "scratch"
+def start_of(task: Task, architecture: str) -> Start:
+    """Returns what the weights of a saved model of a class are for a task."""
     own = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    return "head" if any(part in first_architecture(task) for part in own) else "backbone"
-
-
-def first_architecture(task: Task) -> str:
-    """Returns the class of the model that a task starts from, "" if it is not known."""
-    name = task.model.model_name_or_path
-    architectures = [] if name is None else read_config_of(name).get("architectures")
-    return str(architectures[0]) if architectures else ""
-
-
-def known_config(task: Task) -> Mapping[str, Any]:
-    """Returns the configuration of the model, as far as it is known before it is opened."""
-    name = task.model.model_name_or_path
-    if name is None:
-        return plan_config(task.model)
-    saved = {} if Path(name).is_file() else read_config_of(name)
-    return saved | task.model.overrides()
+    return "head" if any(part in architecture for part in own) else "backbone"
 
 
 def count_patches(config: Mapping[str, Any]) -> int | None:

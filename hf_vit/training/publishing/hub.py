@@ -17,25 +17,14 @@ from yaml import YAMLError
 
 from ... import __version__
 from ..callbacks.ema import AVERAGE_FOLDER
-from ..distillation.base import PROJECTION_NAME
 from ..saving.checkpoints import missing_weights
-from ..saving.output_files import ADAPTER_FILES, CARD, OUTPUT_FILES, is_named, output_files
+from ..saving.checksums import CHECKSUMS, read_checksums
+from ..saving.output_files import CARD, output_files
 from .local_paths import names_of_paths, without_local_paths
 from .model_card import TrainingInfo
 
 
 logger = logging.get_logger(__name__)
-# What a training resumes from, beside a saved model. All folders in it are of FSDP, or of averaged weights.
-CHECKPOINT_FILES = (
-    *OUTPUT_FILES,
-    *ADAPTER_FILES,
-    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp.bin"),
-    *("conditions.json", "SHA256SUMS", PROJECTION_NAME),
-)
-CHECKPOINT_FOLDERS = {
-    AVERAGE_FOLDER: OUTPUT_FILES,
-    **dict.fromkeys(("optimizer_0", "pytorch_model_fsdp_0"), (".metadata", "__?*_?*.distcp")),
-}
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 
 
@@ -53,15 +42,6 @@ def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
         ValueError: if one of them is a symbolic link: what it leads to may be anything.
     """
     return without_links(Path(folder), output_files(folder))
-
-
-def list_checkpoint(folder: str | os.PathLike[str]) -> list[Path]:
-    """Lists the files of a checkpoint, as `list_upload` does those of a saved model."""
-    places = {Path(folder): CHECKPOINT_FILES}
-    places |= {Path(folder) / name: files for name, files in CHECKPOINT_FOLDERS.items()}
-    found = (path for place in places if place.is_dir() for path in place.iterdir())
-    named = (path for path in found if is_named(path.name, places[path.parent]))
-    return without_links(Path(folder), sorted(path for path in named if path.is_symlink() or path.is_file()))
 
 
 def without_links(folder: Path, files: list[Path]) -> list[Path]:
@@ -85,11 +65,10 @@ def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperat
 
 
 def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> list[CommitOperationAdd]:
-    """Returns the upload of a checkpoint into a folder, byte by byte: that is what its checksums are of."""
-    return [
-        CommitOperationAdd(f"{path_in_repo}/{path.relative_to(folder).as_posix()}", path)
-        for path in list_checkpoint(folder)
-    ]
+    """Returns the upload of a checkpoint into a folder, byte by byte: SHA256SUMS and the files that it lists."""
+    names = sorted([CHECKSUMS, *read_checksums(Path(folder))])
+    files = without_links(Path(folder), [Path(folder) / name for name in names])
+    return [CommitOperationAdd(f"{path_in_repo}/{name}", file) for name, file in zip(names, files, strict=True)]
 
 
 def check_upload(folder: str | os.PathLike[str]) -> None:

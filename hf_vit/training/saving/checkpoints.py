@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,15 +123,11 @@ def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
     """
     if limit is None or limit < 1:
         return
-    older = [folder for folder in checkpoints_in(checkpoint.parent).values() if step_of(folder) < step_of(checkpoint)]
+    found = checkpoints_in(checkpoint.parent)
+    older = [folder for step, folder in found.items() if step < int(checkpoint.name.rpartition("-")[2])]
     spare = [folder for folder in older if best is None or folder.name != Path(best).name]
     for folder in spare[: max(0, len(older) + 1 - limit)]:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Returns the step of a checkpoint, by its name."""
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def missing_weights(folder: Path) -> list[str]:
@@ -178,7 +174,9 @@ def find_gap(checkpoint: Path) -> str | None:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
     missing = missing_state(checkpoint)
     missing += [] if (checkpoint / SCHEDULER_NAME).is_file() else [SCHEDULER_NAME]
-    if averages_weights(checkpoint):
+    # The library's own Trainer has no such file; a damaged one has a checksum.
+    args = read_json(checkpoint / TRAINING_ARGS_JSON)
+    if isinstance(args, dict) and args.get("ema_decay") is not None:
         missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")
@@ -186,15 +184,6 @@ def find_gap(checkpoint: Path) -> str | None:
     if (checkpoint / CONDITIONS).is_file() and not (checkpoint / CHECKSUMS).is_file():
         missing.append(CHECKSUMS)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
-
-
-def averages_weights(checkpoint: Path) -> bool:
-    """Returns whether a checkpoint is of a training that averages its weights too, by its arguments."""
-    try:
-        args = json.loads((checkpoint / TRAINING_ARGS_JSON).read_text(encoding="utf-8"))
-        return args.get("ema_decay") is not None
-    except (OSError, ValueError, AttributeError):  # the library's own Trainer has none; a damaged one has a checksum
-        return False
 
 
 def find_damage(checkpoint: Path) -> str | None:
@@ -206,16 +195,15 @@ def find_damage(checkpoint: Path) -> str | None:
     if cut_off:
         return f"cut off: {', '.join(cut_off)}"
     config = checkpoint / CONFIG_NAME
-    return f"{CONFIG_NAME} cannot be read" if config.is_file() and not is_json(config) else None
+    return f"{CONFIG_NAME} cannot be read" if config.is_file() and read_json(config) is None else None
 
 
-def is_json(file: Path) -> bool:
-    """Returns whether a file holds JSON."""
+def read_json(file: Path) -> Any:
+    """Returns what a file of JSON holds, None if it cannot be read."""
     try:
-        json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return True
+        return None
 
 
 def is_whole(weights: Path) -> bool:
@@ -245,14 +233,3 @@ def stopped_early_at(state: dict[str, Any]) -> int | None:
         return None
     counter = stopping["attributes"]["early_stopping_patience_counter"]
     return int(state["global_step"]) if counter >= stopping["args"]["early_stopping_patience"] else None
-
-
-def check_labels(checkpoint: str | os.PathLike[str], names: Sequence[str]) -> None:
-    """Raises `ValueError` unless a checkpoint was trained on classes with these names, in this order."""
-    config = json.loads((Path(checkpoint) / CONFIG_NAME).read_text(encoding="utf-8"))
-    begun = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
-    if begun != list(names):
-        raise ValueError(
-            f"The training of {checkpoint} was started with the classes {', '.join(begun)}, not {', '.join(names)}. "
-            "Resume with the same data, or start another training in another --output_dir."
-        )

@@ -25,17 +25,24 @@ def seal(folder: Path) -> None:
     write_whole(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 
-def find_mismatch(folder: Path) -> str | None:
-    """Returns which files of a folder are not as its SHA256SUMS has them, or None; without that file nothing is."""
-    file = folder / CHECKSUMS
-    if not file.is_file():
-        return None
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Returns the checksums in a folder's SHA256SUMS by the names of files; `ValueError` if lines are damaged."""
     # Only "\n" ends a line here: `splitlines` would take a damaged one for whole.
-    first, *lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    first, *lines = (folder / CHECKSUMS).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     matches = [match for line in lines if (match := re.fullmatch(r"([0-9a-f]{64})  (.+)", line))]
     if first != f"# {len(matches)} files" or len(matches) < len(lines):
-        return f"{CHECKSUMS} cannot be read"
-    expected = {match[2]: match[1] for match in matches}
+        raise ValueError(f"{CHECKSUMS} cannot be read")
+    return {match[2]: match[1] for match in matches}
+
+
+def find_mismatch(folder: Path) -> str | None:
+    """Returns which files of a folder are not as its SHA256SUMS has them, or None; without that file nothing is."""
+    if not (folder / CHECKSUMS).is_file():
+        return None
+    try:
+        expected = read_checksums(folder)
+    except ValueError as error:
+        return str(error)
     with ThreadPoolExecutor(THREADS) as threads:
         actual = threads.map(_checksum, [folder / name for name in expected])
         found = dict(zip(expected, actual, strict=True))

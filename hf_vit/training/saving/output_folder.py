@@ -99,7 +99,10 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
     wanted, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
 
     def find() -> str | None:
-        checkpoint = find_checkpoint(wanted, output_dir)
+        checkpoint = None
+        if wanted is not None:
+            is_last = str(wanted).lower() in ("last", "true")
+            checkpoint = last_checkpoint(output_dir) if is_last else str(chosen_checkpoint(wanted, str(output_dir)))
         check_overwriting(output_dir, checkpoint, is_resumed=wanted is not None)
         if wanted is not None and checkpoint is None:
             if not (output_dir / RECIPE_NAME).is_file():
@@ -111,15 +114,6 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
         return checkpoint
 
     return on_first_process(args, find)
-
-
-def find_checkpoint(wanted: str | None, output_dir: Path) -> str | None:
-    """Returns the checkpoint that is wanted, "last" or a folder, if any; see `checkpoint_to_resume`."""
-    if wanted is None:
-        return None
-    if str(wanted).lower() in ("last", "true"):
-        return last_checkpoint(output_dir)
-    return str(chosen_checkpoint(wanted, str(output_dir)))
 
 
 def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool) -> None:
