@@ -19,7 +19,7 @@ from ..evaluation.thresholds import Threshold
 from ..model.task_configurations import TASK_CONFIGS
 from .callbacks.ema import AVERAGE_FOLDER
 from .lora import unwrap_peft
-from .trainer import HfViTTrainer
+from .trainer import HfViTTrainer, replaced
 
 
 MAX_PICTURED = 6
@@ -89,10 +89,9 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
         self._losses = []
-        predictions, self.predictions = self.predictions, None if is_average else self.predictions
-        with self.options_of_average() if is_average else nullcontext():
+        predictions = None if is_average else self.predictions
+        with self.options_of_average() if is_average else nullcontext(), replaced(self, predictions=predictions):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        self.predictions = predictions
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # on validation images, and no others

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..model.pretrained import read_config
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
 from .arguments import ImageDataArguments, split_sources
-from .callbacks.clock import ExpectedEnd
+from .callbacks.clock import StepReport
 from .conditions import check_changes, describe_arguments, describe_data, with_changes
 from .distillation.base import check_projection
 from .dry_run import describe_plan
@@ -248,7 +248,7 @@ def finish(training: Training) -> None:
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
-        trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
+        trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")

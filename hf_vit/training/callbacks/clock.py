@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -49,21 +48,16 @@ class TrainingClock(TrainerCallback, ExportableState):
         self.earlier, self.start = self.seconds, None
 
 
-class ExpectedEnd(TrainerCallback):
-    """Tells how many steps there are and, after the first of them, when they will be done.
+class StepReport(TrainerCallback):
+    """Reports how many steps there are, before the first one; the progress bar shows the time left.
 
     Args:
-        report: Tells the user.
+        report: Called with a line.
         warn: Called with the number of steps of a training that starts.
     """
 
-    seconds_timed = 5.0
-    least_timed, left_out = 4, 2  # steps
-
     def __init__(self, report: Callable[[str], None], warn: Callable[[int], None]) -> None:
         self.report, self.warn = report, warn
-        self.ends: list[float] = []
-        self.is_told = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         left = state.max_steps - state.global_step
@@ -71,15 +65,3 @@ class ExpectedEnd(TrainerCallback):
         self.report(f"Steps: {left:,} of {batch} images{'' if state.global_step == 0 else ' are left'}.")
         if state.global_step == 0:
             self.warn(state.max_steps)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        if self.is_told:
-            return
-        self.ends.append(time.monotonic())
-        count, spent = len(self.ends) - self.left_out, self.ends[-1] - self.ends[0]
-        if count < self.least_timed or spent < self.seconds_timed:
-            return
-        self.is_told = True
-        a_step = (self.ends[-1] - self.ends[self.left_out - 1]) / count
-        end = datetime.now() + timedelta(seconds=a_step * (state.max_steps - state.global_step))
-        self.report(f"A step takes {a_step:.3g} s: the last one is expected at {end:%H:%M:%S}, evaluations aside.")

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +13,6 @@ from transformers.trainer_callback import ProgressCallback
 from ...convert.loading import peak_memory
 from ...flops import forward_flops, peak_flops
 from ...model.task_image_classification import HfViTForImageClassification
-
-
-@dataclass(frozen=True)
-class Work:
-    """Images that went forward and back in a time, and the floating-point operations of the model for them."""
-
-    images: int
-    flops: int
-    seconds: float
 
 
 class Throughput(TrainerCallback):
@@ -74,11 +64,11 @@ class Throughput(TrainerCallback):
         finally:
             self.resume()
 
-    def take(self) -> Work:
-        """Returns the work since the last call, and counts again; there must be some."""
+    def take(self) -> tuple[int, int, float]:
+        """Returns images, their floating-point operations and the seconds since the last call; there must be some."""
         assert self.start is not None
         now = time.perf_counter()
-        work = Work(self._images, self._flops, now - self.start)
+        work = self._images, self._flops, now - self.start
         self.start, self._images, self._flops = now, 0, 0
         return work
 
@@ -90,12 +80,12 @@ class Throughput(TrainerCallback):
         """
         if self.start is None:
             return {}
-        work = self.take()
+        images, flops, seconds = self.take()
         is_on_gpu = args.device.type == "cuda"
         peak_mib = torch.cuda.max_memory_allocated(args.device) // 2**20 if is_on_gpu else peak_memory()
-        logs = {"images_per_second": work.images * args.world_size / work.seconds, "peak_memory_mib": peak_mib}
+        logs = {"images_per_second": images * args.world_size / seconds, "peak_memory_mib": peak_mib}
         peak = best_flops(args)
-        return {**logs, "mfu": work.flops / (work.seconds * peak * args.n_gpu)} if peak and work.flops else logs
+        return {**logs, "mfu": flops / (seconds * peak * args.n_gpu)} if peak and flops else logs
 
 
 def best_flops(args: TrainingArguments) -> float | None:
