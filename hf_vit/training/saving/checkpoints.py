@@ -10,33 +10,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
-from accelerate.utils.constants import FSDP_MODEL_NAME
-from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER_NAME
 from safetensors import SafetensorError, safe_open
 from torch.serialization import register_package
 from transformers import TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import (
     ADAPTER_CONFIG_NAME,
     ADAPTER_SAFE_WEIGHTS_NAME,
-    CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     logging,
 )
 
-from ..callbacks.ema import AVERAGE_FOLDER
-from .checksums import CHECKSUMS, find_mismatch, seal
-from .output_files import TRAINING_ARGS_JSON
+from .checksums import CHECKSUMS, find_mismatch, read_checksums, seal
 
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
 CONDITIONS = "conditions.json"  # of a training, the first file of a checkpoint
-
-# What FSDP saves is one file, or a folder of parts and, written last, their table of contents.
-FSDP_ENDINGS = (".bin", "_0/.metadata")
 
 
 def restore_on_cpu(storage: Any, location: str) -> Any:
@@ -142,16 +134,6 @@ def missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
-def missing_state(checkpoint: Path) -> list[str]:
-    """Lists the files of weights and optimizer that a checkpoint lacks, which under FSDP are others."""
-    for ending in FSDP_ENDINGS:
-        if (checkpoint / f"{FSDP_OPTIMIZER_NAME}{ending}").is_file():
-            weights = f"{FSDP_MODEL_NAME}{ending}"
-            return [] if (checkpoint / weights).is_file() else [weights]
-    needed = [name for name in (CONFIG_NAME, OPTIMIZER_NAME) if not (checkpoint / name).is_file()]
-    return [*missing_weights(checkpoint), *needed]
-
-
 def find_fault(checkpoint: Path) -> str | None:
     """Returns why a training cannot resume from a checkpoint, whose files it reads, or None if it is whole."""
     return find_gap(checkpoint) or find_mismatch(checkpoint)
@@ -167,22 +149,14 @@ def find_loss(checkpoint: Path) -> str | None:
 def find_gap(checkpoint: Path) -> str | None:
     """Returns what a checkpoint lacks for a training to resume from it, as far as that can be told by a look."""
     try:
-        read_state(checkpoint)
+        names = read_checksums(checkpoint)
     except FileNotFoundError:
-        return f"it has no {TRAINER_STATE_NAME}, which is written last"
+        return f"it has no {CHECKSUMS}"  # which is written last
     except (OSError, ValueError) as error:
-        return f"{TRAINER_STATE_NAME} cannot be read ({error})"
-    missing = missing_state(checkpoint)
-    missing += [] if (checkpoint / SCHEDULER_NAME).is_file() else [SCHEDULER_NAME]
-    # The library's own Trainer has no such file; a damaged one has a checksum.
-    args = read_json(checkpoint / TRAINING_ARGS_JSON)
-    if isinstance(args, dict) and args.get("ema_decay") is not None:
-        missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
-    if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
-        missing.append("rng_state.pth")
-    # Trainings that do not write checksums begin with no such file either.
-    if (checkpoint / CONDITIONS).is_file() and not (checkpoint / CHECKSUMS).is_file():
-        missing.append(CHECKSUMS)
+        return str(error)
+    missing = [name for name in names if not (checkpoint / name).is_file()]
+    if not any(name.startswith("optimizer") for name in names):  # of one process, or under FSDP
+        missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
 
@@ -192,18 +166,7 @@ def find_damage(checkpoint: Path) -> str | None:
     # The directory of a zip file is at its end.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
-    if cut_off:
-        return f"cut off: {', '.join(cut_off)}"
-    config = checkpoint / CONFIG_NAME
-    return f"{CONFIG_NAME} cannot be read" if config.is_file() and read_json(config) is None else None
-
-
-def read_json(file: Path) -> Any:
-    """Returns what a file of JSON holds, None if it cannot be read."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return f"cut off: {', '.join(cut_off)}" if cut_off else None
 
 
 def is_whole(weights: Path) -> bool:
