@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from torch.utils.data import IterableDataset
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
 from .errors import in_words
@@ -29,10 +29,11 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
         notes: Sentences on what the data lack.
     """
     args, config = trainer.args, trainer.model.config
-    steps, per_epoch = count_steps(trainer)
+    _, per_epoch, *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     size = "x".join(map(str, config.image_size)) if isinstance(config.image_size, list | tuple) else config.image_size
-    epochs = f" ({steps / per_epoch:.3g} epochs of {per_epoch:,})" if per_epoch else ""
+    is_stream = isinstance(trainer.train_dataset, IterableDataset)
+    epochs = "" if is_stream else f" ({steps / per_epoch:.3g} epochs of {per_epoch:,})"
     chosen = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
     return "\n".join(
         [
@@ -46,16 +47,6 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
             "This was a dry run: nothing is written.",
         ]
     )
-
-
-def count_steps(trainer: HfViTTrainer) -> tuple[int, int]:
-    """Returns the steps of a training and of an epoch, 0 for the latter where that is not known."""
-    args: TrainingArguments = trainer.args
-    if isinstance(trainer.train_dataset, IterableDataset):
-        return args.max_steps, 0
-    batches = len(trainer.get_train_dataloader())
-    per_epoch = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
-    return args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch), per_epoch
 
 
 def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
@@ -81,9 +72,8 @@ def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> in
     """Returns how many checkpoints are on the disk at the same time, at most."""
     if args.save_strategy == SaveStrategy.NO:
         return 0
-    interval = per_epoch if args.save_strategy == SaveStrategy.EPOCH else math.ceil(args.save_steps)
-    if 0 < args.save_steps < 1 and args.save_strategy == SaveStrategy.STEPS:
-        interval = math.ceil(args.save_steps * steps)
-    made = math.ceil(steps / max(interval, 1))
+    state = TrainerState()
+    state.compute_steps(args, steps)
+    made = math.ceil(steps / (per_epoch if args.save_strategy == SaveStrategy.EPOCH else state.save_steps))
     # A new one is written before an old one is deleted.
     return made if args.save_total_limit is None else min(made, args.save_total_limit + 1)
