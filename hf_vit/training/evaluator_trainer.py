@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,9 @@ class EvaluatorTrainer(HfViTTrainer):
             self.evaluator.threshold = None if found is None else found.value
         return output
 
-    @contextmanager
-    def scoring_by(self, evaluator: BaseEvaluator, collator: Any = None) -> Iterator[None]:
+    def scoring_by(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
         """Scores by another evaluator, and without averaged weights, as long as this lasts."""
-        before = self.evaluator, self.data_collator, self.average
-        self.evaluator, self.data_collator, self.average = evaluator, collator or self.data_collator, None
-        try:
-            yield
-        finally:
-            self.evaluator, self.data_collator, self.average = before
+        return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
     def choose_threshold(self) -> None:
         """Chooses by the validation images above which score the trained model gives its predictions as answers.

@@ -225,11 +225,6 @@ class HfViTTrainer(Trainer):
         """The average of the weights, from the start of a training on, if there is one."""
         return None if self.averaging is None else self.averaging.average
 
-    @average.setter
-    def average(self, average: WeightAverage | None) -> None:
-        if self.averaging is not None:
-            self.averaging.average = average
-
     @property
     def plain_model(self) -> Any:
         """The model itself, also while the library trains it as one of peft."""
