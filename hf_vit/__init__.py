@@ -47,7 +47,7 @@ from .model.task_zero_shot_image_classification import HfViTForZeroShotImageClas
 
 
 if TYPE_CHECKING:
-    from .calls import evaluate, export_model, predict, train
+    from .api import evaluate, export_model, predict, train
     from .convert.families import list_families
     from .inference.optimize import optimize_for_inference
     from .options.named_recipes import list_recipes
@@ -85,7 +85,7 @@ __version__ = "0.1.0"
 
 # Imported at their first use: not all who open a model train, compile or export.
 CALLS = {
-    **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".calls"),
+    **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
     "list_families": ".convert.families",
     "list_recipes": ".options.named_recipes",
     "optimize_for_inference": ".inference.optimize",

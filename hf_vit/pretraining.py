@@ -1,7 +1,6 @@
 """Pretrains an encoder on one's own images, and measures what that is worth with the labels they have."""
 
 import gc
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 
 from transformers import PreTrainedConfig
 
-from .calls import Paths, TrainingResult, as_list, train
+from .api import Paths, TrainingResult, as_list, train
 from .outputs import FolderState, free_folder, judge_folder
-from .training.planning.arguments import MINUTES
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
 from .training.tasks.unlabeled import UnlabeledTask
+from .training.training_options import MINUTES
 
 
 __all__ = ["PretrainingResult", "pretrain"]
@@ -204,8 +203,7 @@ def find_labels(
 
 def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Returns the `config_overrides` that are given, and with them the geometry of a model unless that is given."""
-    given = options.get("config_overrides") or {}
-    fields = json.loads(given) if isinstance(given, str) else given  # which a training has read already
+    fields = options.get("config_overrides") or {}
     settled = {*fields, *(name for name, value in options.items() if value is not None)}
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 

@@ -23,7 +23,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_vit.convert.model_card import escape_markdown
-from hf_vit.training.recipe import read_recipe
+from hf_vit.options.recipe import read_recipe
 
 
 SCRIPTS = Path(__file__).parent

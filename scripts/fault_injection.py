@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-from hf_vit import training
+from hf_vit import cli, training
 
 
 FORK = multiprocessing.get_context("fork")  # whose processes need not import the libraries again
@@ -189,7 +189,7 @@ def train(case: Case, arguments: list[str], log: Path, environment: dict[str, st
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails, as on a full disk
-    training.run(training.TASKS[case.task], arguments, None, report=print)
+    cli.main(["train", case.task, *arguments])
 
 
 @contextmanager

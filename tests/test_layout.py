@@ -21,7 +21,7 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
     *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "inference"),
-    *("flags", "training", "features", "inspection", "calls", "pretraining", "commands", "cli", "start", "__main__"),
+    *("training", "features", "inspection", "api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
 OTHER_IMPORTS = {

@@ -23,4 +23,4 @@ def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
         report: Prints a line.
         **options: Those of evaluations of the model's task, by name.
     """
-    run_evaluation([options], None, report)
+    run_evaluation(options, report)

@@ -24,7 +24,7 @@ def extract(*, report: Callable[[str], None], **options: Any) -> None:
         report: Prints a line.
         **options: Those of `ExtractionArguments`, by name.
     """
-    features.extract([options], None, report)
+    features.extract(options, report)
 
 
 def evaluate(

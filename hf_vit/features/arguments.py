@@ -84,11 +84,6 @@ class ExtractionArguments(UnlabeledImagesArguments):
         check_apart(self.sources, self.output_dir)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not known. Choose {' or '.join(DTYPES)}.")
-        if min(self.batch_size, self.rows_per_shard) < 1 or self.num_workers < 0:
-            raise ValueError(
-                f"batch_size={self.batch_size} and rows_per_shard={self.rows_per_shard} must be at least 1, and "
-                f"num_workers={self.num_workers} at least 0."
-            )
 
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,9 @@ from ..data.fingerprint import fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
+from ..options.recipe import with_recipe
+from ..options.resolve import build
 from ..outputs import check_writable
-from ..training.recipe import Arguments, parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
 from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
@@ -113,7 +114,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)
     settings = FeatureSettings(
         model=args.model_name_or_path,
-        dataset=args.dataset_name,
+        dataset=",".join(args.sources),
         weights=digest_weights(encoder.model),
         image_processor=digest([encoder.processor.to_json_string()]),
         files=digest(json.dumps(fingerprint(split.select_columns(["image", "file"]))) for split in splits.values()),
@@ -178,16 +179,15 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
     return [image for image in batch if image.pixels is not None]
 
 
-def extract(arguments: Arguments, description: str | None, echo: Callable[[str], None]) -> None:
-    """Runs an extraction from the command line; exits with one line that names the error.
+def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
+    """Runs an extraction; exits with one line that names the error.
 
     Args:
-        arguments: The command line without the program's name.
-        description: The first text of `--help`.
+        values: Values of the options of `ExtractionArguments` by name, and maybe a `recipe`.
         echo: Prints a line of text for the user; called on the first process.
     """
     try:
-        (args,) = parse_arguments((ExtractionArguments,), arguments, description=description)
+        (args,) = build((ExtractionArguments,), with_recipe(values))
         images = extract_features(args)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")

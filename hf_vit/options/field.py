@@ -26,6 +26,10 @@ class Range(NamedTuple):
         return f"lie in {opening}{self.least:g}, {self.most:.10g}{closing}"
 
 
+class Names(list[str]):
+    """A list of names, which may also be given as one text with commas between them, or as a JSON list."""
+
+
 COUNT = Range(least=1)
 NOT_NEGATIVE = Range(least=0)
 POSITIVE = Range(least=0, is_open_below=True)

@@ -15,7 +15,6 @@ from .optim.muon import Muon
 from .optim.parameter_groups import freeze, make_parameter_groups
 from .publishing.hub import check_upload, list_upload, publish
 from .publishing.model_card import TrainingInfo, write_model_card
-from .recipe import given_arguments, parse_arguments
 from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .run import evaluate, run
 from .saving.checkpoints import last_checkpoint
@@ -59,7 +58,6 @@ __all__ = [
     "checkpoint_to_resume",
     "evaluate",
     "freeze",
-    "given_arguments",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
@@ -68,7 +66,6 @@ __all__ = [
     "make_distillation",
     "make_parameter_groups",
     "make_trainer",
-    "parse_arguments",
     "publish",
     "regularize",
     "run",

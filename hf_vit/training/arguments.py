@@ -1,8 +1,8 @@
 """The arguments of trainings that several tasks share: model, data, and those of the library."""
 
-import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,25 +14,20 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_xla_available
 
 from ..data.formats.files import split_names
+from ..extras import check_packages
 from ..model.configuration_hf_vit import PRESETS
-from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, option
-from .batch_transforms import SizeArguments
-from .callbacks.ema import AveragingArguments
-from .callbacks.resume import ResumeArguments
-from .lora import LoraArguments
-from .optim.arguments import OptimizationArguments, check_optimization
-from .planning.arguments import PlanArguments, parse_changes
-from .ranges import check_ranges
-from .regularization import RepeatedAugmentationArguments
+from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, Names, option
+from ..options.resolve import Options, check_numbers
+from .library_checks import check_library
+from .training_options import SCHEDULE_FREE, TrainingOptions, check_optimization, parse_changes
 
 
-LIBRARY = TrainingArguments.__dataclass_fields__
 MAX_WORKERS = 8  # by default
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(Options):
     """Which model to train."""
 
     model_name_or_path: str | None = option(
@@ -51,15 +46,15 @@ class ModelArguments:
         essential=True,
         synonyms="arch architecture model_size",
     )
-    image_size: int | None = option(
+    image_size: int | tuple[int, int] | None = option(
         default=None,
-        help="Height and width of images in pixels. A saved model resamples its positions.",
+        help="Side of images in pixels, or height,width. A saved model resamples its positions.",
         range=COUNT,
         group="Model",
         essential=True,
         synonyms="imgsz img_size input_size resolution size",
     )
-    config_overrides: str | None = option(
+    config_overrides: dict[str, Any] | None = option(
         default=None,
         help='Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.',
         group="Model",
@@ -75,6 +70,7 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model_name_or_path is not None and self.whiten_patches:
             raise ValueError(
                 f"--whiten_patches is for models from scratch, and --model_name_or_path {self.model_name_or_path} has "
@@ -90,17 +86,9 @@ class ModelArguments:
         """Returns the fields of `config_overrides`, and with them `image_size`.
 
         Raises:
-            ValueError: if they are no JSON object, or name the image size once more.
+            ValueError: if they name what the data tell, or the image size once more.
         """
-        try:
-            fields = json.loads(self.config_overrides or "{}")
-        except json.JSONDecodeError as error:
-            fields = f"no JSON: {error}"
-        if not isinstance(fields, dict):
-            raise ValueError(
-                f"config_overrides={self.config_overrides!r} is no JSON object ({fields}). Write it like "
-                "'{\"patch_size\": 8}'."
-            )
+        fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
             raise ValueError(
                 f"config_overrides has {', '.join(from_data)}: the classes are those of the data, one of each image. "
@@ -114,7 +102,7 @@ class ModelArguments:
 
 
 @dataclass
-class SourceArguments:
+class SourceArguments(Options):
     """Where images are."""
 
     # Fields that the loaders of `hf_vit.data` take by the same names
@@ -137,6 +125,7 @@ class SourceArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.dataset_name:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
 
@@ -211,14 +200,6 @@ class ImageDataArguments(SourceArguments):
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
-        if self.train_val_split is not None and not 0 <= self.train_val_split < 1:
-            raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
-        if self.max_train_samples is not None and self.max_train_samples < 1:
-            raise ValueError(
-                f"max_train_samples={self.max_train_samples} leaves no image to train on. Give at least 1."
-            )
-        if self.max_eval_samples is not None and self.max_eval_samples < 1:
-            raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
 
     def refuse_training_options(self) -> None:
         """Raises `ValueError` if an option is given that has a meaning in trainings alone."""
@@ -229,7 +210,7 @@ class ImageDataArguments(SourceArguments):
 
 
 @dataclass
-class StreamArguments:
+class StreamArguments(Options):
     """Whether and how images are read while a training runs."""
 
     streaming: bool = option(
@@ -253,10 +234,6 @@ class StreamArguments:
 
     def check_stream(self, max_train_samples: int | None) -> None:
         """Raises `ValueError` if the options of a stream do not go with each other or with the others."""
-        if self.shuffle_buffer_size < 1:
-            raise ValueError(
-                f"shuffle_buffer_size={self.shuffle_buffer_size} must be at least 1, which keeps the order."
-            )
         if self.streaming and max_train_samples is not None:
             raise ValueError(
                 f"max_train_samples={max_train_samples} are drawn from all images, which a stream does not know. "
@@ -284,7 +261,7 @@ class ClassificationDataArguments(ImageDataArguments, StreamArguments):
     label_column_name: str | None = option(
         default=None, help="Column of the labels, where it is not clear by itself.", group="Data"
     )
-    class_names: str | None = option(
+    class_names: Names | None = option(
         default=None,
         help='Names of the classes of a stream, "cat,dog", where the data do not have them.',
         group="Training images",
@@ -312,7 +289,7 @@ class UnlabeledImagesArguments(SourceArguments):
 
     loader_options = (*SourceArguments.loader_options, "label_column_name")
 
-    dataset_name: str = option(
+    dataset_name: str | Names = option(  # type: ignore[assignment]
         default="",
         help=UNLABELED_SOURCES["help"],
         group="Data",
@@ -341,7 +318,7 @@ class UnlabeledImagesArguments(SourceArguments):
 class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, StreamArguments):
     """Images to train on without labels."""
 
-    dataset_name: str = option(
+    dataset_name: str | Names = option(  # type: ignore[assignment]
         default="",
         help=UNLABELED_SOURCES["help"],
         group="Data",
@@ -358,27 +335,18 @@ class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, Strea
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_knn_samples < 0:
-            raise ValueError(f"max_knn_samples={self.max_knn_samples} must be 0 or more.")
         self.check_stream(self.max_train_samples)
 
 
-def split_sources(names: str) -> list[str]:
-    """Returns paths or names on the Hub that are written with commas between them; a single path may have some."""
+def split_sources(names: str | Sequence[str]) -> list[str]:
+    """Returns paths or names on the Hub, given as a list or with commas between them; a path may have some."""
+    if not isinstance(names, str):
+        return list(names)
     return [names] if Path(names).expanduser().exists() else split_names(names)
 
 
 @dataclass
-class HfViTTrainingArguments(
-    OptimizationArguments,
-    AveragingArguments,
-    RepeatedAugmentationArguments,
-    SizeArguments,
-    LoraArguments,
-    ResumeArguments,
-    PlanArguments,
-    TrainingArguments,
-):
+class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = 1e-3
@@ -441,30 +409,27 @@ class HfViTTrainingArguments(
     # Where there are worker processes, they stay from epoch to epoch.
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
-    report_to: str = "tensorboard" if is_tensorboard_available() else "none"
-    optim_target_modules: list[str] | None = None
+    report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
+    optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
-        given: Any = self  # whose values have other types than they become
         if isinstance(self.report_to, str):
-            given.report_to = split_names(self.report_to)
-        check_ranges(self)
-        self.check_plan()
+            self.report_to = Names(split_names(self.report_to))
+        check_numbers(self)
+        check_library(self)
         parse_changes(self.length_changes)
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True  # as the last ones are worse
-        self.check_repeated_augmentations()
-        self.check_sizes()
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
-        if self.optim_target_modules is not None and len(self.optim_target_modules) == 1:
-            given.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
+        if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
+            self.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
         try:
             super().__post_init__()
         except TypeError as error:  # about an unknown name in a mapping
@@ -477,8 +442,27 @@ class HfViTTrainingArguments(
                 "torchrun --nproc_per_node N in its place."
             )
         check_optimization(self)
-        self.check_averaging(str(self.optim))
-        self.check_lora()
+        self.check_combinations()
+
+    def check_combinations(self) -> None:
+        """Raises `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
+        if self.minutes is not None and self.choose_defaults is False:
+            raise ValueError(
+                f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
+                "nothing. Give one of the two."
+            )
+        if self.progressive_sizes and self.multi_scale_sizes:
+            raise ValueError(
+                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
+                "how large training images are. Give one of the two."
+            )
+        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
+            raise ValueError(
+                f"The weights of optim={self.optim.value} are an average already, so that ema_decay={self.ema_decay} "
+                "would average twice. Leave one of the two out."
+            )
+        if self.lora_rank is not None:
+            check_packages("lora_rank", "peft", extra="peft")
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Returns the number of warm-up steps; a single step has none, as its learning rate would be 0."""

@@ -20,7 +20,7 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..model.task_object_detection import HfViTForObjectDetection
-from ..options.field import COUNT, option
+from .training_options import TrainingOptions
 
 
 class BatchTransform(Protocol):
@@ -104,43 +104,6 @@ class Mixing:
         return {**batch, "pixel_values": images, "labels": labels}
 
 
-@dataclass
-class SizeArguments:
-    """Options of the size of training images; those of evaluations have the size of the model."""
-
-    progressive_sizes: list[int] | None = option(
-        default=None,
-        help="Heights in pixels that training images have over equal shares of the steps, the last one that of "
-        "image_size: 16 24 32. Small images train several times as fast.",
-        range=COUNT,
-        group="Sizes of training images",
-    )
-    multi_scale_sizes: list[int] | None = option(
-        default=None,
-        help="Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
-        "image_size enlarge the images.",
-        range=COUNT,
-        group="Sizes of training images",
-    )
-
-    def check_sizes(self) -> None:
-        """Raises `ValueError` for what can be found out without the model."""
-        if self.progressive_sizes and self.multi_scale_sizes:
-            raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
-                "how large training images are. Give one of the two."
-            )
-
-    def describe_sizes(self) -> dict[str, str]:
-        """Returns the rows of a card."""
-        if self.progressive_sizes:
-            heights = ", ".join(map(str, self.progressive_sizes))
-            return {"image heights": f"{heights} pixels, for equal shares of the steps"}
-        if self.multi_scale_sizes:
-            return {"image heights": f"{', '.join(map(str, self.multi_scale_sizes))} pixels, one drawn for each batch"}
-        return {}
-
-
 Size = tuple[int, int]
 # Models whose batches cannot be resized in this way -> why, and what to do
 REFUSED = {
@@ -200,7 +163,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
     }
 
 
-def size_transforms(args: SizeArguments, model: nn.Module) -> list[BatchTransform]:
+def size_transforms(args: TrainingOptions, model: nn.Module) -> list[BatchTransform]:
     """Returns transforms to the sizes that are asked for, if any; `ValueError` if the model cannot train on them."""
     if not args.progressive_sizes and not args.multi_scale_sizes:
         return []

@@ -17,7 +17,7 @@ from ..data import (
 )
 from ..data.augmentation.datasets import label_target
 from ..data.datasets import SPLIT_SEED
-from ..data.formats.files import SPLITS, split_names
+from ..data.formats.files import SPLITS
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments
 from .checks import check_steps
@@ -37,7 +37,7 @@ def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingA
         opened = stream_image_classification(
             args.dataset_name,
             label_column_name=args.label_column_name,
-            class_names=split_names(args.class_names),
+            class_names=args.class_names or [],
             train_val_split=args.train_val_split,
             **args.source_options(),
         )

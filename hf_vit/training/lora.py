@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
-from ..options.field import option
+from .training_options import TrainingOptions
 
 
 if is_peft_available():
@@ -26,48 +25,9 @@ if is_peft_available():
 
 PREFIX = "base_model.model."  # of all names in the files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
-# The linear layers of attention and MLP in every tower of this package, plain and gated.
-LORA_TARGETS = (
-    *("attention.qkv", "attention.projection"),
-    *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"),
-)
 
 
-@dataclass
-class LoraArguments:
-    """Options of low-rank adaptation (https://arxiv.org/abs/2106.09685)."""
-
-    lora_rank: int | None = option(
-        default=None,
-        help="Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
-        "learns in full; 8 is usual. By default all weights are trained.",
-        group="LoRA",
-        resume="fixed",
-    )
-    lora_alpha: int | None = option(
-        default=None, help="Changes count alpha / rank times; twice the rank by default.", group="LoRA"
-    )
-    lora_dropout: float = option(default=0.0, help="Dropout rate of what the changes see.", group="LoRA")
-    lora_target_modules: list[str] = option(
-        default_factory=lambda: list(LORA_TARGETS),
-        help="How the names of the linear layers end that learn them.",
-        group="LoRA",
-        resume="fixed",
-    )
-
-    def check_lora(self) -> None:
-        """Raises `ValueError` if a value is out of range, `ImportError` if peft is missing."""
-        if self.lora_rank is not None:
-            check_packages("lora_rank", "peft", extra="peft")
-        if self.lora_rank is not None and self.lora_rank < 1:
-            raise ValueError(f"lora_rank={self.lora_rank} leaves nothing to learn. Give at least 1; 8 is usual.")
-        if self.lora_alpha is not None and self.lora_alpha < 1:
-            raise ValueError(f"lora_alpha={self.lora_alpha} takes the changes away. Give at least 1.")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout={self.lora_dropout} must lie in [0, 1). 0.1 drops a tenth.")
-
-
-def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
+def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
     """Freezes a model, and adds an adapter that trains low-rank updates of attention and MLP, and its head in full.
 
     The model keeps its class. What was frozen before stays as it is.
@@ -81,7 +41,7 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
         ValueError: if the model starts from scratch, or has no such layers.
     """
     assert args.lora_rank is not None
-    args.check_lora()
+    check_packages("lora_rank", "peft", extra="peft")
     base = model.config._name_or_path
     if not base:
         raise ValueError(
@@ -114,9 +74,9 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
 
 
 def prepare_adapter(model: Any, args: Any) -> Any:
-    """Returns the plain model that trains, with the adapter of `LoraArguments` or that of a `PeftModel` in it."""
+    """Returns the plain model that trains, with the adapter of `lora_rank` or that of a `PeftModel` in it."""
     model = unwrap_peft(model)
-    if isinstance(args, LoraArguments) and args.lora_rank is not None:
+    if isinstance(args, TrainingOptions) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
         model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model

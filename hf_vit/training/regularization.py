@@ -13,57 +13,41 @@ from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
-from ..data.augmentation.operations import check_probabilities
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_image_classification import HfViTForImageClassification
-from ..options.field import option
+from ..options.field import NOT_NEGATIVE, PROBABILITY, SHARE_LEFT_OUT, option
+from ..options.resolve import Options
 from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
 from .distillation.methods import FeatureDistillation
+from .training_options import training_options_of
 
 
 @dataclass
-class RepeatedAugmentationArguments:
-    """Options of the images of a step, for all tasks."""
-
-    repeated_augmentations: int = option(
-        default=1,
-        help="How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
-        "length, with fewer images.",
-        group="Augmentation",
-    )
-
-    def check_repeated_augmentations(self) -> None:
-        """Raises `ValueError` if it is no number of augmentations."""
-        if self.repeated_augmentations < 1:
-            raise ValueError(
-                f"repeated_augmentations={self.repeated_augmentations} must be at least 1, which takes every image "
-                "once in an epoch."
-            )
-
-
-@dataclass
-class RegularizationArguments:
+class RegularizationArguments(Options):
     """Options of the batch transforms and the loss of a classifier."""
 
     mixup_alpha: float = option(
         default=0.0,
         help="Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
+        range=NOT_NEGATIVE,
         group="Regularization",
         synonyms="mixup",
     )
     cutmix_alpha: float = option(
         default=0.0,
         help="Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
+        range=NOT_NEGATIVE,
         group="Regularization",
         synonyms="cutmix",
     )
     mixing_probability: float = option(
-        default=1.0, help="Share of the batches that are mixed.", group="Regularization"
+        default=1.0, help="Share of the batches that are mixed.", range=PROBABILITY, group="Regularization"
     )
     mixing_off_share: float = option(
         default=0.0,
         help="Share of the training at its end in which none is: 0.1 for the last tenth.",
+        range=PROBABILITY,
         group="Regularization",
     )
     classification_loss: Literal["cross_entropy", "bce"] = option(
@@ -74,33 +58,22 @@ class RegularizationArguments:
     bce_target_threshold: float | None = option(
         default=None,
         help="Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.",
+        range=SHARE_LEFT_OUT,
         group="Regularization",
     )
     token_drop_rate: float = option(
         default=0.0,
         help="Share of the patches of each training image that the blocks never see.",
+        range=SHARE_LEFT_OUT,
         group="Regularization",
     )
 
     def __post_init__(self) -> None:
-        if not min(self.mixup_alpha, self.cutmix_alpha) >= 0:
-            raise ValueError(
-                f"mixup_alpha={self.mixup_alpha} and cutmix_alpha={self.cutmix_alpha} must not be negative; 0 is off."
-            )
-        check_probabilities(mixing_probability=self.mixing_probability, mixing_off_share=self.mixing_off_share)
-        if not 0 <= self.token_drop_rate < 1:
-            raise ValueError(f"token_drop_rate={self.token_drop_rate} must lie in [0, 1); 0 keeps all patches.")
-        if self.bce_target_threshold is None:
-            return
-        if self.classification_loss != "bce":
+        super().__post_init__()
+        if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(
                 f"bce_target_threshold={self.bce_target_threshold} is of --classification_loss bce. Say that, or "
                 "leave it out."
-            )
-        if not 0 <= self.bce_target_threshold < 1:
-            raise ValueError(
-                f"bce_target_threshold={self.bce_target_threshold} must lie in [0, 1), as labels do; 0 is that of "
-                "DeiT III."
             )
 
     def describe(self) -> dict[str, str]:
@@ -185,15 +158,16 @@ class PatchDropout:
 
 def repeated_augmentation_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | None:
     """Returns what draws the images of a training that repeats augmentations; None for others."""
+    repeats = training_options_of(args).repeated_augmentations
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-    if not isinstance(args, RepeatedAugmentationArguments) or args.repeated_augmentations == 1:
+    if repeats == 1:
         return None
     if not isinstance(dataset, AugmentedDataset):
         raise ValueError(
-            f"repeated_augmentations={args.repeated_augmentations} needs images with numbers that are augmented by an "
+            f"repeated_augmentations={repeats} needs images with numbers that are augmented by an "
             f"AugmentedDataset, not {type(dataset).__name__}. Leave it out."
         )
-    return RepeatedAugmentationSampler(dataset, args.repeated_augmentations, step_size)
+    return RepeatedAugmentationSampler(dataset, repeats, step_size)
 
 
 def regularize(

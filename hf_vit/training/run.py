@@ -1,10 +1,11 @@
-"""Runs a training or an evaluation by the arguments of a command line."""
+"""Runs a training or an evaluation by the values of its options."""
 
-import argparse
+import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +18,13 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from ..model.pretrained import read_config
+from ..options.field import Names
+from ..options.recipe import RECIPE_NAME, recipe_text, shareable, with_recipe
+from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
-from .arguments import ImageDataArguments, split_sources
+from .arguments import HfViTTrainingArguments, split_sources
 from .callbacks.clock import StepReport
-from .conditions import check_changes, describe_arguments, describe_data, with_changes
+from .conditions import describe_arguments, describe_data, find_changes, with_changes
 from .distillation.base import check_projection
 from .dry_run import describe_plan
 from .errors import (
@@ -37,17 +41,8 @@ from .lora import count_parameters
 from .models import check_architecture, check_head
 from .planning.keep_budget import KeepBudget, LengthChanges
 from .planning.plan import Planner, warn_of_few_steps
-from .recipe import (
-    Arguments,
-    as_words,
-    make_parser,
-    parse_arguments,
-    split_recipe,
-    start_recipe,
-    without_secrets,
-)
 from .saving.checkpoints import on_first_process
-from .saving.output_files import evaluation_files
+from .saving.output_files import evaluation_files, write_whole
 from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task, file_name
@@ -59,36 +54,24 @@ TOLD_CHANGE = 0.1  # of the steps
 
 
 def run(
-    task_class: type[Task],
-    arguments: Arguments,
-    description: str | None,
-    report: Callable[[str], None],
-    program: Sequence[str] = (),
+    task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> None:
-    """Trains, evaluates, saves and, on request, publishes; exits with one line about what is wrong before that.
-
-    Args:
-        task_class: What to train.
-        arguments: The command line without the program's name.
-        description: Beginning of `--help`.
-        report: Tells the user how it goes; called on the first process.
-        program: See `train`.
-    """
+    """Trains as `train`; exits with one line about what is wrong."""
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
-            training = prepare(task_class, arguments, stack, report, description, program)
+            training = prepare(task_class, values, stack, report, program)
         with one_line_errors(NotFiniteError, NoUpdateError, OSError):
             complete(training)
 
 
 def train(
-    task_class: type[Task], arguments: Arguments, report: Callable[[str], None], program: Sequence[str] = ()
+    task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> "Training":
     """Trains, evaluates, saves and, on request, publishes.
 
     Args:
         task_class: What to train.
-        arguments: As of a command line; the first may be a recipe, as a file or as a mapping.
+        values: Option values by name, and maybe a `recipe`, which they override.
         report: Tells the user how it goes; called on the first process.
         program: Words of the command `hf-vit` that do the same, for the card; none for the script that runs.
 
@@ -102,7 +85,7 @@ def train(
         NotFiniteError: if the loss becomes infinite or NaN.
     """
     with ExitStack() as stack:
-        training = prepare(task_class, arguments, stack, report, None, program)
+        training = prepare(task_class, values, stack, report, program)
         complete(training)
     return training
 
@@ -122,10 +105,9 @@ class Training:
 
 def prepare(
     task_class: type[Task],
-    arguments: Arguments,
+    values: Mapping[str, Any],
     stack: ExitStack,
     report: Callable[[str], None],
-    description: str | None = None,
     program: Sequence[str] = (),
 ) -> Training:
     """Checks all that can be wrong with a training, and keeps others out of its output folder while `stack` is open.
@@ -135,64 +117,69 @@ def prepare(
         OSError: if something is missing, or nothing can be written.
         ImportError: if a package is missing.
     """
-    arguments = with_output_dir(task_class, arguments, description)
-    task = task_class(*parse_arguments(task_class.argument_types(), arguments, description))
-    if task.args.dry_run:
-        arguments = [*arguments, "--push_to_hub", "false"]  # which would make a repository before the first step
+    given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
+    if given.get("dry_run"):
+        given["push_to_hub"] = False  # which would make a repository before the first step
+    task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
     stack.enter_context(occupied(task.args))
     report = report if task.args.process_index == 0 else lambda _: None
-    planner = Planner(task, arguments, report)
+    planner = Planner(task, given, report, has_recipe=values.get("recipe") is not None)
     checkpoint = checkpoint_to_resume(task.args)
     if checkpoint is not None:
         task, chosen = planner.resumed(checkpoint)
         check_architecture(checkpoint, task.model_class, task.model)
         begun = describe_arguments(task)
-        on_first_process(task.args, lambda: check_changes(checkpoint, begun, task.args.resume_with_changes))
+        on_first_process(task.args, lambda: find_changes(task, begun, checkpoint))
     else:
         task, chosen = planner.started()
     task.load_data()
     if checkpoint is None:
         task, chosen = planner.planned(task)
     args = task.args
-    values = describe_arguments(task)
+    described = describe_arguments(task)
     set_seed(args.seed)
     trainer = task.make_trainer()
-    conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+    conditions = on_first_process(args, lambda: find_conditions(task, described, checkpoint))
     trainer.conditions = {**conditions, "chosen": chosen}
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
-    command = shlex.join(command_line(task.argument_types(), arguments, program, args.world_size))
+    command = shlex.join(command_line(task_class, {**values, "output_dir": args.output_dir}, program, args.world_size))
     training = Training(task, trainer, checkpoint, command, report, planner)
     recipe = planner.recipe(chosen)
     if trainer.is_world_process_zero() and not args.dry_run:
-        start_recipe(Path(args.output_dir), recipe)
+        write_recipe(args, recipe)
     report_plan(training)
     if args.dry_run:
         report(describe_plan(trainer, recipe, task.data_notes))
     return training
 
 
-def with_output_dir(task_class: type[Task], arguments: Arguments, description: str | None) -> Arguments:
-    """Returns arguments with an output folder: where none is given, a new one, or that of what resumes.
+def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, Any]:
+    """Returns options with an output folder: where none is given, a new one, or that of what resumes.
 
     All processes find the same one, as none makes it before they have met.
     """
-    recipe, rest = split_recipe(arguments)
-    given = make_parser(task_class.argument_types(), recipe, description).parse_args(rest)
-    if given.output_dir is not None or not given.dataset_name:
-        return arguments
-    first = file_name(split_sources(given.dataset_name)[0])
+    if "output_dir" in given or not given.get("dataset_name"):
+        return given
+    first = file_name(split_sources(given["dataset_name"])[0])
     named = Path("outputs") / f"{first}-{name_of(task_class).replace('_', '-')}"
-    resumed = given.resume_from_checkpoint
+    resumed = given.get("resume_from_checkpoint")
     if resumed is None:
         folder = free_folder(named)
     elif resumed.lower() in ("last", "true"):
         folder = last_folder(named)
     else:
         folder = Path(resumed).parent
-    return [*arguments, "--output_dir", str(folder)]
+    return {**given, "output_dir": str(folder)}
+
+
+def write_recipe(args: HfViTTrainingArguments, recipe: Mapping[str, Any]) -> None:
+    """Writes the recipe of a training into its output folder."""
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / RECIPE_NAME, recipe_text(recipe))
 
 
 def name_of(task_class: type[Task]) -> str:
@@ -233,11 +220,11 @@ def complete(training: Training) -> None:
 
 
 def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Returns the conditions of a training, whose arguments are `values`; raises as `check_changes`."""
+    """Returns the conditions of a training, whose arguments are `values`; raises as `find_changes`."""
     values = {**values, **describe_data(task)}
     changes: list[str] = []
     if checkpoint is not None:
-        changes = check_changes(checkpoint, values, task.args.resume_with_changes)
+        changes = find_changes(task, values, checkpoint)
     if changes:
         logger.warning(f"The training of {checkpoint} resumes with changes: {'; '.join(changes)}.")
     return with_changes(values, checkpoint, changes)
@@ -286,7 +273,7 @@ def follow_budget(training: Training) -> None:
         chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
         trainer.conditions["chosen"] = chosen
         if trainer.is_world_process_zero():
-            start_recipe(Path(trainer.args.output_dir), planner.recipe(chosen))
+            write_recipe(trainer.args, planner.recipe(chosen))
         if abs(steps - told) > TOLD_CHANGE * told:
             told = steps
             training.report(f"Steps: {steps:,} in place of {planned:,}, by the time that those until now have taken.")
@@ -299,15 +286,33 @@ def listed(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def command_line(types: Sequence[type], arguments: Arguments, program: Sequence[str], world_size: int) -> list[str]:
+def command_line(
+    task_class: type[Task], values: Mapping[str, Any], program: Sequence[str], world_size: int
+) -> list[str]:
     """Returns the command that trains once more, on as many processes and machines, without secrets."""
-    words = without_secrets(as_words(types, arguments))
+    types = task_class.argument_types()
+    shared = shareable(values, types)
+    recipe = {"recipe": shared.pop("recipe")} if "recipe" in shared else {}
+    words = [word for name, value in (recipe | resolve(types, shared)).items() for word in words_of(name, value)]
     if world_size == 1:
         return ["hf-vit", *program, *words] if program else ["python", sys.argv[0], *words]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     nodes = [] if processes == world_size else ["--nnodes", str(world_size // processes)]
     launcher = ["torchrun", *nodes, "--nproc_per_node", str(processes)]
     return [*launcher, *(["-m", "hf_vit", *program] if program else [sys.argv[0]]), *words]
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """Returns the words that give an option a value on a command line."""
+    is_list = isinstance(value, list | tuple) and not isinstance(value, Names)
+    return [f"--{name}", *map(as_word, value if is_list else [value])]
+
+
+def as_word(value: Any) -> str:
+    """Returns a value as one word of a command line."""
+    if isinstance(value, Names) and not any(re.search(r"^\[|,", item) for item in value):
+        return ",".join(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @contextmanager
@@ -326,22 +331,21 @@ def one_line(error: Exception) -> str:
     return f"{os.path.basename(sys.argv[0])}: {in_one_line(error)}"
 
 
-def evaluate(arguments: Arguments, description: str | None, report: Callable[[str], None]) -> None:
+def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
     """Evaluates a saved model; exits with one line about what is wrong before that.
 
     Args:
-        arguments: The command line without the program's name.
-        description: Beginning of `--help`.
+        values: Option values by name, and maybe a `recipe`, which they override.
         report: Tells the user how it goes; called on the first process.
     """
     with one_line_errors(ValueError, OSError, ImportError):
-        task, trainer, split = prepare_evaluation(arguments, description)
+        task, trainer, split = prepare_evaluation(values)
     complete_evaluation(task, trainer, split, report)
 
 
-def prepare_evaluation(arguments: Arguments, description: str | None = None) -> tuple[Task, HfViTTrainer, str]:
+def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, str]:
     """Returns the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
-    task, saved = parse_evaluation(arguments, description)
+    task, saved = plan_evaluation(values)
     check_writable(Path(task.args.output_dir))
     trainer, split = task.make_evaluation_trainer(saved)
     check_outputs(evaluation_files(task.args.output_dir, split), overwrite=saved.overwrite)
@@ -362,22 +366,15 @@ def complete_evaluation(
     return scores
 
 
-def parse_evaluation(arguments: Arguments, description: str | None = None) -> tuple[Task, EvaluatedModel]:
-    """Returns the task that a command line evaluates, and the saved model."""
-    task_class = find_task(arguments)
-    if task_class is None:
-        shared = (EvaluatedModel, EvaluationArguments, ImageDataArguments)
-        make_parser(shared, {}, description).parse_known_args(split_recipe(arguments)[1])  # exits at --help
-        raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
+def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluatedModel]:
+    """Returns the task of the saved model that is to be evaluated, and this model."""
+    values = with_recipe(values)
+    task_class = find_task(values)
     kinds = task_class.fields()
     options = {name: kinds[name] for name in ("data", *task_class.evaluation_options)}
     batch_size = kinds["args"].per_device_eval_batch_size
-    saved, args, *parsed = parse_arguments(
-        (EvaluatedModel, EvaluationArguments, *options.values()),
-        arguments,
-        description,
-        per_device_eval_batch_size=batch_size,
-    )
+    types = (EvaluatedModel, EvaluationArguments, *options.values())
+    saved, args, *parsed = build(types, values, per_device_eval_batch_size=batch_size)
     given = {"args": args, **dict(zip(options, parsed, strict=True))}
     given["data"].refuse_training_options()
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
@@ -386,17 +383,12 @@ def parse_evaluation(arguments: Arguments, description: str | None = None) -> tu
     return task_class(**{name: given[name] if name in given else kind() for name, kind in kinds.items()}), saved
 
 
-def find_task(arguments: Arguments) -> type[Task] | None:
-    """Returns the task of the model that a command line names, None if it names no model."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model_name_or_path", "--model-name-or-path", "--model")
-    parser.add_argument("--task")
-    recipe, rest = split_recipe(arguments)
-    parser.set_defaults(**{name: recipe[name] for name in ("model_name_or_path", "task") if name in recipe})
-    given, _ = parser.parse_known_args(rest)
-    if not given.model_name_or_path:
-        return None
-    name = given.task or task_of_model(given.model_name_or_path)
+def find_task(values: Mapping[str, Any]) -> type[Task]:
+    """Returns the task of the model that is to be evaluated."""
+    model = values.get("model_name_or_path")
+    if not model:
+        raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
+    name = str(values.get("task") or task_of_model(os.fspath(model))).replace("-", "_")
     if name not in TASKS:
         raise ValueError(f"task={name!r} is unknown. Choose one of {', '.join(TASKS)}.")
     return TASKS[name]

@@ -25,17 +25,16 @@ from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
-from .batch_transforms import BatchTransform, BatchTransforms, Mixing, SizeArguments, size_transforms
+from .batch_transforms import BatchTransform, BatchTransforms, Mixing, size_transforms
 from .callbacks.clock import DatasetEpoch, TrainingClock
-from .callbacks.ema import AVERAGE_FOLDER, AverageWeights, AveragingArguments, LastAverage, WeightAverage
+from .callbacks.ema import AVERAGE_FOLDER, AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
-from .callbacks.resume import LoadStates, NewOptions, ResumeArguments
+from .callbacks.resume import LoadStates, NewOptions
 from .callbacks.stateful import StatefulCallback
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .distillation.base import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
-from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
 from .optim.muon import Muon
 from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups, may_lack_gradients
 from .optim.schedule import follow_lengths
@@ -53,6 +52,7 @@ from .saving.checkpoints import (
 )
 from .saving.output_files import ADAPTER_FOLDER, CARD, TRAINING_ARGS_JSON, write_whole
 from .stream_loader import StreamStart, read_own_shards
+from .training_options import SCHEDULE_FREE, check_optimization, training_options_of
 
 
 logger = logging.get_logger(__name__)
@@ -84,21 +84,21 @@ class HfViTTrainer(Trainer):
 
     *Measured.* Beside the loss it logs throughput and memory, see `Throughput.measures`; the progress bar shows them.
 
-    *Optimizers*, for `OptimizationArguments`. Only matrices of linear layers and convolutions have weight decay. The
+    *Optimizers*, for `TrainingOptions`. Only matrices of linear layers and convolutions have weight decay. The
     learning rate in the logs is that of layers without a factor of their own. Frozen parts are as in an evaluation:
     without dropout and stochastic depth, and with the statistics of batch norms as they are. A schedule-free optimizer
     trains other weights than those it averages, and these are the ones that are evaluated, saved and left behind.
 
-    *Averaged weights* (EMA), for `AveragingArguments`. Every evaluation scores the model and, under names like
+    *Averaged weights* (EMA), for `ema_decay`. Every evaluation scores the model and, under names like
     `eval_ema_accuracy`, the averaged weights. Wherever the model is saved, the folder `ema` in that place has a model
     with the averaged weights, in float32. The average of the best step is kept where the best model is.
 
-    *Adapters*, for `LoraArguments`, or if the model has one already. Checkpoints hold the adapter alone, in the
+    *Adapters*, for `lora_rank`, or if the model has one already. Checkpoints hold the adapter alone, in the
     library's own form. The end saves a plain model with the adapter merged, and beside it `adapter/`, that alone.
 
     *Teachers.* With a `Distillation` the model learns from a teacher too. Scores are those of the model alone.
 
-    *Batch transforms* change the batches of a training on the device, first of all to the sizes of `SizeArguments`.
+    *Batch transforms* change the batches of a training on the device, first of all to other sizes.
 
     *Safe to publish.* The arguments are saved as training_args.json: the library pickles them into training_args.bin,
     and unpickling a file from someone else can run any code. With `push_to_hub=True` only files go up that a training
@@ -146,7 +146,7 @@ class HfViTTrainer(Trainer):
             self.accelerator.ddp_handler.find_unused_parameters &= may_lack_gradients(self.model)
         self.peft_model: Any = None  # around an adapted model, while the library trains and evaluates it
         self.distillation = distillation
-        sizes = size_transforms(self.args, self.model) if isinstance(self.args, SizeArguments) else []
+        sizes = size_transforms(self.options, self.model)
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
         has_soft_labels = any(isinstance(transform, Mixing) for transform in batch_transforms)
         if has_soft_labels:
@@ -166,11 +166,11 @@ class HfViTTrainer(Trainer):
     def _prepare_optimization(self) -> None:
         """Checks the options of the optimizer, and freezes what shall not train."""
         check_optimization(self.args)
-        self.optimization = optimization_of(self.args)
-        if self.optimization.use_muon:
+        self.options = training_options_of(self.args)
+        if self.options.use_muon:
             self.check_weights_are_open("use_muon=True")
         self.frozen: list[nn.Module] = []
-        prefixes, trainable_blocks = self.optimization.frozen_prefixes(), self.optimization.trainable_blocks
+        prefixes, trainable_blocks = self.options.frozen_prefixes(), self.options.trainable_blocks
         if prefixes or trainable_blocks is not None:
             if self.model_init is not None:
                 raise ValueError("A model of model_init is built again, and nothing of it stays frozen. Give a model.")
@@ -178,9 +178,9 @@ class HfViTTrainer(Trainer):
 
     def _add_callbacks(self) -> None:
         self.averaging: AverageWeights | None = None
-        if isinstance(self.args, AveragingArguments) and self.args.ema_decay is not None:
-            self.check_weights_are_open(f"ema_decay={self.args.ema_decay}")
-            self.averaging = AverageWeights(self.args.ema_decay, self.is_fsdp_enabled)
+        if self.options.ema_decay is not None:
+            self.check_weights_are_open(f"ema_decay={self.options.ema_decay}")
+            self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
         if self.pop_callback(ProgressCallback) is not None:  # not in a notebook, nor with disable_tqdm
@@ -194,7 +194,7 @@ class HfViTTrainer(Trainer):
         if self.args.optim in SCHEDULE_FREE:
             self.add_callback(LastAverage())
         self.new_options = NewOptions()
-        if isinstance(self.args, ResumeArguments) and self.args.resume_with_changes:
+        if self.options.resume_with_changes:
             self.add_callback(self.new_options)
         self.load_states = LoadStates()
         self.add_callback(self.load_states)
@@ -366,11 +366,11 @@ class HfViTTrainer(Trainer):
             trained,
             self.args.learning_rate,
             self.args.weight_decay,
-            layer_decay=self.optimization.layer_decay,
-            head_lr_multiplier=self.optimization.head_lr_multiplier,
-            use_muon=self.optimization.use_muon,
+            layer_decay=self.options.layer_decay,
+            head_lr_multiplier=self.options.head_lr_multiplier,
+            use_muon=self.options.use_muon,
         )
-        optimizer_class = Muon if self.optimization.use_muon else optimizer_class
+        optimizer_class = Muon if self.options.use_muon else optimizer_class
         self.new_options.options = [{**options, **group} for group in groups]
         # Where the library takes groups from. Some optimizers bring their own.
         with replaced(self, optimizer_cls_and_kwargs=(optimizer_class, {"params": groups, **options})):
@@ -389,7 +389,7 @@ class HfViTTrainer(Trainer):
                 group["warmup_steps"] = num_warmup_steps  # the library takes a share for a number
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
-            num_decay_steps = self.optimization.count_decay_steps(num_training_steps, num_warmup_steps)
+            num_decay_steps = self.options.count_decay_steps(num_training_steps, num_warmup_steps)
             options = {**options, "num_decay_steps": num_decay_steps}
         with replaced(self.args, lr_scheduler_kwargs=options):
             scheduler = super().create_scheduler(num_training_steps, optimizer)

@@ -31,8 +31,8 @@ from hf_vit.model.configuration_hf_vit import to_pair
 from hf_vit.model.deformable_decoder import NUM_LAYERS
 from hf_vit.model.task_depth_estimation import depth_loss
 from hf_vit.model.task_keypoint_detection import flip_heatmaps, keypoint_loss
+from hf_vit.options.recipe import read_recipe
 from hf_vit.training.publishing.report import evaluation_split
-from hf_vit.training.recipe import parse_arguments, read_recipe
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
@@ -249,10 +249,7 @@ def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
     kept = {name: value for name, value in recipe.items() if name not in OWN_LEARNING}
     shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
     kept |= {"seed": seed, "output_dir": folder, "eval_strategy": "no", "report_to": "none", **shape}
-    file = Path(folder) / "peer.json"
-    file.write_text(json.dumps(kept))
-    task_class = training.TASKS[args.task]
-    return task_class(*parse_arguments(task_class.argument_types(), [str(file)]))
+    return training.TASKS[args.task].from_options(kept)
 
 
 def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None) -> int:

@@ -11,8 +11,9 @@ from PIL import Image
 
 from hf_vit import HfViTForObjectDetection, training
 from hf_vit.data import TargetDataset
-from hf_vit.training import EvaluatorTrainer, Task, parse_arguments, run
+from hf_vit.training import EvaluatorTrainer, Task
 
+from .options import parse_arguments, run
 from .references import draw_weights
 
 

@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import EvaluatorTrainer, parse_arguments, run
+from hf_vit.training import EvaluatorTrainer
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import Float64Collator, scores_of
+from .options import parse_arguments, run
 from .references import draw_weights
 
 

@@ -8,10 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import EvaluatorTrainer, parse_arguments, run
+from hf_vit.training import EvaluatorTrainer
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from .dense_trainings import scores_of
+from .options import parse_arguments, run
 from .references import draw_weights
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_vit.training import TASKS, HfViTTrainingArguments, parse_arguments
+from hf_vit.training import TASKS, HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import ROOT, run_python
+from ..helpers.options import parse_arguments
 from .test_demo import load_script
 
 

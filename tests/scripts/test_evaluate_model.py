@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTImageProcessor
+from hf_vit.options.recipe import with_recipe
 from hf_vit.training import TASKS
-from hf_vit.training.run import find_task, parse_evaluation, task_of_model
+from hf_vit.training.run import find_task, plan_evaluation, task_of_model
 
+from ..helpers.options import evaluation_values
 from .test_demo import load_script
 
 
@@ -42,18 +44,18 @@ def test_so_does_that_of_a_published_one(architecture: str, task: str, tmp_path:
 
 def test_what_names_no_class_is_a_classifier_or_what_the_user_gives(tmp_path: Path) -> None:
     (tmp_path / "vit.pth").write_bytes(b"")
-    arguments = ["--dataset_name", "photos", "--model_name_or_path"]
     for model in (config_of(tmp_path / "timm"), str(tmp_path / "vit.pth")):
         assert task_of_model(model) == "image_classification"
-        assert find_task([*arguments, model, "--task", "depth_estimation"]) is TASKS["depth_estimation"]
+        assert find_task({"model_name_or_path": model, "task": "depth-estimation"}) is TASKS["depth_estimation"]
 
 
 def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
     config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
     (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: {tmp_path / 'rooms'}\neval_crop: eigen")
-    assert find_task([str(tmp_path / "recipe.yaml")]) is TASKS["depth_estimation"]
+    assert find_task(with_recipe({"recipe": tmp_path / "recipe.yaml"})) is TASKS["depth_estimation"]
     (tmp_path / "recipe.yaml").write_text("eval_crop: eigen")
-    assert find_task([str(tmp_path / "recipe.yaml")]) is None
+    with pytest.raises(ValueError, match="Say what to evaluate"):
+        plan_evaluation({"recipe": tmp_path / "recipe.yaml"})
 
 
 @pytest.mark.parametrize(
@@ -72,11 +74,11 @@ def test_no_evaluation_writes_over_another_one(
     config_of(tmp_path / model, "HfViTForDepthEstimation")
     arguments = ["--model_name_or_path", model, "--dataset_name", data, "--use_cpu"]
     for end in ("", "-2", "-3"):
-        folder = Path(parse_evaluation(arguments)[0].args.output_dir)
+        folder = Path(plan_evaluation(evaluation_values(arguments))[0].args.output_dir)
         assert folder == Path("outputs", "evaluation", name + end)
         folder.mkdir(parents=True)
         (folder / "test_scores.json").touch()
-    given = parse_evaluation([*arguments, "--output_dir", str(folder)])[0].args.output_dir
+    given = plan_evaluation(evaluation_values([*arguments, "--output_dir", str(folder)]))[0].args.output_dir
     assert given == str(folder)  # which the user has chosen
 
 

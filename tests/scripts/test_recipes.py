@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit.training import TASKS, HfViTTrainingArguments, parse_arguments
+from hf_vit.training import TASKS, HfViTTrainingArguments
 
 from ..helpers.fresh import ROOT
+from ..helpers.options import parse_arguments
 
 
 RECIPES = sorted((ROOT / "scripts" / "recipes").glob("*.yaml"))
@@ -31,8 +32,8 @@ def figures_of(text: str) -> set[str]:
 def test_its_script_understands_a_recipe(file: Path, tmp_path: Path) -> None:
     header = header_of(file)
     assert ROOT / header["file"] == file
-    (name,) = re.findall(r"training\.run\(\s*training\.TASKS\[\"(\w+)\"\]", (ROOT / header["script"]).read_text())
-    task = TASKS[name]
+    (name,) = re.findall(r'"train", "([\w-]+)"', (ROOT / header["script"]).read_text())
+    task = TASKS[name.replace("-", "_")]
     command = [str(file), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
     model, *parts = parse_arguments(task.argument_types(), command)
     assert (model.preset is None) == (model.model_name_or_path is not None)

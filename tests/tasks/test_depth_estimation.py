@@ -12,7 +12,6 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
-from hf_vit.training import run
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
 from hf_vit.training.tasks import depth_estimation
@@ -33,6 +32,7 @@ from ..helpers.dense_trainings import (
     train,
     write_scenes,
 )
+from ..helpers.options import run
 
 
 TASK = "depth_estimation"

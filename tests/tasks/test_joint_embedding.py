@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
 from hf_vit.data import MultiCrop, ViewColors
-from hf_vit.training import parse_arguments
 from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, ViewArguments
 
 from ..helpers.dense_trainings import scores_of
+from ..helpers.options import parse_arguments
 from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
 from ..scripts.test_demo import load_script
 

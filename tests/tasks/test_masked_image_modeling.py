@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.training import parse_arguments
 from hf_vit.training.arguments import UnlabeledDataArguments
 from hf_vit.training.publishing.report import describe_data
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArguments
@@ -21,6 +20,7 @@ from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArgum
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
+from ..helpers.options import parse_arguments
 from ..helpers.pretraining import (
     A_FEW,
     SMALL,

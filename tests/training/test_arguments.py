@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vit.training import (
-    AugmentationArguments,
-    ClassificationDataArguments,
-    HfViTTrainingArguments,
-    ModelArguments,
-    parse_arguments,
-)
+from hf_vit.options.resolve import build
+from hf_vit.training import AugmentationArguments, ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from hf_vit.training.arguments import usable_cores
+
+from ..helpers.options import parse_arguments
 
 
 TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
@@ -105,8 +102,8 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "Say where the images are: --dataset_name path/to/data"),
-        (["--dataset_name", "photos", "--max_train_samples", "0"], "max_train_samples=0 leaves no image to train on"),
-        (["--dataset_name", "photos", "--max_eval_samples", "0"], "max_eval_samples=0 leaves no image to score"),
+        (["--dataset_name", "photos", "--max_train_samples", "0"], "max_train_samples=0 must be at least 1"),
+        (["--dataset_name", "photos", "--max_eval_samples", "0"], "max_eval_samples=0 must be at least 1"),
         (["--dataset_name", "photos", "--train_val_split", "1"], r"train_val_split=1\.0 must lie in \[0, 1\)"),
         (
             ["--dataset_name", "photos", "--skip_unreadable", "--check_images", "false"],
@@ -121,8 +118,8 @@ def test_mistakes_are_explained(arguments: list[str], message: str, tmp_path: Pa
 
 @pytest.mark.parametrize("value", ["image_size=96", "[96]"])
 def test_overrides_are_a_json_object(value: str) -> None:
-    with pytest.raises(ValueError, match=r"config_overrides=.* is no JSON object .* Write it like"):
-        ModelArguments(config_overrides=value).overrides()
+    with pytest.raises(ValueError, match=r"config_overrides=.* must be a mapping, or its JSON"):
+        build((ModelArguments,), {"config_overrides": value})
 
 
 def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:

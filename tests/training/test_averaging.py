@@ -23,7 +23,6 @@ from hf_vit.training import (
     evaluate,
     last_checkpoint,
     list_upload,
-    run,
 )
 from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.training.saving.checkpoints import find_fault
@@ -34,6 +33,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, run_task, write_scenes
 from ..helpers.fresh import run_without_package
 from ..helpers.hub import serve
 from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.options import run
 from ..helpers.references import assert_close
 from ..helpers.teachers import small_distillation
 from ..helpers.trainings import (

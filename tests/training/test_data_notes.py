@@ -12,12 +12,13 @@ from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
 from hf_vit.data.formats.classes import ClassList
-from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes, parse_arguments
-from hf_vit.training.run import parse_evaluation
+from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes
+from hf_vit.training.run import plan_evaluation
 
 from ..helpers.datasets import write_class_folders, write_image
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, run_task, train, write_scenes
 from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.options import evaluation_values, parse_arguments
 
 
 SEMANTIC, UNIVERSAL = "semantic_segmentation", "universal_segmentation"
@@ -87,12 +88,12 @@ def test_an_evaluation_alone_refuses_masks_of_0_and_255(black_and_white: Path) -
     trained = train(SEMANTIC, black_and_white, folder / "out", *A_FEW_STEPS, *binary)
     arguments = ["--model_name_or_path", str(folder / "out"), "--dataset_name", str(black_and_white), "--use_cpu"]
     arguments += ["--output_dir", str(folder / "scores"), "--disable_tqdm", "true", *options_of(SEMANTIC)]
-    task, saved = parse_evaluation(arguments)
+    task, saved = plan_evaluation(evaluation_values(arguments))
     with pytest.raises(
         ValueError, match=r"5 validation masks all pixels are of the class 'floor'.*any model scores 1"
     ):
         task.make_evaluation_trainer(saved)
-    task, saved = parse_evaluation([*arguments, "--binary_masks", "true"])
+    task, saved = plan_evaluation(evaluation_values([*arguments, "--binary_masks", "true"]))
     trainer, split = task.make_evaluation_trainer(saved)
     assert task.evaluate(trainer, split)[0]["mean_iou"] == pytest.approx(trained["mean_iou"], rel=1e-5)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import SwinModel
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import ImageClassification, ModelArguments, load_classifier, run
+from hf_vit.training import ImageClassification, ModelArguments, load_classifier
 from hf_vit.training.distillation.base import PROJECTION_NAME, check_distillation
 
 from ..helpers.datasets import write_class_folders
@@ -20,6 +20,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, TASKS, make_traine
 from ..helpers.distributed import finish, start
 from ..helpers.models import small_config
 from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.options import run
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.teachers import DISTILLED_CASES, TEACHER_LOSSES, save_teacher
 from ..helpers.trainings import splits, train_case, training_arguments

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hf_vit.data import load_image_classification
-from hf_vit.training import data_notes, parse_arguments
+from hf_vit.training import data_notes
 from hf_vit.training.run import train as run_training
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
@@ -18,6 +18,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, writ
 from ..helpers.image_text_trainings import arguments_of as captioned
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.options import parse_arguments
 from ..helpers.pretraining import make_task, write_colors
 from .test_data_notes import classify, load
 

@@ -16,7 +16,7 @@ from transformers.integrations import peft as integration
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.lora import is_adapted
 from hf_vit.training.saving.checkpoints import find_fault
 from hf_vit.training.saving.checksums import seal
@@ -25,6 +25,7 @@ from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.options import run
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of
 

@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from hf_vit.data import TargetData, dense_augmentation, load_semantic_segmentation
-from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, parse_arguments, run
+from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import ImageDataArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
@@ -33,10 +33,11 @@ from hf_vit.training.planning.defaults import (
 )
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
-from hf_vit.training.run import parse_evaluation
+from hf_vit.training.run import plan_evaluation
 from hf_vit.training.saving.checkpoints import checkpoints_in
 
 from ..helpers.dense_trainings import write_scenes
+from ..helpers.options import evaluation_values, given_arguments, parse_arguments, run
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -173,7 +174,7 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     for native in (28, 100):
         for bounded in kind.defaults.sizes(native):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
-            task = Planner(parse_task(kind, command), command, print).task_with(options)
+            task = planner_of(kind, command).task_with(options)
             config = plan_config(task.model)
             assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
@@ -182,6 +183,10 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
 
 def parse_task(kind: Any, command: list[str]) -> Any:
     return kind(*parse_arguments(kind.argument_types(), command))
+
+
+def planner_of(kind: Any, command: list[str]) -> Planner:
+    return Planner(parse_task(kind, command), given_arguments(kind.argument_types(), command), print)
 
 
 class Clock:
@@ -372,7 +377,7 @@ def test_ten_minutes_are_the_default_where_neither_length_nor_size_is_given(
     options: list[str], is_budgeted: bool, tmp_path: Path
 ) -> None:
     command = command_of(tmp_path / "photos", tmp_path / "out", *options)
-    planner = Planner(parse_task(ImageClassification, command), command, print)
+    planner = planner_of(ImageClassification, command)
     assert planner.minutes(PHOTOGRAPHS) == (10 if is_budgeted else None)
     assert planner.minutes(replace(PHOTOGRAPHS, has_gpu=True)) is None
     assert planner.is_planned
@@ -396,7 +401,9 @@ def test_nothing_is_held_out_that_chooses_nothing(
     command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
     assert any(re.search(told, line) for line in train(command))
     places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
-    evaluation, saved = parse_evaluation([*places, "--split", "validation", "--output_dir", str(tmp_path / "scores")])
+    evaluation, saved = plan_evaluation(
+        evaluation_values([*places, "--split", "validation", "--output_dir", str(tmp_path / "scores")])
+    )
     if "no training image" not in told:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6

@@ -26,12 +26,12 @@ from hf_vit.training import (
     PatchDropout,
     RegularizationArguments,
     regularize,
-    run,
 )
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextTrainingArguments
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import small_config
+from ..helpers.options import run
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.regularization import EVERYTHING, NUM_TRAIN, regularized_trainer, train_regularized
 from ..helpers.teachers import small_distillation

@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_vit import outputs
-from hf_vit.training import ImageClassification, last_checkpoint, run
+from hf_vit.training import ImageClassification, last_checkpoint
 from hf_vit.training.saving import output_folder
 from hf_vit.training.saving.checkpoints import read_conditions
 from hf_vit.training.saving.output_files import OUTPUT_FILES, is_named, output_files, write_whole
 
 from ..helpers.datasets import write_class_folders, write_pictures
+from ..helpers.options import run
 
 
 MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'

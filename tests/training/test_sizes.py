@@ -17,11 +17,11 @@ from hf_vit.training.batch_transforms import (
     BatchTransforms,
     MultiScaleSizes,
     ProgressiveSizes,
-    SizeArguments,
     resize_batch,
     size_transforms,
 )
 from hf_vit.training.publishing.model_card import describe_recipe
+from hf_vit.training.training_options import TrainingOptions
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
 from ..helpers.trainings import AUGMENTED_SAVE_STEP, AtManySizes, build, digits_trainer, train_augmented
@@ -121,7 +121,7 @@ def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = build(case.model_class, config).train()
-    (change,) = size_transforms(SizeArguments(multi_scale_sizes=[40]), model)
+    (change,) = size_transforms(TrainingOptions(multi_scale_sizes=[40]), model)
     batch = change(case.make_batch(config, 2), 0.0)
     assert batch["pixel_values"].shape[-2:] == (40, 40)
     loss = model(**batch).loss
@@ -169,13 +169,13 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 )
 def test_models_whose_targets_would_not_fit_are_refused(model_class: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        size_transforms(SizeArguments(multi_scale_sizes=[32]), model_class(small_config()))
+        size_transforms(TrainingOptions(multi_scale_sizes=[32]), model_class(small_config()))
 
 
 def test_models_of_another_library_are_refused() -> None:
     config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     with pytest.raises(ValueError, match="progressive_sizes needs a model of hf_vit"):
-        size_transforms(SizeArguments(progressive_sizes=[32]), ViTModel(config))
+        size_transforms(TrainingOptions(progressive_sizes=[32]), ViTModel(config))
 
 
 def test_a_compiled_model_is_traced_twice_for_all_sizes() -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vit.training import HfViTTrainingArguments, ImageClassification, parse_arguments, run
-from hf_vit.training.run import parse_evaluation
+from hf_vit.training import HfViTTrainingArguments, ImageClassification
+from hf_vit.training.run import plan_evaluation
 
 from ..helpers.datasets import write_tar, write_tars
+from ..helpers.options import evaluation_values, parse_arguments, run
 from ..helpers.pretraining import CONFIG, SMALL, write_colors
 from ..helpers.trainings import digits_trainer
 
@@ -103,7 +104,7 @@ def test_the_script_that_scores_takes_the_images_that_were_held_out(
     trained = make_task(colors[kind], tmp_path, *steps)
     options = ["--split", "validation", "--train_val_split", "0.3", "--output_dir", str(tmp_path / "scores")]
     places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colors[kind]), "--use_cpu"]
-    evaluation, saved = parse_evaluation([*places, *options])
+    evaluation, saved = plan_evaluation(evaluation_values([*places, *options]))
     assert evaluation.make_evaluation_trainer(saved)[1] == "validation"
     held_out = [
         sorted(image.tobytes() for image in split["image"])

@@ -24,11 +24,11 @@ from hf_vit.training import (
     NotFiniteError,
     Preempted,
     last_checkpoint,
-    run,
 )
 
 from ..helpers import distributed
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
+from ..helpers.options import run
 from ..helpers.references import assert_identical
 from ..helpers.trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 

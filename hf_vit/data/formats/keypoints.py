@@ -54,7 +54,7 @@ def oks_sigmas_of(names: Sequence[str]) -> tuple[float, ...] | None:
     return tuple(COCO_SIGMAS[name] for name in names)
 
 
-def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> Pairs:
+def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | None = None) -> Pairs:
     """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending."""
     # Pairs are given by names or numbers from 0, as "left_eye,right_eye" or "1,2", an empty list for none. Else names
     # say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68 points of iBUG on a face
@@ -114,15 +114,15 @@ def _with_other_side(word: str) -> str:
     return word
 
 
-def _given_pairs(names: Sequence[str], given: Sequence[str]) -> Pairs:
+def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> Pairs:
     numbers = {name: number for number, name in enumerate(names)}
     numbers |= {str(number): number for number in range(len(names)) if str(number) not in numbers}
     pairs = []
-    for text in given:
-        ends = [numbers.get(word) for word in split_names(text)]
+    for pair in given:
+        ends = [numbers.get(word) for word in (split_names(pair) if isinstance(pair, str) else pair)]
         if len(ends) != 2 or None in ends or ends[0] == ends[1]:
             raise ValueError(
-                f"flip_pairs has {text!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "
+                f"flip_pairs has {pair!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "
                 f"{listed(names)}."
             )
         pairs.append(tuple(sorted(number for number in ends if number is not None)))

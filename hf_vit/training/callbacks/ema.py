@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
-from ...options.field import option
 from .stateful import StatefulCallback
-
-
-@dataclass
-class AveragingArguments:
-    """Options of the average of the weights."""
-
-    ema_decay: float | None = option(
-        default=None,
-        help="Also keep, score and save an exponential moving average of the weights, of about the last "
-        "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps.",
-        group="Averaged weights",
-        synonyms="ema model_ema model_ema_decay",
-    )
-
-    def check_averaging(self, optimizer: str) -> None:
-        """Raises `ValueError` if the weights cannot be averaged like that, given the name of the optimizer."""
-        if self.ema_decay is None:
-            return
-        if not 0 < self.ema_decay < 1:
-            raise ValueError(f"ema_decay={self.ema_decay} must lie between 0 and 1. 0.999 averages about 1000 steps.")
-        if "schedule_free" in optimizer.lower():
-            raise ValueError(
-                f"The weights of optim={optimizer} are an average already, so that ema_decay={self.ema_decay} would "
-                "average twice. Leave one of the two out."
-            )
 
 
 AVERAGE_FOLDER = "ema"  # of the model with averaged weights, beside the model

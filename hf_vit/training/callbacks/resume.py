@@ -1,7 +1,6 @@
 """State of callbacks in checkpoints, and what else a training that resumes needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from ...options.field import option
 from ..errors import CheckpointError, how_to_resume
 from ..saving.checkpoints import find_loss, on_first_process, read_state
 from .stateful import StatefulCallback
 
 
 logger = logging.get_logger(__name__)
-
-
-@dataclass
-class ResumeArguments:
-    """Options of a training that resumes, beside those of the library."""
-
-    resume_with_changes: bool = option(
-        default=False,
-        help="Resume on other images or with other arguments than the training was started with; the card then "
-        "tells from which step on.",
-        group="Output",
-        resume="free",
-        private=True,
-    )
 
 
 class LoadStates(TrainerCallback):

@@ -9,6 +9,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import POSITIVE, SHARE, option
+from ...options.resolve import Options
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
 from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view
@@ -19,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass
-class DistillationArguments:
+class DistillationArguments(Options):
     """A teacher to learn from, beside the data."""
 
     teacher: str | None = option(
@@ -50,18 +51,12 @@ class DistillationArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name, value in vars(self).items() if value not in (None, False)]
         if self.teacher is None and given:
             raise ValueError(f"--{given[0]} needs a teacher: --teacher path/to/model, or a name on the Hub.")
-        if self.distillation_alpha is not None and not 0 < self.distillation_alpha <= 1:
-            raise ValueError(
-                f"distillation_alpha={self.distillation_alpha} must lie in (0, 1]: it is the teacher's share in the "
-                "loss. Without --teacher there is none."
-            )
         if self.distillation_temperature is not None and self.distillation_type != "soft":
             raise ValueError("--distillation_temperature is of --distillation_type soft. Leave it out, or say that.")
-        if self.distillation_temperature is not None and not self.distillation_temperature > 0:
-            raise ValueError(f"distillation_temperature={self.distillation_temperature} must be positive.")
 
     @property
     def uses_token(self) -> bool:

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..saving.checkpoints import read_state
 from ..trainer import HfViTTrainer
-from .arguments import parse_changes
+from ..training_options import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 

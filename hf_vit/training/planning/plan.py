@@ -13,12 +13,11 @@ import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
+from ...options.recipe import shareable
 from ..arguments import StreamArguments
 from ..load_data import chooses_step
-from ..recipe import Arguments, given_arguments, has_recipe, parse_arguments
 from ..saving.checkpoints import read_conditions
 from ..tasks.base import Task
-from .arguments import PlanArguments
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
 from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
 from .facts import Facts
@@ -30,6 +29,7 @@ DEFAULT_MINUTES = 10.0
 FRESH_SECONDS = 60.0  # a process that is no older has been started for this training
 # What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
 UNPLANNED: Options = {"train_val_split": 0.1}
+PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
 # Launchers that say so by the environment, and what of the defaults does not go with them
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
@@ -39,28 +39,30 @@ class Planner:
     """Plans one training.
 
     Args:
-        task: The task, by the arguments that are given.
-        arguments: These, as a command line without the program's name.
+        task: The task, by the options that are given.
+        given: These, by name, with those of a recipe.
         report: Tells the user what is chosen.
+        has_recipe: Whether a recipe is given.
 
     Raises:
         ValueError: if a budget is given beside what it would choose.
     """
 
-    def __init__(self, task: Task, arguments: Arguments, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, task: Task, given: Mapping[str, Any], report: Callable[[str], None], has_recipe: bool = False
+    ) -> None:
         self.start = time.monotonic() - import_seconds()
         self.budget: tuple[Budget, Pace] | None = None  # that the training is to keep, once it is planned
-        self.task, self.arguments, self.report = task, arguments, report
-        options = given_arguments(task.argument_types(), arguments)
+        self.task, self.options, self.report, self.has_recipe = task, given, report, has_recipe
         overrides = task.model.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
         launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
-        self.given = {*options, *overrides, *nested, *launched, *PRESETS.get(task.model.preset or "", ())}
-        self.overrides: Options = json.loads(task.model.config_overrides or "{}")
+        self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.model.preset or "", ())}
+        self.overrides: Options = task.model.config_overrides or {}
         if task.args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
                 f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
-                f"{options[lengths[0]]} gives it. Leave one of the two out."
+                f"{given.get(lengths[0])} gives it. Leave one of the two out."
             )
         if task.args.minutes is not None and isinstance(task.data, StreamArguments) and task.data.streaming:
             raise ValueError(
@@ -74,7 +76,7 @@ class Planner:
         args = self.task.args
         if args.choose_defaults is not None or args.minutes is not None:
             return bool(args.choose_defaults is not False)
-        return not has_recipe(self.arguments)
+        return not self.has_recipe
 
     def resumed(self, checkpoint: str) -> tuple[Task, Options]:
         """Returns the task of a checkpoint and what was chosen for it, which is not chosen again."""
@@ -169,13 +171,10 @@ class Planner:
 
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
         """Returns the task with what is chosen, and with the data of `loaded`."""
-        chosen = dict(chosen)
-        overrides = chosen.pop("config_overrides", None)
-        arguments = [*self.arguments]
-        if overrides is not None:
-            arguments += ["--config_overrides", json.dumps(overrides)]  # the last one counts
-        kind = type(self.task)
-        task = kind(*parse_arguments(kind.argument_types(), arguments, **chosen))
+        kind, values = type(self.task), {**chosen, **self.options}
+        if "config_overrides" in chosen:  # which hold what is given
+            values["config_overrides"] = chosen["config_overrides"]
+        task = kind.from_options(values)
         if loaded is not None:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
             task.data.holds_out = loaded.data.holds_out
@@ -183,8 +182,8 @@ class Planner:
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
         """Returns the recipe that repeats the training: what is given and, in place of the budget, what is chosen."""
-        given = given_arguments(self.task.argument_types(), self.arguments)
-        return {**{name: value for name, value in given.items() if name not in vars(PlanArguments())}, **chosen}
+        given = shareable(self.options, self.task.argument_types())
+        return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
 
 def import_seconds() -> float:

@@ -16,11 +16,9 @@ from transformers import Trainer
 from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
 from ...evaluation.base import LOWER_IS_BETTER
-from ..batch_transforms import SizeArguments
-from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
 from ..lora import count_parameters, describe_adapter
-from ..optim.arguments import optimization_of
 from ..saving.output_files import write_whole
+from ..training_options import training_options_of
 
 
 @dataclass(frozen=True)
@@ -186,16 +184,12 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
     args, values = trainer.args, trainer.args.to_dict()
     batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     warmup = f"{args.warmup_steps:.0%} of the" if args.warmup_steps < 1 else str(args.warmup_steps)
-    decay = args.ema_decay if isinstance(args, AveragingArguments) else None
-    averaging = f"exponential, decay {decay}, in `{AVERAGE_FOLDER}/`"
     return {
         "steps": f"{trainer.state.global_step} of {batch_size} images",
         "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
         "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
-        **optimization_of(args).describe(),
-        **({} if decay is None else {"average of the weights": averaging}),
-        **(args.describe_sizes() if isinstance(args, SizeArguments) else {}),
+        **training_options_of(args).describe(),
         **describe_adapter(trainer.model),
     }
 

@@ -4,11 +4,11 @@ import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
@@ -23,6 +23,8 @@ from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...options.field import option
+from ...options.recipe import recipe_of
+from ...options.resolve import Options, build
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
@@ -45,7 +47,6 @@ from ..publishing.report import (
     score_naive_baseline,
     score_split,
 )
-from ..recipe import recipe_of
 from ..saving.checkpoints import on_first_process
 from ..whitening import NUM_IMAGES, whiten_patches
 
@@ -55,7 +56,7 @@ CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
 @dataclass
-class EvaluatedModel:
+class EvaluatedModel(Options):
     """Which model to evaluate, and on what."""
 
     model_name_or_path: str = option(
@@ -169,6 +170,11 @@ class Task(ABC):
     def argument_types(cls) -> tuple[type, ...]:
         """Returns the dataclasses of arguments of a training, in the order of the constructor."""
         return tuple(cls.fields().values())
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> Self:
+        """Returns the task of a training with the given values of options, by name; raises as `build`."""
+        return cls(*build(cls.argument_types(), values))
 
     def open_data(self) -> TargetData:
         """Opens images and targets."""

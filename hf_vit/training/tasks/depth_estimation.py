@@ -21,6 +21,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ...options.field import NOT_NEGATIVE, POSITIVE, option
+from ...options.resolve import Options
 from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
@@ -169,7 +170,7 @@ class DepthDataArguments(AnnotatedDataArguments):
 
 
 @dataclass
-class DepthEvaluationArguments:
+class DepthEvaluationArguments(Options):
     """How depth is evaluated."""
 
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = option(

@@ -24,6 +24,7 @@ from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
+from ...options.resolve import Options
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
@@ -39,7 +40,7 @@ from .shared import SupervisedTask
 
 
 @dataclass
-class AugmentationArguments:
+class AugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
     min_crop_scale: float = option(

@@ -25,6 +25,7 @@ from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
+from ...options.resolve import Options
 from ...visualize.pretraining import draw_views
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
@@ -76,7 +77,7 @@ class JointEmbeddingModelArguments(TaskModelArguments):
 
 
 @dataclass
-class ViewArguments:
+class ViewArguments(Options):
     """How the views of an image are drawn, in this order."""
 
     num_global_views: int = option(default=2, help="Views of most of an image.", group="Views")
@@ -127,6 +128,7 @@ class ViewArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         counts = self.num_global_views, self.num_local_views
         if counts[0] < 1 or counts[1] < 0 or sum(counts) < 2:
             raise ValueError(

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
-from ...data.formats.files import split_names
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
-from ...options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Range, option
+from ...options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Names, Range, option
+from ...options.resolve import Options
 from ...visualize.keypoints import draw_poses
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
@@ -151,7 +151,7 @@ class KeypointDataArguments(ObjectDataArguments):
         help="Take whole images rather than boxes: for images of one object that fills them.",
         group="Data",
     )
-    flip_pairs: list[str] | None = option(
+    flip_pairs: list[Names] | None = option(
         default=None,
         help="Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
         group="Data",
@@ -160,7 +160,7 @@ class KeypointDataArguments(ObjectDataArguments):
 
 
 @dataclass
-class KeypointAugmentationArguments:
+class KeypointAugmentationArguments(Options):
     """How the crops of objects are changed at random, and their keypoints with them."""
 
     box_padding: float = option(
@@ -192,7 +192,7 @@ class KeypointAugmentationArguments:
 
 
 @dataclass
-class KeypointEvaluationArguments:
+class KeypointEvaluationArguments(Options):
     """How keypoints are evaluated."""
 
     flip_test: bool = option(
@@ -208,7 +208,7 @@ class KeypointEvaluationArguments:
         group="Evaluation",
         essential=True,
     )
-    normalize_by: str | None = option(
+    normalize_by: Names | None = option(
         default=None,
         help="Two keypoints whose distance is the length that errors are relative to: "
         "left_shoulder,right_hip. Else it is of the box.",
@@ -217,7 +217,8 @@ class KeypointEvaluationArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.normalize_by is not None and len(split_names(self.normalize_by)) != 2:
+        super().__post_init__()
+        if self.normalize_by is not None and len(self.normalize_by) != 2:
             raise ValueError(
                 f"normalize_by={self.normalize_by!r} must name two keypoints with a comma between them, such as "
                 "left_shoulder,right_hip."
@@ -318,7 +319,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
         """Returns the evaluator."""
         options, evaluation = model.options, self.evaluation
-        ends = split_names(evaluation.normalize_by)
+        ends = evaluation.normalize_by
         metric = KeypointMetric(
             self.loaded.names,
             options.oks_sigmas,

@@ -25,6 +25,7 @@ from ...model.task_masked_image_modeling import (
     unpatchify,
 )
 from ...options.field import NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
+from ...options.resolve import Options
 from ...visualize.pretraining import draw_reconstructions
 from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
@@ -69,7 +70,7 @@ class MaskedImageModelArguments(TaskModelArguments):
 
 
 @dataclass
-class MaskedImageAugmentationArguments:
+class MaskedImageAugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
     min_crop_scale: float = option(

@@ -19,7 +19,6 @@ from ...data import (
     load_object_detection,
     multi_scale_sizes,
 )
-from ...data.formats.files import split_names
 from ...evaluation.detection import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import DEFAULT_THRESHOLD
@@ -33,7 +32,8 @@ from ...model.task_object_detection import (
     count_divisors,
     prediction_losses,
 )
-from ...options.field import POSITIVE, PROBABILITY, option
+from ...options.field import POSITIVE, PROBABILITY, Names, option
+from ...options.resolve import Options
 from ...visualize.detection import draw_detections
 from ...visualize.plots import draw_precision_recall
 from ..evaluator_trainer import EvaluatorTrainer
@@ -206,7 +206,7 @@ class DetectionDataArguments(ObjectDataArguments):
         "pixels, or center, width and height as shares of the image (yolo).",
         group="Data",
     )
-    class_names: str | None = option(
+    class_names: Names | None = option(
         default=None,
         help='Names of the classes, "cat,dog", where the data do not have them.',
         group="Data",
@@ -215,11 +215,11 @@ class DetectionDataArguments(ObjectDataArguments):
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with the names of the classes."""
-        return {**super().source_options(), "class_names": split_names(self.class_names) or None}
+        return {**super().source_options(), "class_names": self.class_names or None}
 
 
 @dataclass
-class DetectionAugmentationArguments:
+class DetectionAugmentationArguments(Options):
     """How training images are changed at random, and their boxes with them, in this order."""
 
     keep_aspect_ratio: bool = option(

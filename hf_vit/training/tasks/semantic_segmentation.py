@@ -1,6 +1,5 @@
 """Semantic segmentation: arguments, evaluator and card lines."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...options.field import COUNT, POSITIVE, PROBABILITY, option
+from ...options.resolve import Options
 from ...visualize.segmentation import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
@@ -35,7 +35,7 @@ from .shared import (
 
 
 @dataclass
-class SemanticEvaluationArguments:
+class SemanticEvaluationArguments(Options):
     """How semantic segmentation is evaluated."""
 
     eval_window_size: int | None = option(
@@ -63,8 +63,9 @@ class SemanticEvaluationArguments:
     )
 
     def __post_init__(self) -> None:
-        if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
-            raise ValueError(f"eval_scales={self.eval_scales} must be positive; 1.0 is the image itself.")
+        super().__post_init__()
+        if not self.eval_scales:
+            raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
 
 
 WHOLE_IMAGE = SemanticEvaluationArguments()
@@ -198,8 +199,6 @@ class SemanticModelArguments(TaskModelArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.class_balance <= 1:
-            raise ValueError(f"class_balance={self.class_balance} must lie in [0, 1]; at 0 all pixels count the same.")
         if self.class_balance and "class_weights" in self.given_options():
             raise ValueError("class_balance chooses class_weights: leave one of the two out.")
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import DensePredictionCollator, dense_augmentation
-from ...data.formats.files import split_names
 from ...data.formats.orientation import AnnotationOrientation
 from ...evaluation.base import LOWER_IS_BETTER
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
-from ...options.field import POSITIVE, PROBABILITY, SHARE, Range, option
+from ...options.field import POSITIVE, PROBABILITY, SHARE, Names, Range, option
+from ...options.resolve import Options
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..models import describe_whole_images, whole_image_processor
@@ -98,7 +98,7 @@ class MaskDataArguments(AnnotatedDataArguments):
     mask_column_name: str | None = option(
         default=None, help="Column of the masks, where it is not clear by itself.", group="Data"
     )
-    class_names: str | None = option(
+    class_names: Names | None = option(
         default=None,
         help='Names of the classes, "sky,road,car", where no file beside the data has them.',
         group="Data",
@@ -118,7 +118,7 @@ class MaskDataArguments(AnnotatedDataArguments):
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with the names of the classes."""
-        return {**super().source_options(), "class_names": split_names(self.class_names)}
+        return {**super().source_options(), "class_names": self.class_names or []}
 
 
 @dataclass
@@ -170,7 +170,7 @@ class SupervisedTask(Task):
 
 
 @dataclass
-class DenseAugmentationArguments:
+class DenseAugmentationArguments(Options):
     """How training images are changed at random, and their targets with them, in this order."""
 
     keep_aspect_ratio: bool = option(

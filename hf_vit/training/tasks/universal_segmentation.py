@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
-from ...data.formats.files import split_names
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import (
     DEFAULT_THRESHOLD,
@@ -31,7 +30,7 @@ from ...evaluation.universal import (
 )
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
-from ...options.field import option
+from ...options.field import Names, option
 from ...visualize.segmentation import draw_panoptic
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
@@ -209,7 +208,7 @@ class UniversalDataArguments(MaskDataArguments):
         synonyms="data data_dir data_path dataset train_dir root",
         resume="free",
     )
-    thing_classes: str | None = option(
+    thing_classes: Names | None = option(
         default=None,
         help='Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.',
         group="Data",
@@ -221,8 +220,7 @@ class UniversalDataArguments(MaskDataArguments):
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with which classes are things."""
-        things = None if self.thing_classes is None else split_names(self.thing_classes)
-        return {**super().source_options(), "thing_names": things, "annotations": self.annotations}
+        return {**super().source_options(), "thing_names": self.thing_classes, "annotations": self.annotations}
 
 
 # Where instances may overlap there is no map of segments, and so no PQ.

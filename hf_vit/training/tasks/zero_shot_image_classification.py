@@ -3,7 +3,6 @@
 Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -45,6 +44,7 @@ from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...options.field import COUNT, PROBABILITY, SHARE, option
+from ...options.resolve import Options
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
@@ -134,10 +134,9 @@ class ImageTextModelArguments(TaskModelArguments):
 
     def with_text(self, options: dict[str, Any]) -> Self:
         """Returns the same with options of the text tower, before which those go that the user has given."""
-        self.overrides()  # refuses what is no JSON
-        fields = json.loads(self.config_overrides or "{}")
+        fields = self.config_overrides or {}
         text = {**options, **(fields.get("text_config") or {})}
-        return replace(self, config_overrides=json.dumps({**fields, "text_config": text}))
+        return replace(self, config_overrides={**fields, "text_config": text})
 
 
 @dataclass
@@ -161,7 +160,7 @@ class ImageTextDataArguments(ImageDataArguments):
 
 
 @dataclass
-class ImageTextAugmentationArguments:
+class ImageTextAugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
     min_crop_scale: float = option(
@@ -221,7 +220,7 @@ class ImageTextTrainingArguments(TaskTrainingArguments):
 
 
 @dataclass
-class ZeroShotArguments:
+class ZeroShotArguments(Options):
     """On which labeled images to evaluate classes by their names, after the training."""
 
     zero_shot_dataset: str | None = option(
@@ -251,6 +250,7 @@ class ZeroShotArguments:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
                 f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."

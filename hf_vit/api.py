@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import Pipeline, PreTrainedModel, pipeline
 
-from .flags.parser import nearest
 from .inference.export import export_model
 from .inference.predict import predict_files
+from .options.names import nearest
 from .training.publishing.report import evaluation_split
 from .training.run import complete_evaluation, prepare_evaluation
 from .training.run import train as run_training
@@ -84,9 +84,8 @@ def train(
     if name not in TASKS:
         known = [known.replace("_", "-") for known in TASKS]
         raise ValueError(f"There is no task {task!r}.{nearest(task, known)} Choose one of {', '.join(known)}.")
-    given = as_options(options, model_name_or_path=model, dataset_name=data)
-    program = ("train", name.replace("_", "-"))
-    ended = run_training(TASKS[name], [{**unguarded(), **given}], report, program)
+    given = {**unguarded(), **with_places(options, model, data)}
+    ended = run_training(TASKS[name], given, report, program=("train", name.replace("_", "-")))
     args, splits = ended.task.args, ended.task.loaded.splits
     return TrainingResult(
         ended.scores,
@@ -118,8 +117,7 @@ def evaluate(
         OSError: if the model or a file is missing, or nothing can be written.
         ImportError: if a package is missing.
     """
-    given = as_options(options, model_name_or_path=model, dataset_name=data)
-    return complete_evaluation(*prepare_evaluation([{**unguarded(), **given}]), report)
+    return complete_evaluation(*prepare_evaluation({**unguarded(), **with_places(options, model, data)}), report)
 
 
 def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> list[dict[str, Any]]:
@@ -152,12 +150,12 @@ def as_list(paths: Paths) -> list[str]:
     return [os.fspath(path) for path in several]
 
 
-def as_options(options: Mapping[str, Any], model_name_or_path: Any, dataset_name: Paths) -> dict[str, Any]:
-    """Returns options as a recipe has them, with model and data; raises `ValueError` if one is given twice."""
-    shared = {"model_name_or_path": model_name_or_path, "dataset_name": ",".join(as_list(dataset_name))}
-    if twice := [name for name in shared if name in options]:
+def with_places(options: Mapping[str, Any], model: str | os.PathLike[str] | None, data: Paths) -> dict[str, Any]:
+    """Returns options with model and data; raises `ValueError` if one is given twice."""
+    places = {"model_name_or_path": model, "dataset_name": data[0] if len(data := as_list(data)) == 1 else data}
+    if twice := [name for name in places if name in options]:
         raise ValueError(f"{twice[0]} is given by model or data already. Leave it out.")
-    return {name: value for name, value in {**options, **shared}.items() if value is not None}
+    return {**options, **places}
 
 
 def unguarded() -> dict[str, Any]:

@@ -1,17 +1,12 @@
-"""Legal values of the numbers among the arguments of trainings, evaluations and extractions of features, by name."""
+"""Checks of the library's options: values that it takes and stumbles over later."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields
 from inspect import signature
 from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-
-from ..options.library import metadata_of
 
 
 # Arguments of the library that are mappings, in JSON on a command line; some of them may be files instead
@@ -21,36 +16,6 @@ MAPPINGS = (
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
     *("liger_kernel_config", "lr_scheduler_kwargs"),
 )
-# Which of two must not be larger than the other
-PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
-
-
-def check_ranges(options: Any) -> None:
-    """Raises `ValueError` for the first number of a dataclass of arguments that is out of range, infinite or NaN.
-
-    Args:
-        options: An instance of any dataclass of arguments. Where it is `None`, an argument is not given.
-    """
-    values = vars(options)
-    for option in fields(options):
-        legal = metadata_of(option)["range"]
-        for number in numbers_in(values.get(option.name)):
-            if not math.isfinite(number) or (legal is not None and number not in legal):
-                must, value = "be a finite number" if legal is None else legal, values[option.name]
-                default = "" if option.default in (MISSING, None, value) else f" The default is {option.default}."
-                raise ValueError(f"{option.name}={value} must {must}.{default}")
-    for low, high in PAIRS:
-        if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
-            raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
-    if isinstance(options, TrainingArguments):
-        check_library(options)
-
-
-def numbers_in(value: Any) -> Iterator[float]:
-    """Yields a number, or those of a list."""
-    for entry in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        if isinstance(entry, int | float) and not isinstance(entry, bool):
-            yield entry
 
 
 def check_library(args: TrainingArguments) -> None:
@@ -63,7 +28,7 @@ def check_library(args: TrainingArguments) -> None:
             f"{args.num_train_epochs}."
         )
     known = ["none", "all", *sorted(INTEGRATION_TO_CALLBACK)]
-    given = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    given = args.report_to or []
     if unknown := [name for name in given if name not in known]:
         raise ValueError(f"report_to={','.join(given)} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
     available = {*get_available_reporting_integrations(), "flyte"}  # which the library does not look for

@@ -1,1 +1,0 @@
-"""Options as people write them: parsers, help pages, and recipes by name."""

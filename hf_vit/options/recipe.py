@@ -1,0 +1,83 @@
+"""Recipes: the options of a training run as a YAML or JSON file."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers.utils import logging
+
+from .library import options_of
+from .named_recipes import find_recipe
+
+
+logger = logging.get_logger(__name__)
+RECIPE_NAME = "recipe.yaml"  # in the output folder of a training run
+RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
+
+
+class RecipeLoader(yaml.SafeLoader):
+    """Reads scalars as YAML 1.2: `no` is a word, and `1e-3` is a number."""
+
+
+RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?i:true|false)$"), list("tTfF"))
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
+
+
+def read_recipe(file: Path) -> dict[str, Any]:
+    """Return the content of a YAML or JSON file; raises `ValueError` if it is no mapping from names to values."""
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is YAML too
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is neither YAML nor JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a mapping, with lines like 'learning_rate: 0.001'.")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are given, on top of those of the recipe that they name, if any.
+
+    Args:
+        values: Option values by name, `None` if not given; `recipe` is a file, or the name of a recipe of the package.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if there is no recipe of that name, or the file is no mapping.
+    """
+    given = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
+    recipe = given.pop("recipe", None)
+    return given if recipe is None else {**read_recipe(find_recipe(str(recipe))), **given}
+
+
+def shareable(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:
+    """Return the values that recipes and commands may hold, as YAML and JSON have them.
+
+    Access tokens and requests, such as to resume, are left out.
+    """
+    private = {name for name, known in options_of(*types).items() if known["private"]}
+    kept = {name: value for name, value in values.items() if value is not None and name not in private}
+    plain: dict[str, Any] = json.loads(json.dumps(kept, default=str))
+    return plain
+
+
+def recipe_text(values: Mapping[str, Any]) -> str:
+    """Return the content of a recipe file."""
+    return RECIPE_HEADING + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
+    """Return the recipe that a training run has left in its output folder, empty if none can be read."""
+    file = folder / RECIPE_NAME
+    try:
+        return read_recipe(file) if file.is_file() else {}
+    except ValueError as error:
+        logger.warning(f"The options in {file} are lost: {str(error).splitlines()[0]}")
+        return {}

@@ -1,0 +1,165 @@
+"""From option values by name to dataclasses: names are checked, and values get the declared types."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from enum import Enum
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..data.formats.files import split_names
+from .field import Names
+from .library import metadata_of, options_of
+from .names import ANSWERS, unknown_option
+
+
+# Pairs of options of which the first must not be larger than the second
+PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
+EXPECTED = {
+    **{bool: "true or false", int: "a whole number", float: "a number", str: "text", Names: "a list of names"},
+    dict: "a mapping, or its JSON: '{\"name\": 1}'",
+}
+
+
+class Options:
+    """Base of dataclasses of options: construction checks all numbers."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
+    """Return an instance of each of some dataclasses of options.
+
+    Args:
+        types: The dataclasses.
+        values: Option values by name; `None` stands for the default.
+        **defaults: Defaults that replace those of the dataclasses.
+
+    Raises:
+        ValueError: if an option is unknown, or a value has the wrong type or is not legal.
+    """
+    given = {**defaults, **resolve(types, values)}
+    return tuple(kind(**{name: given[name] for name in options_of(kind) if name in given}) for kind in types)
+
+
+def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are given, with the declared types; raises as `build`."""
+    known = options_of(*types)
+    kinds = {name: kind for declaring in types for name, kind in get_type_hints(declaring).items()}
+    resolved: dict[str, Any] = {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in known or name in ANSWERS:
+            synonyms = {option: metadata["synonyms"] for option, metadata in known.items()}
+            raise ValueError(unknown_option(given, synonyms, prefix=""))
+        if value is not None:
+            resolved[name] = convert(name, value, kinds[name])
+            check_choice(name, resolved[name], known[name]["choices"])
+    return resolved
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """Return a value as an option of a type; raises `ValueError` if it does not fit."""
+    parts = members(kind)
+    for part in parts:
+        try:
+            return as_type(value, part)
+        except (TypeError, ValueError):
+            continue
+    expected = " or ".join(dict.fromkeys(map(expectation, parts)))
+    raise ValueError(f"{name}={value!r} must be {expected}.")
+
+
+def members(kind: Any) -> list[Any]:
+    """Return the types that a union consists of, without `None`, and without `str` next to an enumeration."""
+    parts = list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
+    has_names = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
+    return [part for part in parts if part is not NoneType and not (has_names and part is str)]
+
+
+def as_type(value: Any, kind: Any) -> Any:
+    """Return a value as a type that is no union; raises `TypeError` or `ValueError` if it does not fit."""
+    origin = get_origin(kind) or kind
+    if kind is Any:
+        return value
+    if origin is Literal:
+        if any(choice == value and type(choice) is type(value) for choice in get_args(kind)):
+            return value
+        raise ValueError
+    if kind is Names:
+        return Names(split_names(value) if isinstance(value, str) else as_type(value, list[str]))
+    if origin in (list, tuple):
+        return as_sequence(value, kind)
+    if origin is dict:
+        content = json.loads(value) if isinstance(value, str) else value
+        if isinstance(content, Mapping):
+            return dict(content)
+        raise TypeError
+    if issubclass(origin, Enum):
+        return origin(value).value
+    if origin is str and not isinstance(value, bool):
+        return str(value) if isinstance(value, Real) else os.fspath(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if origin is int and is_number and (isinstance(value, Integral) or float(value).is_integer()):
+        return int(value)
+    if origin is float and is_number:
+        return float(value)
+    if isinstance(value, origin) and origin not in (int, float, str):
+        return value
+    raise TypeError
+
+
+def as_sequence(value: Any, kind: Any) -> Any:
+    """Return a list, which may also be given as its only entry, or a tuple of its length."""
+    items = [value] if isinstance(value, str | os.PathLike | Real) else list(value)
+    types = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(as_type(item, part) for item, part in zip(items, types, strict=True))
+    return [as_type(item, types[0]) for item in items]
+
+
+def expectation(kind: Any) -> str:
+    """Return what a value of a type is, in words."""
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in EXPECTED:
+        return EXPECTED[origin]
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return f"one of {', '.join(str(member.value) for member in origin)}"
+    if origin is list:
+        return f"a list of {expectation(parts[0])}"
+    if origin is tuple:
+        return f"a tuple of {len(parts)}, each {expectation(parts[0])}"
+    return f"a {origin.__name__}"
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any] | None) -> None:
+    """Raise `ValueError` if a value is none of the legal ones."""
+    if choices is not None and value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown. Choose one of {', '.join(map(str, choices))}.")
+
+
+def check_numbers(options: Any) -> None:
+    """Raise `ValueError` for the first number of a dataclass of options that is out of range, infinite or NaN."""
+    values = vars(options)
+    for item in fields(options):
+        legal, value = metadata_of(item)["range"], values.get(item.name)
+        for number in numbers_in(value):
+            if not math.isfinite(number) or (legal is not None and number not in legal):
+                default = "" if item.default in (MISSING, None, value) else f" The default is {item.default}."
+                raise ValueError(f"{item.name}={value} must {legal or 'be a finite number'}.{default}")
+    for low, high in PAIRS:
+        if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
+            raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """Yield a number, or those of a list."""
+    for entry in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+        if isinstance(entry, int | float) and not isinstance(entry, bool):
+            yield entry

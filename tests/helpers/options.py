@@ -1,0 +1,53 @@
+"""Command lines as values of options, which `hf_vit.training` takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from hf_vit import cli, training
+from hf_vit.commands.generate import options_of_types
+from hf_vit.options.recipe import shareable, with_recipe
+from hf_vit.options.resolve import build, resolve
+from hf_vit.training.run import EvaluatedModel, EvaluationArguments, find_task
+
+
+Arguments = Sequence[str | Mapping[str, Any]]
+
+
+def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
+    """The values that a command line gives to options of dataclasses; its first part may be a mapping, or a recipe."""
+    first = arguments[0] if arguments else ""
+    if isinstance(first, Mapping):
+        return {**first, **values_of(types, arguments[1:])}
+    is_recipe = first.endswith((".yaml", ".json"))
+    page = {"options": {option["name"]: option for option in options_of_types(types, ())}, "words": [], "recipe": True}
+    namespace, unknown = cli.Parser(page).parse_known_args(list(arguments[is_recipe:]))
+    values = vars(namespace)
+    cli.check(page, values, unknown)
+    return {"recipe": first, **values} if is_recipe else values
+
+
+def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values that the command line of an evaluation gives."""
+    named = dict(pairwise(arguments))
+    task_class = find_task({"model_name_or_path": named["--model_name_or_path"], "task": named.get("--task")})
+    kinds = task_class.fields()
+    options = (kinds[name] for name in ("data", *task_class.evaluation_options))
+    return values_of((EvaluatedModel, EvaluationArguments, *options), arguments)
+
+
+def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:
+    """Dataclasses of options by a command line."""
+    return build(types, with_recipe(values_of(types, arguments)), **defaults)
+
+
+def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
+    """The options that a command line gives, as a recipe holds them."""
+    return shareable(resolve(types, with_recipe(values_of(types, arguments))), types)
+
+
+def run(
+    task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
+) -> None:
+    """Trains by a command line."""
+    training.run(task_class, values_of(task_class.argument_types(), arguments), report)
