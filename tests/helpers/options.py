@@ -49,5 +49,7 @@ def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, An
 def run(
     task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Trains by a command line."""
-    training.run(task_class, values_of(task_class.argument_types(), arguments), report)
+    """Trains by a command line, as the command does: it exits with one line about what is wrong."""
+    with cli.exit_in_one_line():
+        values = values_of(task_class.argument_types(), arguments)
+    training.run(task_class, values, report)

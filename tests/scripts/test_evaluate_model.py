@@ -101,7 +101,9 @@ def test_a_pretrained_encoder_is_evaluated_by_its_features(tmp_path: Path) -> No
 def test_help_lists_the_options_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, model = load_script("evaluate_model"), config_of(tmp_path, "HfViTForDepthEstimation")
     for arguments, is_listed in ((["--help"], False), (["--model_name_or_path", model, "--help"], True)):
-        script.main(arguments)
+        with pytest.raises(SystemExit) as stopped:
+            script.main(arguments)
+        assert stopped.value.code == 0
         printed = capsys.readouterr().out
         assert ("--min_eval_depth" in printed) is is_listed
         assert "--model_name_or_path" in printed

@@ -3,12 +3,19 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from hf_vit.options.resolve import build
-from hf_vit.training import AugmentationArguments, ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
+from hf_vit.options.resolve import build, resolve
+from hf_vit.training import (
+    AugmentationArguments,
+    ClassificationDataArguments,
+    HfViTTrainingArguments,
+    ImageClassification,
+    ModelArguments,
+)
 from hf_vit.training.arguments import usable_cores
 
 from ..helpers.options import parse_arguments
@@ -127,3 +134,61 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     assert args.load_best_model_at_end
     assert (args.metric_for_best_model, args.greater_is_better) == ("accuracy", True)
     assert not HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True).load_best_model_at_end
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_steps", 10.0, 10),
+        ("learning_rate", 1, 1.0),
+        ("image_size", (32, 48), (32, 48)),
+        ("image_size", 32.0, 32),
+        ("report_to", ["tensorboard"], ["tensorboard"]),
+        ("report_to", "none", []),
+        ("config_overrides", {"patch_size": 8}, {"patch_size": 8}),
+        ("config_overrides", '{"patch_size": 8}', {"patch_size": 8}),
+        ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
+        ("progressive_sizes", (16, 32), [16, 32]),
+        ("freeze", "model.embeddings, model.norm", ["model.embeddings", "model.norm"]),
+        ("freeze", ["model.embeddings"], ["model.embeddings"]),
+        ("output_dir", Path("out"), "out"),
+        ("lr_scheduler_type", "linear", "linear"),
+        ("dataloader-num-workers", 2, 2),
+        ("auto_augment", "3augment", "3augment"),
+        ("seed", None, 42),
+    ],
+)
+def test_values_from_python_keep_their_types(name: str, value: Any, expected: Any) -> None:
+    values = {"dataset_name": "photos", "output_dir": "out", "use_cpu": True, name: value}
+    parts = build(ImageClassification.argument_types(), values)
+    found = next(vars(part)[name.replace("-", "_")] for part in parts if name.replace("-", "_") in vars(part))
+    assert found == expected
+    assert type(found) is type(expected) or isinstance(found, str | list)
+
+
+def test_fsdp_is_switched_on_by_true() -> None:
+    assert resolve((HfViTTrainingArguments,), {"fsdp": True}) == {"fsdp": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_steps": 10.5}, r"max_steps=10\.5 must be a whole number\."),
+        ({"max_steps": "10"}, r"max_steps='10' must be a whole number\."),
+        ({"max_steps": True}, "max_steps=True must be a whole number"),
+        ({"bf16": "yes"}, "bf16='yes' must be true or false"),
+        ({"image_size": (32, 48, 3)}, r"image_size=\(32, 48, 3\) must be a whole number or a tuple of 2"),
+        ({"config_overrides": "patch_size"}, "config_overrides='patch_size' must be a mapping"),
+        ({"auto_augment": "much"}, "auto_augment='much' must be one of none, trivialaugment"),
+        ({"lr_scheduler_type": "steep"}, "lr_scheduler_type='steep' must be one of linear, cosine"),
+        ({"log_level": "loud"}, "log_level='loud' is unknown. Choose one of"),
+        ({"image_size": -8}, "image_size=-8 must be at least 1"),
+        ({"image_size": (32, -8)}, r"image_size=\(32, -8\) must be at least 1"),
+        ({"learning_rat": 1}, r"There is no option learning_rat\. Did you mean learning_rate"),
+        ({"lr": 1}, r"There is no option lr\. Did you mean learning_rate\?"),
+        ({"do_train": True}, "do_train has nothing to switch on"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(ImageClassification.argument_types(), {"dataset_name": "photos", "output_dir": "out", **values})
