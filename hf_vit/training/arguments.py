@@ -410,7 +410,7 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
     report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
-    fsdp: Any = None  # true, or the words of earlier releases
+    fsdp: bool | str | None = field(default=None, metadata={"const": True})
     optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
