@@ -33,7 +33,7 @@ from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
-from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
+from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
 SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
@@ -335,6 +335,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     caption = "Image and views"
     loss_meaning = "the loss of all images as one batch, on views that are the same at every evaluation"
     compared = "the pooled features"
+    baseline_name = "one embedding for all, raw pixels"
     limits = (
         "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
         "features. What the views leave out, such as exact colors, it may not tell apart."
@@ -354,7 +355,11 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
         return features
 
     def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
-        """Returns the embeddings of views, (B, V, E)."""
+        """Returns the embeddings of views, (B, V, E), those of the baseline being all the same."""
+        if self.is_baseline:
+            count, options = self.views.num_global + self.views.num_local, self.options
+            size = options.num_prototypes if options.objective == "dino" else 1  # all that matters where all are zero
+            return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
         embeds: Tensor = model(**views, return_loss=False).embeds
         return embeds
 
@@ -377,20 +382,6 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     ) -> None:
         """Draws each image and its views."""
         draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
-
-
-class BaselineEvaluator(JointEmbeddingEvaluator):
-    """The same without a model: all images have one embedding, and images are alike whose pixels are."""
-
-    def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the pixels of each image at a small size, (B, C·32·32)."""
-        return raw_pixels(pixel_values)
-
-    def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
-        """Returns embeddings (B, V, E) that are all the same."""
-        count, options = self.views.num_global + self.views.num_local, self.options
-        size = options.num_prototypes if options.objective == "dino" else 1  # all that matters where all are zero
-        return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
 
 
 @dataclass
@@ -416,11 +407,6 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         """Returns the evaluator."""
         views = self.augmentation.make(model.config, processor)
         return JointEmbeddingEvaluator(processor, self.known, model.options, views)
-
-    def make_baseline(self, evaluator: JointEmbeddingEvaluator) -> tuple[str, NeighborEvaluator]:
-        """Returns what has one embedding for all images, and raw pixels as features."""
-        baseline = BaselineEvaluator(evaluator.processor, self.known, evaluator.options, evaluator.views)
-        return "one embedding for all, raw pixels", baseline
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
         """Returns the collator of training and evaluation batches."""

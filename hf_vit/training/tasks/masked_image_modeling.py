@@ -31,7 +31,7 @@ from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
-from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
+from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -130,6 +130,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
     caption = "Image, what the model sees, and reconstruction"
     loss_meaning = "the loss on masks that are the same at every evaluation"
     compared = "the mean of the patches"
+    baseline_name = "mean of each patch, raw pixels"
     limits = (
         "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
         "features. What it makes of masked patches is a guess from their neighbors."
@@ -141,7 +142,11 @@ class MaskedImageEvaluator(NeighborEvaluator):
         return hidden_states[:, model.config.num_prefix_tokens :].mean(dim=1)
 
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
-        """Returns the predicted patches, (B, N, p·q·C)."""
+        """Returns the predicted patches, (B, N, p·q·C), those of the baseline being their own means."""
+        if self.is_baseline:
+            patches = patchify(pixel_values, to_pair(model.config.patch_size))
+            means = patches.mean(dim=-1, keepdim=True)
+            return (torch.zeros_like(means) if model.options.normalizes_patches else means).expand_as(patches)
         predicted: Tensor = model(pixel_values, bool_masked_pos=masks).logits
         return predicted
 
@@ -188,21 +193,6 @@ class MaskedImageEvaluator(NeighborEvaluator):
         )
 
 
-class BaselineEvaluator(MaskedImageEvaluator):
-    """The same without a model: each patch is its own mean, and images are alike whose pixels are."""
-
-    def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the pixels of each image at a small size, (B, C·32·32)."""
-        return raw_pixels(pixel_values)
-
-    def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
-        """Returns the mean of each patch, (B, N, p·q·C)."""
-        patches = patchify(pixel_values, to_pair(model.config.patch_size))
-        if model.options.normalizes_patches:
-            return torch.zeros_like(patches)
-        return patches.mean(dim=-1, keepdim=True).expand_as(patches)
-
-
 @dataclass
 class MaskedImageModeling(UnlabeledTask):
     """Masked image modeling, a pretraining without labels."""
@@ -235,10 +225,6 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
         return cropped_example_augmentation(
             draw_mask_seed, input_size(processor), config.num_channels, **asdict(self.augmentation)
         )
-
-    def make_baseline(self, evaluator: MaskedImageEvaluator) -> tuple[str, NeighborEvaluator]:
-        """Returns what takes the mean of each patch, and raw pixels as features."""
-        return "mean of each patch, raw pixels", BaselineEvaluator(evaluator.processor, self.known)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on masks, decoder and loss."""

@@ -5,8 +5,9 @@ Shapes: B batch, C channels, H W pixels, D size of the features, M images of kno
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +30,13 @@ RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
 
 
 class NeighborEvaluator(BaseEvaluator):
-    """Evaluator that knows how to classify an image by its nearest training images, see `classify_by_neighbors`."""
+    """Evaluator that classifies an image by its nearest training images, see `classify_by_neighbors`."""
 
     metric: NeighborAccuracy
     loss_meaning: str  # in words
     compared: str  # features, in words
+    baseline_name: str
+    is_baseline = False  # whether it ignores the model; then raw pixels are the features
 
     def __init__(self, processor: BaseImageProcessor, known: TargetDataset) -> None:
         super().__init__(processor, NeighborAccuracy(len(known) > 0))
@@ -49,7 +52,7 @@ class NeighborEvaluator(BaseEvaluator):
         features, classes = [], []
         for batch in trainer.get_test_dataloader(self.known):
             inputs = trainer._prepare_inputs(batch)
-            described = self.features(trainer.plain_model, inputs["pixel_values"])
+            described = self.described(trainer.plain_model, inputs["pixel_values"])
             numbers = torch.tensor(inputs["targets"], device=described.device)
             described, numbers = trainer.accelerator.gather_for_metrics((described, numbers))
             features.append(described)
@@ -65,6 +68,16 @@ class NeighborEvaluator(BaseEvaluator):
             f"weighted at temperature {TEMPERATURE}, by {self.compared}"
         )
 
+    def baseline(self) -> Self:
+        """Returns the evaluator of the baseline."""
+        baseline = copy(self)
+        baseline.is_baseline = True
+        return baseline
+
+    def described(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
+        """Returns the features of each image (B, D), those of the baseline being its pixels at a small size."""
+        return raw_pixels(pixel_values) if self.is_baseline else self.features(model, pixel_values)
+
     @abstractmethod
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image, (B, D)."""
@@ -73,7 +86,7 @@ class NeighborEvaluator(BaseEvaluator):
         """Returns the class number of each image by its neighbors, None where no classes are known."""
         if self._neighbors is None:
             return [None] * len(pixel_values)
-        numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self._neighbors).tolist()
+        numbers: list[int] = classify_by_neighbors(self.described(model, pixel_values), *self._neighbors).tolist()
         return numbers
 
 
@@ -121,12 +134,11 @@ class UnlabeledTask(Task):
         return TargetDataset(self.loaded.known, masked_image_target)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluates, on all processes, what is not trained, see `make_baseline`."""
-        name, evaluator = self.make_baseline(trainer.evaluator)
+        """Evaluates, on all processes, the baseline of the evaluator."""
+        assert isinstance(trainer.evaluator, NeighborEvaluator)
+        evaluator = trainer.evaluator.baseline()
         with trainer.scoring_by(evaluator):
             metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
-        return name, {score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)}
-
-    @abstractmethod
-    def make_baseline(self, evaluator: Any) -> tuple[str, NeighborEvaluator]:
-        """Returns the name of what a model has to beat, and its evaluator."""
+        return evaluator.baseline_name, {
+            score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)
+        }
