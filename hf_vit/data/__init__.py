@@ -34,8 +34,7 @@ from .loaders.image_classification import (
     load_image_classification,
     stream_image_classification,
 )
-from .loaders.keypoint_detection import load_keypoint_detection
-from .loaders.object_detection import load_object_detection
+from .loaders.objects import load_keypoint_detection, load_object_detection
 from .loaders.unlabeled_images import first_images, load_unlabeled_images, stream_images
 from .loaders.zero_shot_image_classification import load_image_text
 from .targets import read_depth, read_mask

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from transformers.utils import logging
 
-from .files import in_lines
+from .files import raise_faults
 
 
 logger = logging.get_logger(__name__)
@@ -44,11 +44,12 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
     end = time.monotonic() + max_seconds
     with ThreadPoolExecutor() as threads:
         found = list(threads.map(lambda path: _fault_of(Path(path), lambda: time.monotonic() > end), paths))
-    if faults := [f"{path}: {fault}" for path, (fault, _) in zip(paths, found, strict=True) if fault]:
-        raise OSError(
-            f"{len(faults)} of {len(paths)} tar files are not whole, and what they lack would be left out in silence:"
-            f"{in_lines(faults)}\nGet them again, and pack joined ones anew."
-        )
+    raise_faults(
+        [f"{path}: {fault}" for path, (fault, _) in zip(paths, found, strict=True) if fault],
+        f"of {len(paths)} tar files are not whole, and the missing parts would be left out in silence",
+        "Get them again, and pack joined ones anew.",
+        error=OSError,
+    )
     if num_late := sum(not is_whole for _, is_whole in found):
         logger.warning(
             "Of %d tar files %d could not be read to their ends in %.0f seconds. Whether they are whole is not known.",
@@ -60,17 +61,13 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
 
 def check_parquet(files: Iterable[str]) -> None:
     """Raises `OSError` for parquet files that do not end as such, before a stream comes to them."""
-    paths = list(map(Path, files))
-    cut = []
+    paths, cut = list(files), []
     for path in paths:
-        with path.open("rb") as raw:
+        with open(path, "rb") as raw:
             if not _last_bytes(raw).endswith(PARQUET_END):
                 cut.append(path)
-    if cut:
-        raise OSError(
-            f"{len(cut)} of {len(paths)} parquet files are cut or damaged:{in_lines(cut)}\nGet them again, or leave "
-            "them out."
-        )
+    finding, advice = f"of {len(paths)} parquet files are cut or damaged", "Get them again, or leave them out."
+    raise_faults(cut, finding, advice, error=OSError)
 
 
 def _fault_of(path: Path, is_late: IsLate) -> tuple[str, bool]:

@@ -12,10 +12,10 @@ from .files import (
     IMAGE_SUFFIXES,
     files_below,
     images_at,
-    in_lines,
     is_image,
     listed,
     one_per_split,
+    raise_faults,
     split_named,
     splits_in,
     subfolders,
@@ -129,12 +129,16 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
     for split, (images, targets) in roots.items():
         pairs[split], found = _match(images, targets, target)
         problems += found
-    if problems:
-        raise ValueError(
-            f"{len(problems)} files in {folder} have no partner:{in_lines(problems)}\nAn image and its {target} need "
-            "the same name but for the suffix. Add what lacks or remove what is left over."
-        )
-    return DatasetDict({split: _as_dataset(found, target, split) for split, found in pairs.items()})
+    raise_faults(
+        problems,
+        f"files in {folder} have no partner",
+        f"An image and its {target} need the same name but for the suffix. Add the missing files or remove the others.",
+    )
+    splits = DatasetDict()
+    for split, found in pairs.items():
+        images, targets = (list(map(str, side)) for side in zip(*found, strict=True))
+        splits[split] = images_at(images, split, **{target: (targets, Image(decode=False))})
+    return splits
 
 
 def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
@@ -194,8 +198,3 @@ def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
     common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
     cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
     return cut if len(cut) == len(side) else side
-
-
-def _as_dataset(pairs: list[tuple[Path, Path]], target: str, split: str) -> Dataset:
-    targets = [str(file) for _, file in pairs], Image(decode=False)
-    return images_at((str(image) for image, _ in pairs), split, **{target: targets})

@@ -61,15 +61,17 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
     # are known, as their numbers on the one side run against those on the other.
     if given is not None:
         return _given_pairs(names, given)
-    pairs = _pairs_by_name(names)
+    places = {_words(name): number for number, name in enumerate(names)}
+    mirrored = {number: places.get(_mirrored(name)) for number, name in enumerate(names)}
+    pairs = tuple((number, other) for number, other in mirrored.items() if other is not None and number < other)
     numbered = [pair for pair in pairs if names[pair[0]][-1].isdecimal()]
     if len(names) == NUM_FACE_POINTS and numbered == list(pairs):
         logger.warning(
             "68 keypoints are taken for those of iBUG on a face, mirrored accordingly. Else give flip_pairs."
         )
         runs = [tuple(run) for run in FACE_RUNS]
-        mirrored = {(*sorted(pair),) for run in runs for pair in zip(run, reversed(run), strict=True)}
-        return tuple(sorted((start, end) for start, end in mirrored if start < end))
+        opposite = {(*sorted(pair),) for run in runs for pair in zip(run, reversed(run), strict=True)}
+        return tuple(sorted((start, end) for start, end in opposite if start < end))
     alone = [
         name for number, name in enumerate(names) if _mirrored(name) and not any(number in pair for pair in pairs)
     ]
@@ -83,12 +85,6 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
             "No keypoints are called left and right: a mirror image swaps none. Give flip_pairs if it does."
         )
     return pairs
-
-
-def _pairs_by_name(names: Sequence[str]) -> Pairs:
-    places = {_words(name): number for number, name in enumerate(names)}
-    mirrored = {number: places.get(_mirrored(name)) for number, name in enumerate(names)}
-    return tuple((number, other) for number, other in mirrored.items() if other is not None and number < other)
 
 
 def _words(name: str) -> tuple[str, ...]:

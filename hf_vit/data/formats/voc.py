@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -99,17 +98,13 @@ def load_voc(
             sizes,
             image_numbers,
             np.array([entry.box for entry in objects]),
-            partial(_name_of, objects),
+            [entry.name for entry in objects].__getitem__,
             labels=labels[split],
             is_crowd=[entry.difficult for entry in objects],
         )
         for split, (images, sizes, image_numbers, objects) in found.items()
     ]
     return tables, names
-
-
-def _name_of(objects: Sequence[_Object], place: int) -> str:
-    return objects[place].name
 
 
 def _images_of(files: list[Path]) -> list[str]:
