@@ -1,19 +1,19 @@
 """Images and targets that cannot be read or trained on, found before a training starts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Image
+from datasets import Dataset, DatasetDict
 from PIL import Image as PILImage
 from transformers.utils import logging
 
-from ..model.image_inputs import decode_image, is_transparent, read_image
+from ..model.image_inputs import is_transparent, read_image
 from .datasets import TargetDataset, read_example
 from .formats.files import in_lines, listed
-from .targets import encoded_bytes
+from .targets import image_only
 
 
 logger = logging.get_logger(__name__)
@@ -63,35 +63,7 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
     Returns:
         For the index of each image that cannot be read, its file and the reason.
     """
-    encoded = dataset.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
-
-    def unreadable_among(indices: range) -> dict[int, str]:
-        unreadable: dict[int, str] = {}
-        chunk = encoded[indices.start : indices.stop]
-        for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
-            try:
-                read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
-            except (OSError, TypeError, ValueError) as error:
-                unreadable[index] = f"{file}: {error}"
-        return unreadable
-
-    return _find_faults(len(encoded), unreadable_among, num_threads, show_progress)
-
-
-def _find_faults(
-    count: int, faults_among: Callable[[range], dict[int, str]], num_threads: int | None, show_progress: bool
-) -> dict[int, str]:
-    """Returns what is wrong by index, found by threads that take a range of `count` examples at a time."""
-    chunks = [range(start, min(start + CHUNK_SIZE, count)) for start in range(0, count, CHUNK_SIZE)]
-    faults: dict[int, str] = {}
-    with (
-        ThreadPoolExecutor(num_threads) as threads,
-        logging.tqdm(total=count, desc="Checking images", disable=not show_progress) as bar,
-    ):
-        for chunk, found in zip(chunks, threads.map(faults_among, chunks), strict=True):
-            faults |= found
-            bar.update(len(chunk))
-    return faults
+    return check_dense(TargetDataset(dataset, image_only), num_threads, show_progress)
 
 
 def without_unreadable(
@@ -165,7 +137,15 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
                     without_depth.append(example["file"])
         return faults
 
-    faults = _find_faults(len(dataset), faults_among, num_threads, show_progress)
+    chunks = [range(start, min(start + CHUNK_SIZE, len(dataset))) for start in range(0, len(dataset), CHUNK_SIZE)]
+    faults: dict[int, str] = {}
+    with (
+        ThreadPoolExecutor(num_threads) as threads,
+        logging.tqdm(total=len(dataset), desc="Checking images", disable=not show_progress) as bar,
+    ):
+        for chunk, found in zip(chunks, threads.map(faults_among, chunks), strict=True):
+            faults |= found
+            bar.update(len(chunk))
     if without_depth:
         logger.warning(
             "%d of %d depth maps have no valid pixel, and nothing is learned from them:%s",

@@ -27,13 +27,15 @@ PROCESSOR_ARGUMENTS = {
     "segmentation_map": {"segmentation_maps": "segmentation_map"},
     "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
     "depth_map": {"depth_maps": "depth_map"},
+    "boxes": {"boxes": "boxes", "class_labels": "class_labels"},
 }
+DENSE = ("segmentation_map", "masks", "depth_map")
 
 
 def _check_has(example: Mapping[str, Any], *names: str) -> None:
     if missing := [name for name in names if name not in example]:
         raise ValueError(
-            f"The examples have no target {', '.join(missing)}, only {', '.join(sorted(example))}. With the Trainer, "
+            f"The examples have no {', '.join(missing)}, only {', '.join(sorted(example))}. With the Trainer, "
             "set remove_unused_columns=False."
         )
 
@@ -41,6 +43,15 @@ def _check_has(example: Mapping[str, Any], *names: str) -> None:
 def _pixels(image_processor: BaseImageProcessor, images: list[Any]) -> dict[str, Any]:
     sized = IS_SIZED if isinstance(images[0], Tensor) else {}
     return {**image_processor(images=images, return_tensors="pt", **sized)}
+
+
+def _pixels_and_targets(
+    image_processor: BaseImageProcessor, examples: list[dict[str, Any]], target: str, **options: Any
+) -> dict[str, Any]:
+    trained = [without_crowds(example) for example in examples]
+    names = {"images": "image", **PROCESSOR_ARGUMENTS[target]}
+    inputs = {argument: [example[name] for example in trained] for argument, name in names.items()}
+    return {**image_processor(**inputs, return_tensors="pt", **options)}
 
 
 def _with_targets(batch: dict[str, Any], examples: list[dict[str, Any]], keeps_targets: bool) -> dict[str, Any]:
@@ -56,32 +67,28 @@ class ImageClassificationCollator:
 
     Args:
         image_processor: Resizes and normalizes; all images of a batch come out at one size.
-        image_column: Key of the image in an example, PIL or (C, H, W) uint8.
-        label_column: Key of the class number in an example.
         keeps_targets: Whether a batch also has the lists `targets`, class numbers, and `files`, for evaluation.
     """
 
     image_processor: BaseImageProcessor
-    image_column: str = "image"
-    label_column: str = "label"
     keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64 of B examples.
+        """Make a batch.
+
+        Args:
+            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `label`, a class number.
+
+        Returns:
+            `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64.
 
         Raises:
-            ValueError: if an example lacks one of the two columns.
+            ValueError: if an example has no image or no label.
         """
-        for column in (self.image_column, self.label_column):
-            if column not in examples[0]:
-                raise ValueError(
-                    f"The examples have no column {column!r}, only {', '.join(sorted(examples[0]))}. Name the right "
-                    "one with image_column= or label_column=; with the Trainer, also set remove_unused_columns=False."
-                )
-        labels = [example[self.label_column] for example in examples]
-        batch = _pixels(self.image_processor, [example[self.image_column] for example in examples])
-        known = _known_classes(examples, self.label_column) if self.keeps_targets else {}
-        return {**batch, "labels": torch.tensor(labels), **known}
+        _check_has(examples[0], "image", "label")
+        batch = _pixels(self.image_processor, [example["image"] for example in examples])
+        batch["labels"] = torch.tensor([example["label"] for example in examples])
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 @dataclass
@@ -112,20 +119,14 @@ class DensePredictionCollator:
         Raises:
             ValueError: if the examples have no target.
         """
-        names = next((names for key, names in PROCESSOR_ARGUMENTS.items() if key in examples[0]), None)
-        if names is None:
-            raise ValueError(
-                f"The examples have no target {', '.join(PROCESSOR_ARGUMENTS)}, only "
-                f"{', '.join(sorted(examples[0]))}. With the Trainer, set remove_unused_columns=False."
-            )
-        images = [example["image"] for example in examples]
-        trained = [without_crowds(example) for example in examples]
-        targets = {argument: [example[name] for example in trained] for argument, name in names.items()}
+        if not examples[0].keys() & {*DENSE}:
+            _check_has(examples[0], *DENSE)
+        name = next(name for name in DENSE if name in examples[0])
         # The examples count classes from 0, whatever the files do.
-        options = {"do_reduce_labels": False} if "segmentation_maps" in targets else {}
-        if isinstance(images[0], Tensor):
+        options = {"do_reduce_labels": False} if name == "segmentation_map" else {}
+        if isinstance(examples[0]["image"], Tensor):
             options |= IS_SIZED
-        batch = {**self.image_processor(images=images, **targets, return_tensors="pt", **options)}
+        batch = _pixels_and_targets(self.image_processor, examples, name, **options)
         return _with_targets(batch, examples, self.keeps_targets)
 
 
@@ -162,15 +163,9 @@ class ObjectDetectionCollator:
             ValueError: if the examples have no boxes, or with `sizes` are tensors that are not augmented.
         """
         _check_has(examples[0], "boxes", "class_labels")
-        trained = [without_crowds(example) for example in examples]
-        batch = self.image_processor(
-            images=[example["image"] for example in trained],
-            boxes=[example["boxes"] for example in trained],
-            class_labels=[example["class_labels"] for example in trained],
-            return_tensors="pt",
-            **(self._tensor_options(examples[0]) if isinstance(examples[0]["image"], Tensor) else {}),
-        )
-        return _with_targets({**batch}, examples, self.keeps_targets)
+        options = self._tensor_options(examples[0]) if isinstance(examples[0]["image"], Tensor) else {}
+        batch = _pixels_and_targets(self.image_processor, examples, "boxes", **options)
+        return _with_targets(batch, examples, self.keeps_targets)
 
     def _tensor_options(self, first: dict[str, Any]) -> dict[str, Any]:
         if self.sizes is None:
@@ -305,12 +300,7 @@ class UnlabeledImageCollator:
         if self.keeps_targets:
             generators = [torch.Generator().manual_seed(example["mask_seed"]) for example in examples]
             batch["drawn"] = torch.stack([torch.rand(self.num_drawn, generator=drawn) for drawn in generators])
-            batch |= _known_classes(examples)
-        return batch
-
-
-def _known_classes(examples: list[dict[str, Any]], column: str = CLASS) -> dict[str, Any]:
-    return {name: [example[key] for example in examples] for name, key in (("targets", column), ("files", "file"))}
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 @dataclass
@@ -355,9 +345,7 @@ class MaskedImageModelingCollator:
         else:
             masks = [draw_mask(1, grid, self.options, generator=drawn) for drawn in generators]
             batch["bool_masked_pos"] = torch.cat(masks)
-        if self.keeps_targets:
-            batch |= _known_classes(examples)
-        return batch
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 def size_of_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:

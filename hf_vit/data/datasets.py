@@ -115,7 +115,7 @@ def _read_target(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]
 
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
     """Reads a row of a `TargetDataset`, whose image is encoded."""
-    image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
+    image = decode_image(BytesIO(encoded_bytes(row["image"], row["file"])), row["file"])
     check_bits(image, row["file"])
     target = _read_target(row, read_target)
     maps = target.keys() & set(PIXELWISE)

@@ -177,8 +177,19 @@ TARGETS = (
     ("keypoints", "box", "area", "image_id"),
     ("captions",),
 )
+SINGLE_TARGETS = ("segmentation_map", "depth_map", "label", "class_number")
 # What has a row for each object
 OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
+
+
+def image_only(row: Row) -> dict[str, Any]:
+    """Read no target of a row."""
+    return {}
+
+
+def label_target(row: Row) -> dict[str, Any]:
+    """Read the class number."""
+    return {"label": row["label"]}
 
 
 def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
@@ -289,11 +300,15 @@ def keypoint_target(row: Row) -> dict[str, Any]:
 
 
 def target_of(example: Mapping[str, Any]) -> Any:
-    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of what `TARGETS` names."""
+    """Return the target of an example as metrics take it.
+
+    It is a dictionary with the keys in an entry of `TARGETS`, or the value of a key in `SINGLE_TARGETS`: a map (H, W)
+    or a class number.
+    """
     for names in TARGETS:
         if names[0] in example:
             return {name: example[name] for name in names if name in example}
-    return example["segmentation_map" if "segmentation_map" in example else "depth_map"]
+    return next(example[name] for name in SINGLE_TARGETS if name in example)
 
 
 def without_crowds(example: dict[str, Any]) -> dict[str, Any]:

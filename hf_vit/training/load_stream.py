@@ -15,10 +15,10 @@ from ..data import (
     stream_image_classification,
     stream_images,
 )
-from ..data.augmentation.datasets import label_target
 from ..data.datasets import SPLIT_SEED
 from ..data.formats.files import SPLITS
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.targets import label_target
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments
 from .checks import check_steps
 from .load_data import HELD_OUT, at_most, load_targets, readable_images

@@ -32,9 +32,9 @@ def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
     PILImage.open(tmp_path / "a" / "1.jpg").verify()  # which sees nothing wrong
     unreadable = unreadable_images(damaged)
     assert list(unreadable) == [1, 4, 5]
-    assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg: it cannot be decoded: image file is truncated")
-    assert unreadable[4].startswith(f"{tmp_path}/b/1.jpg: it is not an image that PIL can read")
-    assert unreadable[5].startswith(f"{tmp_path}/b/2.jpg: it is not an image")
+    assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg cannot be decoded: image file is truncated")
+    assert unreadable[4].startswith(f"{tmp_path}/b/1.jpg is not an image that PIL can read")
+    assert unreadable[5].startswith(f"{tmp_path}/b/2.jpg is not an image")
     assert "BytesIO" not in "".join(unreadable.values())
 
 
@@ -56,8 +56,8 @@ def test_images_that_are_no_files_are_named_too():
     content[1] = content[1][:-30]
     unreadable = unreadable_images(named([*content, None]))
     assert list(unreadable) == [1, 3]
-    assert unreadable[1].startswith("image 1 of train: it cannot be decoded")
-    assert unreadable[3] == "image 3 of train: there is no image"
+    assert unreadable[1].startswith("image 1 of train cannot be decoded")
+    assert unreadable[3] == "there is no image 3 of train"
 
 
 def test_a_file_that_is_gone_is_unreadable(damaged, tmp_path):

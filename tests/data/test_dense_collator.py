@@ -112,5 +112,5 @@ def test_class_numbers_are_not_reduced_twice() -> None:
 
 
 def test_examples_without_a_target_are_refused() -> None:
-    with pytest.raises(ValueError, match="have no target segmentation_map, masks, depth_map, only file, image"):
+    with pytest.raises(ValueError, match="have no segmentation_map, masks, depth_map, only file, image"):
         DensePredictionCollator(PROCESSOR)(examples())

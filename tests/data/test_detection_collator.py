@@ -156,12 +156,12 @@ def test_crops_are_only_normalized() -> None:
 
 def test_examples_without_their_target_are_refused() -> None:
     bare = {"image": picture(40), "file": "40.jpg"}
-    with pytest.raises(ValueError, match="have no target boxes, class_labels, only file, image"):
+    with pytest.raises(ValueError, match="have no boxes, class_labels, only file, image"):
         ObjectDetectionCollator(PROCESSOR)([bare])
-    with pytest.raises(ValueError, match="have no target keypoints, only file, image"):
+    with pytest.raises(ValueError, match="have no keypoints, only file, image"):
         KeypointDetectionCollator(CROPPING)([bare])
-    with pytest.raises(ValueError, match="have no target box, only"):
+    with pytest.raises(ValueError, match="have no box, only"):
         KeypointDetectionCollator(CROPPING)([{**bare, "keypoints": KEYPOINTS}])
     tensors = {**DETECTION[1], "image": torch.zeros(3, 8, 8, dtype=torch.uint8)}
-    with pytest.raises(ValueError, match="have no target batch_draw"):
+    with pytest.raises(ValueError, match="have no batch_draw"):
         ObjectDetectionCollator(PROCESSOR, sizes=SIZES)([tensors])

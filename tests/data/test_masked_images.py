@@ -91,7 +91,7 @@ def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photo
 
 
 def test_examples_without_a_seed_are_refused() -> None:
-    with pytest.raises(ValueError, match="no target mask_seed, only image"):
+    with pytest.raises(ValueError, match="no mask_seed, only image"):
         collator(small_config())([{"image": torch.zeros(3, 32, 32, dtype=torch.uint8)}])
 
 

@@ -20,9 +20,9 @@ from hf_vit.data import (
     stream_image_classification,
     unreadable_images,
 )
-from hf_vit.data.augmentation.datasets import image_only, label_target
 from hf_vit.data.augmentation.operations import read_uint8
 from hf_vit.data.datasets import TargetDataset
+from hf_vit.data.targets import image_only, label_target
 from hf_vit.features.extraction import ImageReader
 from hf_vit.inference.predict import open_image
 from hf_vit.model import image_inputs
@@ -206,8 +206,8 @@ def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(
         place.parent.mkdir(parents=True)
         image.save(place)
     found = unreadable_images(load_image_classification(str(tmp_path))["train"], show_progress=False)
-    assert "a.png: it has mode 'I;16' with values from" in found[0]
-    assert "b.tiff: it has mode 'F' with values from" in found[1]
+    assert "a.png has mode 'I;16' with values from" in found[0]
+    assert "b.tiff has mode 'F' with values from" in found[1]
     assert "pipelines convert images to 8 bits by clipping" in found[0]
     examples = TargetDataset(load_unlabeled_images([str(tmp_path)])["train"], image_only)
     with pytest.raises(ValueError, match=r"a\.png has mode 'I;16' with values from"):

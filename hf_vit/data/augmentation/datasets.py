@@ -12,6 +12,7 @@ from datasets import IterableDataset
 from transformers.utils import logging
 
 from ..datasets import ReadTarget, read_example
+from ..targets import image_only
 
 
 logger = logging.get_logger(__name__)
@@ -80,16 +81,6 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
             return _transformed(self.transform, example, self.column)
-
-
-def image_only(row: dict[str, Any]) -> dict[str, Any]:
-    """Reads no target of a row."""
-    return {}
-
-
-def label_target(row: dict[str, Any]) -> dict[str, Any]:
-    """Reads the number of a class."""
-    return {"label": row["label"]}
 
 
 @dataclass(eq=False, repr=False)

@@ -129,15 +129,14 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
     for split, (images, targets) in roots.items():
         pairs[split], found = _match(images, targets, target)
         problems += found
-    raise_faults(
-        problems,
-        f"files in {folder} have no partner",
-        f"An image and its {target} need the same name but for the suffix. Add the missing files or remove the others.",
+    advice = (
+        f"An image and its {target} need the same name but for the suffix. Add missing files or remove the others."
     )
+    raise_faults(problems, f"files in {folder} have no partner", advice)
     splits = DatasetDict()
     for split, found in pairs.items():
-        images, targets = (list(map(str, side)) for side in zip(*found, strict=True))
-        splits[split] = images_at(images, split, **{target: (targets, Image(decode=False))})
+        targets = [str(file) for _, file in found], Image(decode=False)
+        splits[split] = images_at((str(image) for image, _ in found), split, **{target: targets})
     return splits
 
 

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ...convert import load_image_processor
 from ...data import AugmentedDataset, AugmentedStream, TargetData, check_apart
-from ...data.augmentation.datasets import image_only
+from ...data.targets import image_only
 from ...evaluation.evaluator import BaseEvaluator, Evaluator, check_truth
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig

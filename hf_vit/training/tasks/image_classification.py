@@ -17,8 +17,8 @@ from ...data import (
     image_classification_augmentation,
     load_image_classification,
 )
-from ...data.augmentation.datasets import label_target
 from ...data.formats.files import with_files
+from ...data.targets import label_target
 from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig

@@ -15,8 +15,8 @@ from torch import Generator, Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import MultiCrop, TargetDataset, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
-from ...data.augmentation.datasets import image_only
 from ...data.collators import size_of_height
+from ...data.targets import image_only
 from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
