@@ -114,7 +114,7 @@ def test_files_without_a_partner_are_listed_for_both_sides_of_all_splits(tmp_pat
         ValueError,
         match=r"(?s)^3 files in .* have no partner:\n  .*train/images/a\.jpg: no mask in .*train/masks\n.*"
         r"val/images/0\.jpg', '.*val/images/0\.png' have one stem\n.*val/masks/b\.png: no image in .*val/images\n.*"
-        r"Add what lacks or remove",
+        r"Add missing files or remove",
     ):
         load_masks(tmp_path)
 

@@ -134,9 +134,9 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
     )
     raise_faults(problems, f"files in {folder} have no partner", advice)
     splits = DatasetDict()
-    for split, found in pairs.items():
-        targets = [str(file) for _, file in found], Image(decode=False)
-        splits[split] = images_at((str(image) for image, _ in found), split, **{target: targets})
+    for split, matched in pairs.items():
+        values = [str(file) for _, file in matched], Image(decode=False)
+        splits[split] = images_at((str(image) for image, _ in matched), split, **{target: values})
     return splits
 
 
