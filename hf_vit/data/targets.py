@@ -28,7 +28,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     if content is not None:
         return bytes(content)
     if path is None:
-        raise ValueError(f"there is no {what}")
+        raise ValueError(f"{what} is missing")
     if path.startswith(("http://", "https://")) and not path.startswith(constants.ENDPOINT):  # the Hub's want a token
         return download(path)
     if "://" in path:  # of a stream, whose files are not here

@@ -232,7 +232,7 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
     """Returns data whose targets number the classes or keypoints as a model does, which knows them all."""
     if not data.names:
         return data
-    if all(MODEL_LABEL in images.column_names for images in data.splits.values()):
+    if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
         return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
     known = torch.tensor([label2id[name] for name in data.names])
     names = tuple(sorted(label2id, key=label2id.__getitem__))
