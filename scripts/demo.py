@@ -23,6 +23,7 @@ from transformers import HfArgumentParser, PreTrainedModel, TrainingArguments, s
 from transformers.models.vit import ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit.data.augmentation.classification import small_affine
 
 
 @dataclass
@@ -91,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     trainer = training.HfViTTrainer(
         model=model,
         args=recipe,
-        train_dataset=data.AugmentedDataset(splits["train"], data.small_affine(), recipe.seed),
+        train_dataset=data.AugmentedDataset(splits["train"], small_affine(), recipe.seed),
         eval_dataset=splits["test"],
         data_collator=data.ImageClassificationCollator(processor),
         processing_class=processor,

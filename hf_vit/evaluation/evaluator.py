@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..data import TargetDataset
+from ..data.datasets import TargetDataset
 from .base import StreamedMetric
 
 

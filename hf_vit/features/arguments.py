@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..data import check_apart
+from ..data.checks import check_apart
 from ..options.field import COUNT, NOT_NEGATIVE, option
 from ..training.arguments import UnlabeledImagesArguments
 from .encoder import FEATURES

@@ -19,7 +19,8 @@ from datasets import Dataset, Image
 from torch import Tensor
 from transformers.utils import logging
 
-from ..data import TargetDataset, shows_transparency
+from ..data.checks import shows_transparency
+from ..data.datasets import TargetDataset
 from ..data.fingerprint import image_checksums
 from ..data.formats.files import in_lines, listed, report
 from ..model.image_targets import IGNORED_LABEL

@@ -13,7 +13,7 @@ from accelerate.utils import send_to_device
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import TargetDataset
+from ..data.datasets import TargetDataset
 from ..evaluation.evaluator import BaseEvaluator, ImageResult
 from ..evaluation.thresholds import Threshold
 from ..model.task_configurations import TASK_CONFIGS

@@ -12,17 +12,11 @@ from torch import Tensor
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
-from ..data import (
-    KeypointData,
-    TargetData,
-    TargetDataset,
-    check_dense,
-    held_out_of_stream,
-    hold_out,
-    without_unreadable,
-)
-from ..data.datasets import ReadTarget
+from ..data import check_dense, hold_out
+from ..data.checks import without_unreadable
+from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
+from ..data.loaders.image_classification import held_out_of_stream
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments, ImageDataArguments
 

@@ -7,17 +7,11 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers.utils import logging
 
-from ..data import (
-    TargetData,
-    first_images,
-    load_unlabeled_images,
-    masked_image_target,
-    stream_image_classification,
-    stream_images,
-)
-from ..data.datasets import SPLIT_SEED
+from ..data import load_unlabeled_images, stream_image_classification
+from ..data.collators import masked_image_target
+from ..data.datasets import SPLIT_SEED, TargetData
 from ..data.formats.files import SPLITS
-from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ..data.targets import label_target
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments
 from .checks import check_steps

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
-from ..data import AugmentedStream
+from ..data.augmentation.datasets import AugmentedStream
 
 
 logger = logging.get_logger(__name__)

@@ -19,6 +19,7 @@ import datasets
 from torch.utils.data import DataLoader
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit.data.augmentation.datasets import AugmentedStream
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
@@ -74,7 +75,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
         HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, augmentation,
         trainer_args, stream=stream,
     )  # fmt: skip
-    if isinstance(trainer.train_dataset, data.AugmentedStream):
+    if isinstance(trainer.train_dataset, AugmentedStream):
         trainer.train_dataset.start_after(done, args.batch_size)
     return trainer.get_train_dataloader()
 

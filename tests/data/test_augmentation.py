@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_vit.data import image_classification_augmentation
+from hf_vit.data.augmentation.classification import image_classification_augmentation
 
 
 GRADIENT = Image.fromarray(np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.uint8))

@@ -9,7 +9,8 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, concatenate_datasets
 from PIL import Image as PILImage
 
-from hf_vit.data import check_apart, hold_out, load_image_classification, unreadable_images, without_unreadable
+from hf_vit.data import hold_out, load_image_classification, unreadable_images
+from hf_vit.data.checks import check_apart, without_unreadable
 from hf_vit.features import ExtractionArguments
 from hf_vit.model.image_inputs import read_image
 

@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor
-from hf_vit.data import AugmentedDataset, dense_augmentation
+from hf_vit.data import AugmentedDataset
+from hf_vit.data.augmentation.joint import dense_augmentation
 from hf_vit.training.models import whole_image_processor
 
 

@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 from datasets import DatasetDict, concatenate_datasets
 
-from hf_vit.data import (
-    TargetData,
-    TargetDataset,
-    check_dense,
-    load_depth_estimation,
-    load_semantic_segmentation,
-    load_universal_segmentation,
-    without_unreadable,
-)
+from hf_vit.data import check_dense, load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
+from hf_vit.data.checks import without_unreadable
+from hf_vit.data.datasets import TargetData, TargetDataset
 
 from ..helpers.datasets import (
     SHAPE,

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.data import DensePredictionCollator, dense_augmentation
+from hf_vit.data.augmentation.joint import dense_augmentation
+from hf_vit.data.collators import DensePredictionCollator
 
 
 WIDTHS = (40, 24)

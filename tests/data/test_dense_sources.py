@@ -11,13 +11,8 @@ import torch
 from datasets import Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
-from hf_vit.data import (
-    TargetData,
-    hold_out,
-    load_depth_estimation,
-    load_semantic_segmentation,
-    load_universal_segmentation,
-)
+from hf_vit.data import hold_out, load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
+from hf_vit.data.datasets import TargetData
 
 from ..helpers.datasets import (
     SHAPE,

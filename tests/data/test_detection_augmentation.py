@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.data import AugmentedDataset, detection_augmentation
+from hf_vit.data import AugmentedDataset
+from hf_vit.data.augmentation.joint import detection_augmentation
 
 
 SIZE = (96, 128)

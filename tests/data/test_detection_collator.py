@@ -10,14 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.data import (
-    AugmentedDataset,
-    KeypointDetectionCollator,
-    ObjectDetectionCollator,
-    detection_augmentation,
-    keypoint_augmentation,
-    multi_scale_sizes,
-)
+from hf_vit.data import AugmentedDataset
+from hf_vit.data.augmentation.joint import detection_augmentation, keypoint_augmentation
+from hf_vit.data.collators import KeypointDetectionCollator, ObjectDetectionCollator, multi_scale_sizes
 
 
 def picture(width: int) -> Image.Image:

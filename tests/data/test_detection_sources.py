@@ -12,7 +12,8 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 from PIL import Image as PILImage
 
-from hf_vit.data import TargetData, load_object_detection
+from hf_vit.data import load_object_detection
+from hf_vit.data.datasets import TargetData
 from hf_vit.data.targets import target_of, without_crowds
 
 from ..helpers.datasets import encoded, picture, write_image

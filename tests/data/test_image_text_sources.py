@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
-from hf_vit.data import (
-    AugmentedDataset,
-    TargetData,
-    check_dense,
-    cropped_example_augmentation,
-    draw_caption,
-    load_image_text,
-)
+from hf_vit.data import AugmentedDataset, check_dense, load_image_text
+from hf_vit.data.augmentation.classification import cropped_example_augmentation
+from hf_vit.data.collators import draw_caption
+from hf_vit.data.datasets import TargetData
 
 from ..helpers.datasets import encoded, picture, write_pictures
 

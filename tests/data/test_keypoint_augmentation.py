@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.data import AugmentedDataset, keypoint_augmentation
+from hf_vit.data import AugmentedDataset
+from hf_vit.data.augmentation.joint import keypoint_augmentation
 
 
 SIZE = (128, 96)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification, stream_images
+from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
 from hf_vit.data.formats import archives
 from hf_vit.data.formats.archives import check_tars
 from hf_vit.data.formats.files import files_below
+from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import (
     dataset_of,

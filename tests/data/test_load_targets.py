@@ -10,7 +10,8 @@ import torch
 from datasets import DatasetDict
 from PIL import Image
 
-from hf_vit.data import TargetData, load_keypoint_detection, load_semantic_segmentation
+from hf_vit.data import load_keypoint_detection, load_semantic_segmentation
+from hf_vit.data.datasets import TargetData
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.load_data import load_targets, with_model_classes
 from hf_vit.training.tasks.shared import MaskDataArguments

@@ -13,17 +13,12 @@ from datasets import Image
 from torch.utils.data import DataLoader
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTImageProcessor, HfViTMaskedImageModelingConfig
-from hf_vit.data import (
-    AugmentedDataset,
-    AugmentedStream,
-    MaskedImageModelingCollator,
-    TargetDataset,
-    cropped_example_augmentation,
-    draw_mask_seed,
-    load_unlabeled_images,
-    masked_image_target,
-    stream_images,
-)
+from hf_vit.data import AugmentedDataset, load_unlabeled_images
+from hf_vit.data.augmentation.classification import cropped_example_augmentation
+from hf_vit.data.augmentation.datasets import AugmentedStream
+from hf_vit.data.collators import MaskedImageModelingCollator, draw_mask_seed, masked_image_target
+from hf_vit.data.datasets import TargetDataset
+from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, truncate, write_pictures
 from ..helpers.models import small_config

@@ -13,14 +13,13 @@ from faster_coco_eval import mask as coco_mask
 from PIL import Image as PILImage
 
 from hf_vit.data import (
-    KeypointData,
-    TargetData,
     load_depth_estimation,
     load_keypoint_detection,
     load_object_detection,
     load_semantic_segmentation,
     load_universal_segmentation,
 )
+from hf_vit.data.datasets import KeypointData, TargetData
 from hf_vit.data.formats import orientation as module
 from hf_vit.data.formats.voc import CORNERS
 

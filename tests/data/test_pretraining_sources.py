@@ -10,9 +10,9 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
-from hf_vit.data import first_images, load_unlabeled_images, stream_images
+from hf_vit.data import load_unlabeled_images
 from hf_vit.data.formats.columns import SourceOptions
-from hf_vit.data.loaders.unlabeled_images import image_and_class
+from hf_vit.data.loaders.unlabeled_images import first_images, image_and_class, stream_images
 from hf_vit.data.targets import encoded_bytes
 
 from ..helpers.datasets import (
@@ -182,7 +182,9 @@ def test_classes_of_splits_of_a_stream_are_the_same_ones(tmp_path: Path) -> None
 
 STREAMED = """
 import json, sys
-from hf_vit.data import TargetDataset, first_images, masked_image_target, stream_images
+from hf_vit.data.collators import masked_image_target
+from hf_vit.data.datasets import TargetDataset
+from hf_vit.data.loaders.unlabeled_images import first_images, stream_images
 
 try:
     rows = first_images(stream_images(sys.argv[1:]), {"train": 5})["train"]

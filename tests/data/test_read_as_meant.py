@@ -11,7 +11,6 @@ import pytest
 from datasets import Dataset, Features, Image, List, Value
 
 from hf_vit.data import (
-    TargetData,
     load_image_classification,
     load_image_text,
     load_object_detection,
@@ -20,6 +19,7 @@ from hf_vit.data import (
     load_unlabeled_images,
     stream_image_classification,
 )
+from hf_vit.data.datasets import TargetData
 from hf_vit.data.formats.classes import read_class_file
 from hf_vit.data.formats.text import flag_of
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification, stream_images
+from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
 from hf_vit.data.formats.stored import find_tars
+from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 

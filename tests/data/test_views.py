@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vit.data import MultiCrop, ViewColors
-from hf_vit.data.augmentation.views import NUM_DRAWN, blur_matrix, make_views
+from hf_vit.data.augmentation.views import NUM_DRAWN, MultiCrop, ViewColors, blur_matrix, make_views
 
 
 NUMBERS = ("area", "ratio", "top", "left", "flip", "blur", "sigma", "jitter", "brightness", "contrast", "saturation")

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTForObjectDetection, training
-from hf_vit.data import TargetDataset
+from hf_vit.data.datasets import TargetDataset
 from hf_vit.training import EvaluatorTrainer, Task
 
 from .options import parse_arguments, run

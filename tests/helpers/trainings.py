@@ -24,7 +24,8 @@ from hf_vit import (
     HfViTForObjectDetection,
     HfViTImageProcessor,
 )
-from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator
+from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint

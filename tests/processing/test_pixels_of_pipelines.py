@@ -16,11 +16,11 @@ from hf_vit.data import (
     ImageClassificationCollator,
     load_image_classification,
     load_unlabeled_images,
-    shows_transparency,
     stream_image_classification,
     unreadable_images,
 )
 from hf_vit.data.augmentation.operations import read_uint8
+from hf_vit.data.checks import shows_transparency
 from hf_vit.data.datasets import TargetDataset
 from hf_vit.data.targets import image_only, label_target
 from hf_vit.features.extraction import ImageReader

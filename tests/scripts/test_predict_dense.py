@@ -16,7 +16,7 @@ from hf_vit import (
     HfViTImageProcessor,
     HfViTModel,
 )
-from hf_vit.data import read_depth
+from hf_vit.data.targets import read_depth
 from hf_vit.inference.predict import name_outputs
 from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS, Writer
 from hf_vit.model.pretrained import HfViTPreTrainedModel

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
-from hf_vit.data import MultiCrop, ViewColors
+from hf_vit.data.augmentation.views import MultiCrop, ViewColors
 from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, ViewArguments
 
 from ..helpers.dense_trainings import scores_of

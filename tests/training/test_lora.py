@@ -15,7 +15,8 @@ from transformers import pipeline
 from transformers.integrations import peft as integration
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
-from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator
+from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.lora import is_adapted
 from hf_vit.training.saving.checkpoints import find_fault

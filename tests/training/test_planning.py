@@ -14,7 +14,9 @@ import torch
 import yaml
 from PIL import Image
 
-from hf_vit.data import TargetData, dense_augmentation, load_semantic_segmentation
+from hf_vit.data import load_semantic_segmentation
+from hf_vit.data.augmentation.joint import dense_augmentation
+from hf_vit.data.datasets import TargetData
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import ImageDataArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets

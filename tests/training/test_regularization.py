@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.data import AugmentedDataset, RepeatedAugmentationSampler, small_affine
-from hf_vit.data.augmentation.datasets import seeded
+from hf_vit.data import AugmentedDataset
+from hf_vit.data.augmentation.classification import small_affine
+from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import (
     BinaryCrossEntropy,

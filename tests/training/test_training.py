@@ -15,14 +15,8 @@ from torchvision.transforms import v2
 from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.data import (
-    DIGITS_INFO,
-    AugmentedDataset,
-    ImageClassificationCollator,
-    hold_out,
-    load_digits_dataset,
-    small_affine,
-)
+from hf_vit.data import DIGITS_INFO, AugmentedDataset, ImageClassificationCollator, hold_out, load_digits_dataset
+from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.training import HfViTTrainer, ImageClassification, TrainingInfo, write_model_card
 from hf_vit.training.publishing.model_card import describe_hardware
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from accelerate.utils import gather_object
 
-from ...data import DatasetInfo, TargetDataset
+from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
 from ...visualize.plots import draw_class_scores
 from ..arguments import StreamArguments, split_sources

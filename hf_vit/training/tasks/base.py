@@ -16,7 +16,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from transformers.utils import logging
 
 from ...convert import load_image_processor
-from ...data import AugmentedDataset, AugmentedStream, TargetData, check_apart
+from ...data import AugmentedDataset
+from ...data.augmentation.datasets import AugmentedStream
+from ...data.checks import check_apart
+from ...data.datasets import TargetData
 from ...data.targets import image_only
 from ...evaluation.evaluator import BaseEvaluator, Evaluator, check_truth
 from ...extras import check_packages

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
-from ...data import TargetDataset, load_depth_estimation
+from ...data import load_depth_estimation
+from ...data.datasets import TargetDataset
 from ...evaluation.depth import DepthMetric, describe_depth
 from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest

@@ -11,12 +11,9 @@ from datasets import DatasetDict, IterableDataset
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import (
-    ImageClassificationCollator,
-    TargetData,
-    image_classification_augmentation,
-    load_image_classification,
-)
+from ...data import ImageClassificationCollator, load_image_classification
+from ...data.augmentation.classification import image_classification_augmentation
+from ...data.datasets import TargetData
 from ...data.formats.files import with_files
 from ...data.targets import label_target
 from ...evaluation.classification import ClassificationMetric, majority_baseline

@@ -14,8 +14,10 @@ from PIL.Image import Image
 from torch import Generator, Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import MultiCrop, TargetDataset, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
-from ...data.collators import size_of_height
+from ...data.augmentation.classification import cropped_example_augmentation
+from ...data.augmentation.views import MultiCrop, ViewColors
+from ...data.collators import UnlabeledImageCollator, size_of_height
+from ...data.datasets import TargetDataset
 from ...data.targets import image_only
 from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NeighborAccuracy

@@ -10,7 +10,10 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
+from ...data import load_keypoint_detection
+from ...data.augmentation.joint import keypoint_augmentation
+from ...data.collators import KeypointDetectionCollator
+from ...data.datasets import KeypointData
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair

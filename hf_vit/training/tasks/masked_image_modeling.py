@@ -13,7 +13,8 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import MaskedImageModelingCollator, cropped_example_augmentation, draw_mask_seed
+from ...data.augmentation.classification import cropped_example_augmentation
+from ...data.collators import MaskedImageModelingCollator, draw_mask_seed
 from ...evaluation.evaluator import Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_masked_image_modeling import (

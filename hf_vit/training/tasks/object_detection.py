@@ -12,13 +12,10 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
-from ...data import (
-    ObjectDetectionCollator,
-    TargetData,
-    detection_augmentation,
-    load_object_detection,
-    multi_scale_sizes,
-)
+from ...data import load_object_detection
+from ...data.augmentation.joint import detection_augmentation
+from ...data.collators import ObjectDetectionCollator, multi_scale_sizes
+from ...data.datasets import TargetData
 from ...evaluation.detection import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import DEFAULT_THRESHOLD

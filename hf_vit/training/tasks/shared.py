@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import DensePredictionCollator, dense_augmentation
+from ...data.augmentation.joint import dense_augmentation
+from ...data.collators import DensePredictionCollator
 from ...data.formats.orientation import AnnotationOrientation
 from ...evaluation.base import LOWER_IS_BETTER
 from ...model.configuration_hf_vit import HfViTConfig, to_pair

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
-from ...data import TargetDataset, masked_image_target
+from ...data.collators import masked_image_target
+from ...data.datasets import TargetDataset
 from ...evaluation.evaluator import BaseEvaluator
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy, classify_by_neighbors
 from ..arguments import UnlabeledDataArguments

@@ -28,14 +28,10 @@ from transformers import (
 from ...convert import load_processor
 from ...convert.processors import load_tokenizer
 from ...convert.source import find_file
-from ...data import (
-    ImageClassificationCollator,
-    ImageTextCollator,
-    TargetData,
-    cropped_example_augmentation,
-    draw_caption,
-    load_image_text,
-)
+from ...data import ImageClassificationCollator, load_image_text
+from ...data.augmentation.classification import cropped_example_augmentation
+from ...data.collators import ImageTextCollator, draw_caption
+from ...data.datasets import TargetData
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
 from ...extras import check_packages
