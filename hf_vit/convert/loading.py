@@ -1,7 +1,6 @@
 """Published checkpoints as our models."""
 
 import os
-import re
 import resource
 import sys
 from dataclasses import dataclass, fields
@@ -18,7 +17,7 @@ from transformers.utils import logging
 from ..model.configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.remote_code import AUTO_MAP
+from ..model.remote_code import AUTO_MAP, list_tasks
 from ..model.task_configurations import TASK_CONFIGS, HfViTTextConfig
 from .families import FAMILIES
 from .family import Config, Family, Shapes
@@ -33,13 +32,9 @@ def find_class(path: str) -> Any:
 
 
 def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
-    """Returns our model classes, each by the task in the name of its Auto class."""
-    classes: dict[str, type[HfViTPreTrainedModel]] = {"features": HfViTModel}
-    for auto_class, path in AUTO_MAP.items():
-        if auto_class.startswith("AutoModelFor"):
-            words = re.findall("[A-Z][a-z]+", auto_class.removeprefix("AutoModelFor"))
-            classes["-".join(words).lower()] = find_class(path)
-    return classes
+    """Returns our model classes, each by the name of its task."""
+    paths = dict.fromkeys(path for path in AUTO_MAP.values() if path.startswith("task_"))
+    return {"features": HfViTModel, **dict(zip(list_tasks(), map(find_class, paths), strict=True))}
 
 
 logger = logging.get_logger(__name__)
