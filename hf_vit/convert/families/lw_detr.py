@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
-from ..family import Config, Family, Shapes, architecture_fields, check_backbone, given_fields, label_fields
+from ..family import Config, Family, Shapes, architecture_fields, check_backbone, label_fields
 from ..key_map import Joined, KeyMap, Made
 
 
@@ -74,15 +74,16 @@ BACKBONE = {
     "window_block_indices": [0, 1, 3, 6, 7, 9],
     "out_indices": [2, 4, 5, 9],
 }
+# Our options of the decoder and the losses, their names there, and what their class assumes
 DECODER = {
-    "num_queries": 300,
-    "decoder_layers": 3,
-    "d_model": 256,
-    "decoder_self_attention_heads": 8,
-    "decoder_n_points": 4,
-    "group_detr": 13,
-    "bbox_loss_coefficient": 5,
-    "giou_loss_coefficient": 2,
+    "num_queries": ("num_queries", 300),
+    "num_layers": ("decoder_layers", 3),
+    "hidden_size": ("d_model", 256),
+    "num_attention_heads": ("decoder_self_attention_heads", 8),
+    "num_points": ("decoder_n_points", 4),
+    "num_groups": ("group_detr", 13),
+    "bbox_weight": ("bbox_loss_coefficient", 5),
+    "giou_weight": ("giou_loss_coefficient", 2),
 }
 
 
@@ -164,8 +165,10 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     """Returns the options of projector, decoder and losses; see `configure`."""
-    theirs = given_fields(config, DECODER, **DECODER)
-    width, heads = theirs["d_model"], theirs["decoder_self_attention_heads"]
+    options = {
+        name: assumed if config.get(theirs) is None else config[theirs] for name, (theirs, assumed) in DECODER.items()
+    }
+    width, heads = options["hidden_size"], options["num_attention_heads"]
     ours = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
     for name, assumed in (("decoder_cross_attention_heads", 16), ("decoder_ffn_dim", 2048)):
         if config.get(name, assumed) != ours[name]:
@@ -174,18 +177,11 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
                 f"decoder_self_attention_heads={heads} it is {ours[name]} here. Open it with transformers."
             )
     return {
+        **options,
         "decoder": "deformable",
-        "num_queries": theirs["num_queries"],
-        "num_layers": theirs["decoder_layers"],
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_points": theirs["decoder_n_points"],
         "scale_factors": config.get("projector_scale_factors") or [1.0],
         "out_indices": out_indices,
         "projector_norm": "batch",
-        "num_groups": theirs["group_detr"],
-        "bbox_weight": theirs["bbox_loss_coefficient"],
-        "giou_weight": theirs["giou_loss_coefficient"],
     }
 
 
