@@ -15,7 +15,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
             say(table()["groups"][words[0]])
             return
         name, rest = split_name(words)
-        run(name, rest, description)
+        page, values = prepare(name, rest, description)
+    if page is not None:
+        run(page, values)
 
 
 def help_page() -> str:
@@ -134,20 +136,31 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
     raise ValueError(f"There is no task {part!r}.{question} The tasks are {', '.join(parts)}: hf-vit train TASK DATA.")
 
 
-def run(name: str, words: Sequence[str], description: str | None) -> None:
-    """Reads the options of a command and runs it, or prints its help page."""
+def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
+    """Returns the page of a command and the values of its options, or prints its help page and returns None."""
     help_wanted, words = split_help(words)
     if help_wanted is not None:
         page = evaluation_page(read(merged(), words)[0], is_help=True) if name == "evaluate" else page_of(name)
         say(page_text(name, page, description, has_all=help_wanted == "all"))
-        return
+        return None, {}
     page = merged() if name == "evaluate" else page_of(name)
     values, unknown = read(page, words)
     if name == "evaluate":
         page = evaluation_page(values, is_help=False)
     check(page, values, unknown)
-    module_name, _, function = page["call"].partition(":")
-    getattr(import_module(module_name), function)(**page.get("given", {}), **values, report=say)
+    return page, values
+
+
+def run(page: Page, values: Mapping[str, Any]) -> None:
+    """Runs a command.
+
+    What trains, evaluates or extracts reports errors of users itself: once it runs, a `ValueError` is a fault of the
+    program, whose traceback helps.
+    """
+    module_name, _, name = page["call"].partition(":")
+    function = getattr(import_module(module_name), name)
+    with nullcontext() if page["recipe"] else exit_in_one_line():
+        function(**page.get("given", {}), **values, report=say)
 
 
 def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -338,22 +351,13 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
             f"{' '.join(map(repr, unknown))} belongs to no option. What an option takes stands right behind it, and "
             "what stands alone comes before all options."
         )
+    declaring = module("options/field.py")
     for name, value in values.items():
-        check_range(name, value, options.get(name, {}))
+        option = options.get(name, {})
+        legal = declaring["Range"](*option["range"]) if "range" in option else None
+        declaring["check_number"](name, value, legal, option.get("default"))
     if "recipe" in values:
         module("options/named_recipes.py")["find_recipe"](values["recipe"])
-
-
-def check_range(name: str, value: Any, option: Option) -> None:
-    """Raises `ValueError` if a number, or one of a list, is infinite, NaN or out of range."""
-    legal = module("options/field.py")["Range"](*option["range"]) if "range" in option else None
-    for number in value if isinstance(value, list | tuple) else [value]:
-        if not isinstance(number, int | float) or isinstance(number, bool):
-            continue
-        if not math.isfinite(number) or (legal is not None and number not in legal):
-            default = option.get("default")
-            ending = "" if default in (None, value) else f" The default is {default}."
-            raise ValueError(f"{name}={value} must {legal or 'be a finite number'}.{ending}")
 
 
 # --- Help pages

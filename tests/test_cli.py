@@ -211,6 +211,18 @@ def test_a_missing_word_is_left_out() -> None:
     assert cli.read(cli.page_of("convert"), ["--list"]) == ({"list": True}, [])
 
 
+def test_faults_of_the_program_keep_their_traceback_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise ValueError("a fault")
+
+    monkeypatch.setattr("hf_vit.commands.train.train", fail)
+    monkeypatch.setattr("hf_vit.commands.info.info", fail)
+    with pytest.raises(ValueError, match="a fault"):
+        cli.main(["train", "image-text", "photos"])
+    with pytest.raises(SystemExit, match="hf-vit: a fault"):
+        cli.main(["info"])
+
+
 def test_the_file_of_options_is_current() -> None:
     versions = json.loads(generate.FILE.read_text(encoding="utf-8"))["versions"]
     if versions != {"transformers": transformers.__version__}:

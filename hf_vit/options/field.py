@@ -26,6 +26,23 @@ class Range(NamedTuple):
         return f"lie in {opening}{self.least:g}, {self.most:.10g}{closing}"
 
 
+def check_number(name: str, value: Any, legal: Range | None, default: Any) -> None:
+    """Raise `ValueError` if a value is a number, or a list with one, that is infinite, NaN or out of range.
+
+    Args:
+        name: The option.
+        value: Its value.
+        legal: Its range, if it has one.
+        default: Its default, which the error names.
+    """
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            continue
+        if not math.isfinite(number) or (legal is not None and number not in legal):
+            ending = "" if default in (MISSING, None, value) else f" The default is {default}."
+            raise ValueError(f"{name}={value} must {legal or 'be a finite number'}.{ending}")
+
+
 class Names(list[str]):
     """A list of names, which may also be given as one text with commas between them, or as a JSON list."""
 

@@ -1,17 +1,16 @@
 """From option values by name to dataclasses: names are checked, and values get the declared types."""
 
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from enum import Enum
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..data.formats.files import split_names
-from .field import Names
+from .field import Names, check_number
 from .library import metadata_of, options_of
 from .names import ANSWERS, unknown_option
 
@@ -148,18 +147,7 @@ def check_numbers(options: Any) -> None:
     """Raise `ValueError` for the first number of a dataclass of options that is out of range, infinite or NaN."""
     values = vars(options)
     for item in fields(options):
-        legal, value = metadata_of(item)["range"], values.get(item.name)
-        for number in numbers_in(value):
-            if not math.isfinite(number) or (legal is not None and number not in legal):
-                default = "" if item.default in (MISSING, None, value) else f" The default is {item.default}."
-                raise ValueError(f"{item.name}={value} must {legal or 'be a finite number'}.{default}")
+        check_number(item.name, values.get(item.name), metadata_of(item)["range"], item.default)
     for low, high in PAIRS:
         if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
             raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
-
-
-def numbers_in(value: Any) -> Iterator[float]:
-    """Yield a number, or those of a list."""
-    for entry in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        if isinstance(entry, int | float) and not isinstance(entry, bool):
-            yield entry
