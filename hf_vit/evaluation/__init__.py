@@ -1,1 +1,1 @@
-"""Metrics of predictions image by image, on any number of processes, and of classifiers."""
+"""Metrics of predictions image by image, on any number of processes, and of classifiers as `evaluate.Metric`."""

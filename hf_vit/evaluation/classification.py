@@ -1,7 +1,10 @@
-"""Scores of classifiers, and the majority baseline."""
+"""Scores of classifiers: metrics of `evaluate`, what the Trainer reports, and the majority baseline."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import datasets
+import evaluate
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +12,62 @@ from transformers import EvalPrediction
 
 from ..model.task_image_classification import classification_loss
 from .base import StreamedMetric
+
+
+def _metric_info(metric: evaluate.Metric, predictions: Any) -> evaluate.MetricInfo:
+    summary, _, inputs = str(metric.__doc__).partition("\n\n")
+    features = datasets.Features({"predictions": predictions, "references": datasets.Value("int64")})
+    return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
+
+
+class TopKAccuracy(evaluate.Metric):
+    """Share of the images whose right class is among the k likeliest.
+
+    `compute(predictions=, references=, k=1)` takes the class numbers of each image, the likeliest first, at least k of
+    them, and the right class number. It returns `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _metric_info(self, datasets.Sequence(datasets.Value("int64")))
+
+    def _compute(self, predictions: list[list[int]], references: list[int], k: int = 1) -> dict[str, float]:
+        ranked = np.asarray(predictions)
+        if k < 1 or ranked.shape[1] < k:
+            raise ValueError(f"k={k} must be at least 1 and at most {ranked.shape[1]}, the class numbers per image.")
+        hits = (ranked[:, :k] == np.asarray(references)[:, None]).any(axis=1)
+        return {"accuracy" if k == 1 else f"top_{k}_accuracy": float(hits.mean())}
+
+
+class MacroF1(evaluate.Metric):
+    """The F1 score of every class, averaged with equal weight, so that rare classes count as much as common ones.
+
+    `compute(predictions=, references=)` takes class numbers (N,) and returns `{"macro_f1": ...}` in [0, 1]. A class
+    that is neither predicted nor right for any image does not count (scikit-learn's rule).
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _metric_info(self, datasets.Value("int64"))
+
+    def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
+        from sklearn.metrics import f1_score  # here, as training needs this module but not always its score
+
+        return {"macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0))}
+
+
+class ConfusionMatrix(evaluate.Metric):
+    """How many images of each class were taken for which.
+
+    `compute(predictions=, references=, num_labels=K)` takes class numbers (N,) and returns
+    `{"confusion_matrix": (K, K) int64}` with a row for each right class and a column for each answer.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _metric_info(self, datasets.Value("int64"))
+
+    def _compute(self, predictions: list[int], references: list[int], num_labels: int) -> dict[str, np.ndarray]:
+        from sklearn.metrics import confusion_matrix  # here, as training needs this module but not always its score
+
+        return {"confusion_matrix": confusion_matrix(references, predictions, labels=range(num_labels))}
 
 
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
@@ -31,16 +90,13 @@ def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]
         raise ValueError(
             f"The scores need logits (N, num_labels) and class numbers (N,), not {logits.shape} and {labels.shape}."
         )
-    from sklearn.metrics import f1_score  # here, as trainings need this module but not always its scores
-
     loss = classification_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), None)
     ranked = np.argsort(-logits, axis=1, kind="stable")[:, :5]
-    is_right = ranked == labels[:, None]
-    scores = {"loss": loss.item(), "accuracy": float(is_right[:, 0].mean())}
+    top_k = TopKAccuracy(keep_in_memory=True)
+    scores = {"loss": loss.item(), **top_k.compute(predictions=ranked, references=labels)}
     if logits.shape[1] > 5:
-        scores["top_5_accuracy"] = float(is_right.any(axis=1).mean())
-    macro_f1 = f1_score(labels, ranked[:, 0], average="macro", zero_division=0)
-    return {**scores, "macro_f1": float(macro_f1)}
+        scores |= TopKAccuracy(keep_in_memory=True).compute(predictions=ranked, references=labels, k=5)
+    return scores | MacroF1(keep_in_memory=True).compute(predictions=ranked[:, 0], references=labels)
 
 
 class ClassificationMetric(StreamedMetric):
@@ -65,10 +121,10 @@ class ClassificationMetric(StreamedMetric):
 
     def confusion_matrix(self) -> np.ndarray:
         """Returns the number of images by right class and answer, (K, K) int64."""
-        from sklearn.metrics import confusion_matrix
-
         logits, labels = self._all()
-        counts: np.ndarray = confusion_matrix(labels, logits.argmax(axis=1), labels=range(len(self.names)))
+        counts: np.ndarray = ConfusionMatrix(keep_in_memory=True).compute(
+            predictions=logits.argmax(axis=1), references=labels, num_labels=len(self.names)
+        )["confusion_matrix"]
         return counts
 
     def _all(self) -> EvalPrediction:

@@ -1,4 +1,4 @@
-"""The scores: what the Trainer reports, and the files and pictures of an evaluated model."""
+"""The scores: metrics of evaluate, what the Trainer reports, and the files and pictures of an evaluated model."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from sklearn import metrics as reference
 from transformers import EvalPrediction
 
 from hf_vit import HfViTImageProcessor
+from hf_vit.evaluation.classification import ConfusionMatrix, MacroF1, TopKAccuracy
 from hf_vit.training import image_classification_metrics, majority_baseline
 from hf_vit.training.tasks.image_classification import ClassificationEvaluator
 from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
@@ -19,6 +20,25 @@ from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
 
 LOGITS = np.random.default_rng(0).normal(size=(200, 7))
 LABELS = np.random.default_rng(1).integers(0, 6, 200)  # class 6 never occurs
+
+
+def test_metrics_of_evaluate_equal_those_of_scikit_learn() -> None:
+    inputs = {"predictions": LOGITS.argmax(axis=1), "references": LABELS}
+    assert MacroF1(keep_in_memory=True).compute(**inputs)["macro_f1"] == pytest.approx(
+        reference.f1_score(LABELS, LOGITS.argmax(axis=1), average="macro")
+    )
+    counts = ConfusionMatrix(keep_in_memory=True).compute(**inputs, num_labels=7)["confusion_matrix"]
+    assert counts.sum() == 200
+    assert all(counts[row].sum() == (row == LABELS).sum() for row in range(7))
+    top_k = TopKAccuracy(keep_in_memory=True)
+    ranked = np.argsort(-LOGITS, axis=1)
+    for k in (1, 3, 5):
+        score = top_k.compute(predictions=ranked, references=LABELS, k=k)[
+            "accuracy" if k == 1 else f"top_{k}_accuracy"
+        ]
+        assert score == pytest.approx(reference.top_k_accuracy_score(LABELS, LOGITS, k=k, labels=range(7)))
+    with pytest.raises(ValueError, match="k=8 must be at least 1 and at most 7"):
+        top_k.compute(predictions=ranked, references=LABELS, k=8)
 
 
 def test_scores_equal_hand_computed_ones() -> None:
@@ -36,7 +56,6 @@ def test_scores_hold_top_5_where_there_are_more_than_5_labels() -> None:
         reference.top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7))
     )
     assert 0 < scores["accuracy"] < scores["top_5_accuracy"] < 1
-    assert scores["macro_f1"] == pytest.approx(reference.f1_score(LABELS, LOGITS.argmax(axis=1), average="macro"))
 
 
 def test_scores_refuse_other_shapes() -> None:
