@@ -80,12 +80,11 @@ def train(
         ImportError: if a package is missing.
         FloatingPointError: if the loss becomes infinite or NaN.
     """
-    name = task.replace("-", "_")
+    name = task.replace("_", "-")
     if name not in TASKS:
-        known = [known.replace("_", "-") for known in TASKS]
-        raise ValueError(f"There is no task {task!r}.{nearest(task, known)} Choose one of {', '.join(known)}.")
+        raise ValueError(f"There is no task {task!r}.{nearest(task, TASKS)} Choose one of {', '.join(TASKS)}.")
     given = {**unguarded(), **with_places(options, model, data)}
-    ended = run_training(TASKS[name], given, report, program=("train", name.replace("_", "-")))
+    ended = run_training(TASKS[name], given, report, program=("train", name))
     args, splits = ended.task.args, ended.task.loaded.splits
     return TrainingResult(
         ended.scores,

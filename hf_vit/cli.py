@@ -268,7 +268,7 @@ def find_task(values: Mapping[str, Any], is_local: bool) -> str:
         if is_local:
             return ""
         name: str = import_module("hf_vit.training.run").task_of_model(model)
-        return name.replace("_", "-")
+        return name
     try:
         saved = str(
             (json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"])[0]

@@ -20,8 +20,8 @@ from .training.training_options import MINUTES
 
 
 __all__ = ["PretrainingResult", "pretrain"]
-METHODS = tuple(name.replace("_", "-") for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
-LABELED_TASKS = tuple(dashed for name in TASKS if (dashed := name.replace("_", "-")) not in METHODS)
+METHODS = tuple(name for name, task in TASKS.items() if issubclass(task, UnlabeledTask))
+LABELED_TASKS = tuple(name for name in TASKS if name not in METHODS)
 PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
 GEOMETRY = ("image_size", "patch_size")  # which an encoder takes over from the model that it is compared with
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # by what starts from scratch, or from an encoder

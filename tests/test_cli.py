@@ -82,7 +82,7 @@ def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everythi
     task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    short, long = (help_of(capsys, "train", task.replace("_", "-"), "--help", *more) for more in ((), ("all",)))
+    short, long = (help_of(capsys, "train", task, "--help", *more) for more in ((), ("all",)))
     assert len(short.splitlines()) < 60
     assert max(map(len, short.splitlines())) <= 80
     names = set(options_of(task))
@@ -285,7 +285,7 @@ def test_recipes_go_with_the_package_and_are_found_by_name() -> None:
 
 def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:
     file = str(ROOT / "scripts" / "recipes" / "bccd.yaml")
-    types, rest = TASKS["object_detection"].argument_types(), ["--dataset_name", "cells", "--seed", "3"]
+    types, rest = TASKS["object-detection"].argument_types(), ["--dataset_name", "cells", "--seed", "3"]
     by_file = given_arguments(types, [file, *rest])
     assert by_file["seed"] == 3
     assert by_file == given_arguments(types, [*rest, "--recipe", "bccd"])
@@ -295,7 +295,7 @@ def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:
 
 
 def test_a_card_names_the_command_that_trains_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = TASKS["semantic_segmentation"]
+    task = TASKS["semantic-segmentation"]
     values = {"seed": 1, "hub_token": "hf_secret", "eval_scales": [1, 2], "bf16": True, "output_dir": Path("out")}
     words = ["--seed", "1", "--eval_scales", "1.0", "2.0", "--bf16", "true", "--output_dir", "out"]
     program = ("train", "semantic-segmentation")
@@ -359,7 +359,7 @@ def test_a_call_trains_as_the_command_does(trained: tuple[TrainingResult, list[s
 @pytest.mark.slow
 def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResult, list[str]]) -> None:
     result, _ = trained
-    types = TASKS["image_classification"].argument_types()
+    types = TASKS["image-classification"].argument_types()
     recipe = given_arguments(types, [str(result.output_dir / "recipe.yaml")])
     assert SHAPE.items() <= recipe.pop("config_overrides").items()
     assert {

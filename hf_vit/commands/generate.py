@@ -68,13 +68,12 @@ def generate() -> str:
         call = f"hf_vit.commands.{module}:{function}"
         pages[name] = {"call": call, "recipe": False, **page, "groups": groups, "options": keys}
 
-    for task_name, task in TASKS.items():
-        dashed = task_name.replace("_", "-")
-        page = {"text": describe(task_name), "words": ["dataset_name"], "given": {"task": task_name}}
+    for name, task in TASKS.items():
+        page = {"text": describe(name), "words": ["dataset_name"], "given": {"task": name}}
         declared = options_of_types(task.argument_types(), TRAINING)
-        add(f"train {dashed}", {**page, "groups": TRAINING, "recipe": True}, declared)
+        add(f"train {name}", {**page, "groups": TRAINING, "recipe": True}, declared)
         page = {"text": text_of("evaluate"), "words": ["model_name_or_path", "dataset_name"], "groups": EVALUATION}
-        add(f"evaluate {dashed}", {**page, "recipe": True}, evaluation_options(task))
+        add(f"evaluate {name}", {**page, "recipe": True}, evaluation_options(task))
     page = {
         "text": "Writes the features of images to parquet files.\n\n"
         "Usage: hf-vit features extract MODEL DATA [options]",
@@ -91,8 +90,7 @@ def generate() -> str:
         "features": text_of("features"),
     }
     architectures = {
-        name.replace("_", "-"): [task.model_class.__name__.removeprefix("HfViT"), *task.published]
-        for name, task in TASKS.items()
+        name: [task.model_class.__name__.removeprefix("HfViT"), *task.published] for name, task in TASKS.items()
     }
     sections: dict[str, Mapping[str, Any]] = {
         "groups": groups,
@@ -132,16 +130,15 @@ def text_of(command: str) -> str:
 
 def task_names() -> str:
     """Returns the names of the tasks, a line each."""
-    return "\n".join(sorted(name.replace("_", "-") for name in TASKS))
+    return "\n".join(sorted(TASKS))
 
 
 def describe(task: str) -> str:
     """Returns the text above the options of a training."""
-    dashed = task.replace("_", "-")
     lines = [
-        f"Trains {dashed.replace('-', ' ')}, from scratch or from another model.",
+        f"Trains {task.replace('-', ' ')}, from scratch or from another model.",
         "",
-        f"Usage: hf-vit train {dashed} [recipe.yaml] DATA [options]",
+        f"Usage: hf-vit train {task} [recipe.yaml] DATA [options]",
     ]
     if recipes := recipes_of(task):
         named = f"--recipe takes a file, or {', '.join(recipes)}."

@@ -131,7 +131,7 @@ def describe_ours(content: dict[str, Any]) -> Iterator[str]:
     with torch.device("meta"):
         model = model_class(config)
     if task is not None:
-        yield f"Task: {task.replace('_', '-')}"
+        yield f"Task: {task}"
     yield (
         f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers of width "
         f"{config.hidden_size}, images of {in_pixels(config.image_size)}, patches of {in_pixels(config.patch_size)}"

@@ -27,4 +27,4 @@ def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:
         report: Prints a line.
         **options: Those of the task, by name.
     """
-    run(TASKS[task], options, report, program=("train", task.replace("_", "-")))
+    run(TASKS[task], options, report, program=("train", task))

@@ -164,7 +164,7 @@ def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, 
     if "output_dir" in given or not given.get("dataset_name"):
         return given
     first = file_name(split_sources(given["dataset_name"])[0])
-    named = Path("outputs") / f"{first}-{name_of(task_class).replace('_', '-')}"
+    named = Path("outputs") / f"{first}-{name_of(task_class)}"
     resumed = given.get("resume_from_checkpoint")
     if resumed is None:
         folder = free_folder(named)
@@ -388,7 +388,7 @@ def find_task(values: Mapping[str, Any]) -> type[Task]:
     model = values.get("model_name_or_path")
     if not model:
         raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
-    name = str(values.get("task") or task_of_model(os.fspath(model))).replace("-", "_")
+    name = str(values.get("task") or task_of_model(os.fspath(model))).replace("_", "-")
     if name not in TASKS:
         raise ValueError(f"task={name!r} is unknown. Choose one of {', '.join(TASKS)}.")
     return TASKS[name]

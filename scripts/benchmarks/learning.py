@@ -249,7 +249,7 @@ def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
     kept = {name: value for name, value in recipe.items() if name not in OWN_LEARNING}
     shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
     kept |= {"seed": seed, "output_dir": folder, "eval_strategy": "no", "report_to": "none", **shape}
-    return training.TASKS[args.task].from_options(kept)
+    return training.TASKS[args.task.replace("_", "-")].from_options(kept)
 
 
 def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None) -> int:

@@ -19,12 +19,10 @@ from .references import draw_weights
 
 NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
-TASKS: dict[str, type[Task]] = {
-    name: training.TASKS[name] for name in ("semantic_segmentation", "universal_segmentation", "depth_estimation")
-}
-OBJECT_TASKS: dict[str, type[Task]] = {
-    name: training.TASKS[name] for name in ("object_detection", "keypoint_detection")
-}
+DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
+OBJECTS = ("object_detection", "keypoint_detection")
+TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # by file
+OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
 SCENES_BATCHES = (1, 2)  # images per process, of which the last batch has fewer

@@ -229,7 +229,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
-    task_class = training.TASKS["image_classification"]
+    task_class = training.TASKS["image-classification"]
     task = task_class(*parse_arguments(task_class.argument_types(), arguments))
     task.load_data()
     task.make_trainer().train()

@@ -133,7 +133,7 @@ def test_every_model_returns_features(model_class: Any) -> None:
 
 
 def test_lists_name_what_can_be_used() -> None:
-    assert sorted(hf_vit.list_tasks()) == sorted(name.replace("_", "-") for name in TASKS)
+    assert sorted(hf_vit.list_tasks()) == sorted(TASKS)
     assert [HfViTConfig.from_preset(name).model_type for name in hf_vit.list_presets()] == ["hf_vit"] * 7
     recipes = Path(hf_vit.__file__).parents[1] / "scripts" / "recipes"
     assert sorted(hf_vit.list_recipes()) == sorted(file.stem for file in recipes.glob("*.yaml"))

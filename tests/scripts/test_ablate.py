@@ -120,9 +120,7 @@ def test_the_script_understands_all_variants(file: Path, tmp_path: Path) -> None
     assert header["result"].startswith("not run: needs ") or (ROOT / header["result"]).is_file()
     script = load_script("ablate")
     ablation = script.read_ablation(file)
-    (name,) = re.findall(
-        r"training\.run\(\s*training\.TASKS\[\"(\w+)\"\]", (ROOT / "scripts" / ablation["script"]).read_text()
-    )
+    (name,) = re.findall(r'"train", "([\w-]+)"', (ROOT / "scripts" / ablation["script"]).read_text())
     for number, variant in enumerate(ablation["variants"]):
         recipe = script.variant_of(ablation, variant)
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(recipe))

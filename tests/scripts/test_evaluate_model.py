@@ -28,14 +28,14 @@ def test_the_class_of_a_saved_model_tells_its_task(task: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("architecture", "task"),
     [
-        ("DeiTForImageClassificationWithTeacher", "image_classification"),
-        ("DPTForSemanticSegmentation", "semantic_segmentation"),
-        ("EomtForUniversalSegmentation", "universal_segmentation"),
-        ("DepthAnythingForDepthEstimation", "depth_estimation"),
-        ("YolosForObjectDetection", "object_detection"),
-        ("VitPoseForPoseEstimation", "keypoint_detection"),
-        ("CLIPModel", "zero_shot_image_classification"),
-        ("Siglip2Model", "zero_shot_image_classification"),
+        ("DeiTForImageClassificationWithTeacher", "image-classification"),
+        ("DPTForSemanticSegmentation", "semantic-segmentation"),
+        ("EomtForUniversalSegmentation", "universal-segmentation"),
+        ("DepthAnythingForDepthEstimation", "depth-estimation"),
+        ("YolosForObjectDetection", "object-detection"),
+        ("VitPoseForPoseEstimation", "keypoint-detection"),
+        ("CLIPModel", "zero-shot-image-classification"),
+        ("Siglip2Model", "zero-shot-image-classification"),
     ],
 )
 def test_so_does_that_of_a_published_one(architecture: str, task: str, tmp_path: Path) -> None:
@@ -45,14 +45,14 @@ def test_so_does_that_of_a_published_one(architecture: str, task: str, tmp_path:
 def test_what_names_no_class_is_a_classifier_or_what_the_user_gives(tmp_path: Path) -> None:
     (tmp_path / "vit.pth").write_bytes(b"")
     for model in (config_of(tmp_path / "timm"), str(tmp_path / "vit.pth")):
-        assert task_of_model(model) == "image_classification"
-        assert find_task({"model_name_or_path": model, "task": "depth-estimation"}) is TASKS["depth_estimation"]
+        assert task_of_model(model) == "image-classification"
+        assert find_task({"model_name_or_path": model, "task": "depth-estimation"}) is TASKS["depth-estimation"]
 
 
 def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
     config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
     (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: {tmp_path / 'rooms'}\neval_crop: eigen")
-    assert find_task(with_recipe({"recipe": tmp_path / "recipe.yaml"})) is TASKS["depth_estimation"]
+    assert find_task(with_recipe({"recipe": tmp_path / "recipe.yaml"})) is TASKS["depth-estimation"]
     (tmp_path / "recipe.yaml").write_text("eval_crop: eigen")
     with pytest.raises(ValueError, match="Say what to evaluate"):
         plan_evaluation({"recipe": tmp_path / "recipe.yaml"})
@@ -84,7 +84,7 @@ def test_no_evaluation_writes_over_another_one(
 
 def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path, "HfViTModel")
-    message = r"was saved as HfViTModel, which is of no task. .* --task, one of depth_estimation"
+    message = r"was saved as HfViTModel, which is of no task. .* --task, one of depth-estimation"
     with pytest.raises(SystemExit, match=message):
         load_script("evaluate_model").main(["--model_name_or_path", model, "--dataset_name", "photos", "--use_cpu"])
 
@@ -101,9 +101,7 @@ def test_a_pretrained_encoder_is_evaluated_by_its_features(tmp_path: Path) -> No
 def test_help_lists_the_options_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, model = load_script("evaluate_model"), config_of(tmp_path, "HfViTForDepthEstimation")
     for arguments, is_listed in ((["--help"], False), (["--model_name_or_path", model, "--help"], True)):
-        with pytest.raises(SystemExit) as stopped:
-            script.main(arguments)
-        assert stopped.value.code == 0
+        script.main(arguments)
         printed = capsys.readouterr().out
         assert ("--min_eval_depth" in printed) is is_listed
         assert "--model_name_or_path" in printed

@@ -88,7 +88,7 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif program == "hf-vit":
         parse(partial(cli.main, rest), "hf-vit", rest, monkeypatch)
         if rest[0] == "train" and "--output_dir" in rest:
-            save_config(TASKS[rest[1].replace("-", "_")].model_class.__name__, rest)
+            save_config(TASKS[rest[1]].model_class.__name__, rest)
     elif ["-m", "hf_vit"] in [rest[index : index + 2] for index in range(len(rest))]:
         start = rest.index("-m")
         check_launcher(program, rest[:start])

@@ -33,7 +33,7 @@ def test_its_script_understands_a_recipe(file: Path, tmp_path: Path) -> None:
     header = header_of(file)
     assert ROOT / header["file"] == file
     (name,) = re.findall(r'"train", "([\w-]+)"', (ROOT / header["script"]).read_text())
-    task = TASKS[name.replace("-", "_")]
+    task = TASKS[name]
     command = [str(file), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
     model, *parts = parse_arguments(task.argument_types(), command)
     assert (model.preset is None) == (model.model_name_or_path is not None)

@@ -184,7 +184,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
 
 
 def classify(data: Path, *options: str) -> Task:
-    task_class = TASKS["image_classification"]
+    task_class = TASKS["image-classification"]
     arguments = [
         "--preset",
         "tiny",

@@ -130,7 +130,7 @@ def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -
     ],
 )
 def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, value: Any, words: list[str]) -> None:
-    types = TASKS[task].argument_types()
+    types = TASKS[task.replace("_", "-")].argument_types()
     places = {"dataset_name": "data", "output_dir": "out"}
     given = [{**places, name: value}]
     by_mapping, line = parse_arguments(types, given), words_of(name, resolve(types, given[0])[name])
@@ -141,7 +141,7 @@ def test_lists_from_python_are_those_of_the_command_line(task: str, name: str, v
 
 
 def test_places_are_a_list_or_a_text_with_commas() -> None:
-    types = TASKS["masked_image_modeling"].argument_types()
+    types = TASKS["masked-image-modeling"].argument_types()
     places = ["photos", "more"]
     for given in (places, tuple(places), "photos,more"):
         assert build(types, {"dataset_name": given, "output_dir": "out"})[1].sources == places
@@ -150,7 +150,7 @@ def test_places_are_a_list_or_a_text_with_commas() -> None:
 
 def test_names_in_a_list_are_those_names() -> None:
     def data_of(task: str, **options: Any) -> dict[str, Any]:
-        types = TASKS[task].argument_types()
+        types = TASKS[task.replace("_", "-")].argument_types()
         return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[1].source_options()
 
     names = ["sky", "door, double", "[x]"]
