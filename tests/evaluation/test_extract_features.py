@@ -84,7 +84,7 @@ def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> 
 
 STUCK = """
 import sys, time
-from hf_vit import features
+from hf_vit import cli
 from hf_vit.features.extraction import ImageReader
 
 read = ImageReader.__getitem__
@@ -95,7 +95,7 @@ def read_or_wait(self, index):
     return image
 
 ImageReader.__getitem__ = read_or_wait
-features.extract(sys.argv[1:], None, echo=print)
+cli.main(["features", "extract", *sys.argv[1:]])
 """
 
 
