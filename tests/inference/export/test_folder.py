@@ -173,8 +173,10 @@ def test_the_folder_holds_what_running_it_takes(exported: Path) -> None:
 def test_a_program_that_differs_is_not_written(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    right = FORMATS["torch"]
+
     def open_wrong(file: Path, outputs: tuple[str, ...]) -> Run:
-        run = FORMATS["torch"].open(file, outputs)
+        run = right.open(file, outputs)
 
         def run_wrong(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             results = run(inputs)
@@ -184,11 +186,11 @@ def test_a_program_that_differs_is_not_written(
 
         return run_wrong
 
-    monkeypatch.setitem(formats.FORMATS, "wrong", replace(FORMATS["torch"], open=open_wrong))
+    monkeypatch.setitem(formats.FORMATS, "torch", replace(right, open=open_wrong))
     monkeypatch.setattr("sys.argv", ["hf-vit"])
     output = tmp_path / "outputs" / "wrong"
     with pytest.raises(SystemExit) as left:
-        cli.main(["export", str(saved), "--format", "wrong", "--output_dir", str(output)])
+        cli.main(["export", str(saved), "--format", "torch", "--output_dir", str(output)])
     assert str(left.value).startswith("hf-vit: The program is not equal to the model, so nothing was written: 4 x ")
     assert not list(tmp_path.iterdir())
     assert "1 x 32x32  logits" in capsys.readouterr().out  # what it compared with before
