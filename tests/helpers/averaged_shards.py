@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hf_vit import HfViTForImageClassification
-from hf_vit.training import Muon, make_parameter_groups
+from hf_vit.training import make_parameter_groups
 from hf_vit.training.callbacks.ema import WeightAverage
+from hf_vit.training.optim.muon import Muon
 
 from .models import TRAINING_CASES, small_config
 from .references import draw_weights

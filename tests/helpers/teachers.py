@@ -22,8 +22,9 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.training import Distillation, FeatureDistillation, Teacher, TokenDistillation
-from hf_vit.training.distillation.teacher import TeacherView
+from hf_vit.training.distillation.base import Distillation
+from hf_vit.training.distillation.methods import FeatureDistillation, TokenDistillation
+from hf_vit.training.distillation.teacher import Teacher, TeacherView
 
 from .models import small_config
 from .references import draw_weights

@@ -25,11 +25,11 @@ from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainingArguments,
     ModelArguments,
-    checkpoint_to_resume,
     load_classifier,
     make_trainer,
 )
 from hf_vit.training.models import load_model
+from hf_vit.training.saving.output_folder import checkpoint_to_resume
 from hf_vit.training.tasks.image_classification import input_size
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz

@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
+from hf_vit.evaluation.universal import UniversalMetric
 from hf_vit.model.task_universal_segmentation import mask_probabilities
-from hf_vit.training import UniversalMetric
 from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
 from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, scores_of, train, write_scenes

@@ -19,8 +19,9 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import DistillationArguments, TokenDistillation, make_distillation
+from hf_vit.training.distillation.arguments import DistillationArguments, make_distillation
 from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
+from hf_vit.training.distillation.methods import TokenDistillation
 from hf_vit.training.distillation.open_teacher import load_encoder, match_classes, with_view
 from hf_vit.training.distillation.teacher import TeacherView, read_features
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.training import EvaluatorTrainer, ImageResult
+from hf_vit.evaluation.evaluator import ImageResult
+from hf_vit.training import EvaluatorTrainer
 from hf_vit.training.evaluator_trainer import draw_examples
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
