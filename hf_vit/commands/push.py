@@ -13,7 +13,8 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from ..training import check_upload, list_upload, publish
+from ..training import publish
+from ..training.publishing.hub import check_upload, list_upload
 
 
 def describe(folder: Path) -> Iterator[str]:

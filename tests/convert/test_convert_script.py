@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, list_families
 from hf_vit.convert import families_table, parity
 from hf_vit.convert.families import FAMILIES
-from hf_vit.training import check_upload
+from hf_vit.training.publishing.hub import check_upload
 from scripts import convert_checkpoint
 
 from ..helpers.fresh import run_script, run_without_package

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_vit.training import ClassificationDataArguments, HfViTTrainingArguments
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.arguments import ClassificationDataArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.tasks.image_classification import open_labeled
 
@@ -136,7 +137,8 @@ from functools import partial
 from pathlib import Path
 from accelerate import PartialState
 from hf_vit.data import datasets
-from hf_vit.training import HfViTTrainingArguments, ClassificationDataArguments
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.arguments import ClassificationDataArguments
 from hf_vit.training.load_data import load_targets
 from hf_vit.training.tasks.image_classification import open_labeled
 

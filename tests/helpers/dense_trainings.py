@@ -11,7 +11,8 @@ from PIL import Image
 
 from hf_vit import HfViTForObjectDetection, training
 from hf_vit.data.datasets import TargetDataset
-from hf_vit.training import EvaluatorTrainer, Task
+from hf_vit.training import Task
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 from .options import parse_arguments, run
 from .references import draw_weights

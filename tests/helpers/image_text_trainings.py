@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import EvaluatorTrainer
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import Float64Collator, scores_of

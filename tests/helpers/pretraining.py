@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.training import EvaluatorTrainer
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from .dense_trainings import scores_of

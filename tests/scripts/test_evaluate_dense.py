@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.training import evaluate
+from hf_vit.training.run import evaluate
 
 from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
 from ..helpers.fresh import run_script

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training import (
-    AugmentationArguments,
-    ClassificationDataArguments,
-    HfViTTrainingArguments,
-    ImageClassification,
-    ModelArguments,
-)
-from hf_vit.training.arguments import usable_cores
+from hf_vit.training import AugmentationArguments, HfViTTrainingArguments, ImageClassification
+from hf_vit.training.arguments import ClassificationDataArguments, ModelArguments, usable_cores
 
 from ..helpers.options import parse_arguments
 

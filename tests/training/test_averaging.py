@@ -15,16 +15,10 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import (
-    HfViTTrainer,
-    HfViTTrainingArguments,
-    ImageClassification,
-    check_upload,
-    evaluate,
-    last_checkpoint,
-    list_upload,
-)
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, last_checkpoint
 from hf_vit.training.callbacks.ema import WeightAverage
+from hf_vit.training.publishing.hub import check_upload, list_upload
+from hf_vit.training.run import evaluate
 from hf_vit.training.saving.checkpoints import find_fault
 
 from ..helpers import distributed

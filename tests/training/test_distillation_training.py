@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from transformers import SwinModel
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import ImageClassification, ModelArguments, load_classifier
+from hf_vit.training import ImageClassification
+from hf_vit.training.arguments import ModelArguments
 from hf_vit.training.distillation.base import PROJECTION_NAME, check_distillation
+from hf_vit.training.tasks.image_classification import load_classifier
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, TASKS, make_trainer, run_task, write_scenes

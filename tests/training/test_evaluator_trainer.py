@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hf_vit.evaluation.evaluator import ImageResult
-from hf_vit.training import EvaluatorTrainer
-from hf_vit.training.evaluator_trainer import draw_examples
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer, draw_examples
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
 from ..helpers.dense_trainings import (

@@ -22,8 +22,8 @@ from hf_vit import (
     __version__,
 )
 from hf_vit.convert.model_card import escape_markdown
-from hf_vit.training import check_upload, list_upload, publish
-from hf_vit.training.publishing.hub import additions
+from hf_vit.training import publish
+from hf_vit.training.publishing.hub import additions, check_upload, list_upload
 
 from ..helpers.fresh import run_script, run_with_package, run_without_package
 from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve

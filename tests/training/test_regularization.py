@@ -19,15 +19,9 @@ from hf_vit.data import AugmentedDataset
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training import (
-    BinaryCrossEntropy,
-    HfViTTrainer,
-    ImageClassification,
-    Mixing,
-    PatchDropout,
-    RegularizationArguments,
-    regularize,
-)
+from hf_vit.training import HfViTTrainer, ImageClassification
+from hf_vit.training.batch_transforms import Mixing
+from hf_vit.training.regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextTrainingArguments
 
 from ..helpers.datasets import load_digits, write_class_folders

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from transformers import Trainer
 
 import hf_vit.training
+from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 
 # The library uploads a pickle in mid-training, and no public method or event comes between the last file of a
@@ -21,6 +22,6 @@ def subclasses_of(kind: type) -> Iterator[type]:
 def test_trainers_override_two_private_methods_of_the_library() -> None:
     ours = [kind for kind in subclasses_of(Trainer) if kind.__module__.startswith(f"{hf_vit.__name__}.")]
     assert hf_vit.training.HfViTTrainer in ours
-    assert hf_vit.training.EvaluatorTrainer in ours
+    assert EvaluatorTrainer in ours
     own = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
     assert {name for kind in ours for name in own & vars(kind).keys()} == PRIVATE
