@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import HfViTEmbeddings, resample_to_grid, sincos_position_embeddings
+from .layers import at_least_float32
 
 
 Size = int | list[int] | tuple[int, int]
@@ -50,7 +51,7 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
     old = kernels.shape[1]
     if num_channels == old:
         return kernels
-    precise = kernels.detach().to(torch.promote_types(kernels.dtype, torch.float32))
+    precise = at_least_float32(kernels.detach())
     if num_channels == 1:
         precise = precise.mean(dim=1, keepdim=True)
     in_turn = torch.arange(num_channels, device=kernels.device) % precise.shape[1]

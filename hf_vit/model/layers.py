@@ -54,15 +54,20 @@ class HfViTRecorded(nn.Module):
         return {**vars(self), "_forward_hooks": OrderedDict(hooks)}
 
 
-def without_autocast(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Switches autocast off in a loss function, as it would compute matrix products in half precision."""
+def at_least_float32(values: Tensor) -> Tensor:
+    """Returns values in float32, or in float64 if they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Runs a loss function on predictions in float32 at least, and without autocast, which would undo that."""
 
     @wraps(loss)
-    def run_without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with torch.autocast(predictions.device.type, enabled=False):
-            return loss(predictions, *args, **kwargs)
+            return loss(at_least_float32(predictions), *args, **kwargs)
 
-    return run_without_autocast
+    return run_in_float32
 
 
 class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
@@ -196,7 +201,7 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(maps)
         counted = torch.ones_like(maps[:, 0]) if mask is None else mask.to(maps.dtype)  # (B, h, w)
-        counted = counted[:, None].to(torch.promote_types(maps.dtype, torch.float32))  # (B, 1, h, w)
+        counted = at_least_float32(counted[:, None])  # (B, 1, h, w)
         values = maps.to(counted.dtype)
         total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
         total = sum_over_processes(total)
@@ -219,7 +224,7 @@ def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2
     return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(size)
 
 
-class HfViTProjectorLayer(HfViTInitialized, nn.Linear):
+class HfViTFanInLinear(HfViTInitialized, nn.Linear):
     """A linear layer that keeps the deviation of what comes in, whatever that of the blocks' weights is."""
 
     def initialize(self, std: float) -> None:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils.import_utils import is_scipy_available
 
+from .layers import at_least_float32
+
 
 if is_scipy_available():
     from scipy.optimize import linear_sum_assignment
@@ -23,8 +25,7 @@ def match(cost: Tensor) -> tuple[Tensor, Tensor]:
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
     largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of it stay finite
-    cost = cost.to(torch.promote_types(cost.dtype, torch.float32))
-    cost = torch.nan_to_num(cost, nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
+    cost = at_least_float32(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
     queries, targets = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTProjectorLayer, gather_rows, sum_over_processes, without_autocast
+from .layers import HfViTFanInLinear, gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
@@ -28,8 +28,8 @@ class HfViTPrototypes(nn.Module):
         super().__init__()
         size = options.projector_hidden_size
         widths = (config.pooled_size, size, size, options.embedding_size)
-        self.inner = nn.ModuleList(HfViTProjectorLayer(one, other) for one, other in pairwise(widths))
-        self.prototypes = HfViTProjectorLayer(options.embedding_size, options.num_prototypes, bias=False)
+        self.inner = nn.ModuleList(HfViTFanInLinear(one, other) for one, other in pairwise(widths))
+        self.prototypes = HfViTFanInLinear(options.embedding_size, options.num_prototypes, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., D) to (..., K)."""
@@ -40,14 +40,14 @@ class HfViTPrototypes(nn.Module):
 
 
 @torch.no_grad()
-@without_autocast
+@in_float32
 def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
     """Returns probabilities (N, K) of prototypes, given cosines (N, K) with them, under which all are used equally.
 
     It is the algorithm of Sinkhorn and Knopp as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all
     processes; with another `add`, those that it adds up.
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scores = logits / temperature
     shares = (scores - 1 / temperature).exp()  # cosines are at most 1
     for _ in range(ROUNDS):
         shares = shares / add(shares.sum(dim=0)).clamp_min(torch.finfo(shares.dtype).tiny)
@@ -55,41 +55,41 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
     return shares
 
 
-@without_autocast
+@in_float32
 def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
     """Returns the mean cross-entropy of views with cosines (B, V, K) to what global ones (B, G, K) are assigned to.
 
     Each view is compared with all global ones but itself, as in DINO (https://arxiv.org/abs/2104.14294).
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scores = logits / temperature
     entropies = -torch.einsum("bgk,bvk->gvb", assigned.to(scores.dtype), scores.log_softmax(dim=-1))  # (G, V, B)
     is_other = ~torch.eye(*entropies.shape[:2], dtype=torch.bool, device=logits.device)
     total = add(entropies[is_other].mean(dim=0).sum())
     return total / add(total.new_tensor(float(len(logits))))
 
 
-@without_autocast
+@in_float32
 def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
     """Returns the cross-entropy of masked patches with cosines (M, K) to what they are assigned to when seen.
 
     It is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
     (V, N) hides in each view, then over the views of all processes, of which those without a masked patch add 0.
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scores = logits / temperature
     entropies = -(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum(dim=-1)  # (M,)
     counts = masks.sum(dim=1, keepdim=True).expand_as(masks)[masks]  # (M,)
     total = sum_over_processes((entropies / counts).sum())
     return total / sum_over_processes(total.new_tensor(float(len(masks))))
 
 
-@without_autocast
+@in_float32
 def koleo_loss(features: Tensor) -> Tensor:
     """Returns how near pooled features (B, G, D) of one view are to those of another image, summed over views.
 
     It is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: minus the mean logarithm of the distance between the
     direction of an image and the nearest one of all other images, of all processes; 0 where there is no other.
     """
-    own = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+    own = F.normalize(features, dim=-1)
     (rows,), shares, start = gather_rows(own.flatten(1))
     everything = rows.unflatten(1, own.shape[1:]).transpose(0, 1)  # (G, N, D)
     if len(rows) < 2:

@@ -22,9 +22,10 @@ from .layers import (
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
     HfViTNamedHead,
+    at_least_float32,
     blocks_or_last,
+    in_float32,
     run_unpadded,
-    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
@@ -81,7 +82,7 @@ class HfViTLinearDepthHead(nn.Module):
         if self.limits is None:
             return scores.relu()
         # Half precision has fewer numbers than there are bins.
-        weights = scores.relu().to(torch.promote_types(scores.dtype, torch.float32)) + 0.1  # all bins count a little
+        weights = at_least_float32(scores.relu()) + 0.1  # all bins count a little
         lowest, highest = self.limits
         bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
@@ -282,7 +283,7 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
         return run_unpadded(head, levels, prefixes, mask).squeeze(1)
 
 
-@without_autocast
+@in_float32
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
     """Returns the mean over images of their losses; one without a valid pixel adds exactly zero.
 
@@ -296,8 +297,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
             f"labels must be floats (batch, height, width) in meters with batch {len(predicted)}, not {labels.dtype} "
             f"of shape {tuple(labels.shape)}. The image processor makes them from depth_maps."
         )
-    precision = torch.promote_types(predicted.dtype, torch.float32)
-    predicted, labels = predicted.to(precision), labels.to(precision)
+    labels = labels.to(predicted.dtype)
     if predicted.shape[-2:] != labels.shape[-2:]:
         predicted = F.interpolate(predicted[:, None], size=labels.shape[-2:], mode="bilinear", align_corners=False)[
             :, 0

@@ -10,29 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig
-from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized, check_class_numbers, may_read
+from .layers import HfViTFanInLinear, at_least_float32, check_class_numbers, may_read
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel, version_of
-
-
-class HfViTClassifier(HfViTInitialized, nn.Linear):
-    """A linear layer that starts with logits of a deviation near 1, as pooled features are normalized."""
-
-    # A start at zero, as in the code of the ViT paper, or near it passes the blocks next to no gradient: short
-    # trainings from scratch end worse, those of saved backbones no better.
-
-    def initialize(self, std: float) -> None:
-        """Draws weights by fan-in (LeCun), whatever the deviation of the blocks, and sets the bias to zero."""
-        init.trunc_normal_(self.weight, mean=0.0, std=self.in_features**-0.5)
-        init.zeros_(self.bias)
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
@@ -61,7 +48,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     classification.
     """
     # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_float32(logits)
     num_labels = logits.shape[1]
     if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
         raise ValueError(
@@ -137,9 +124,11 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
                 "num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features."
             )
         self.model = HfViTModel(config)
-        self.classifier: nn.Module = HfViTClassifier(config.pooled_size, config.num_labels)
+        # A start at zero, as in the code of the ViT paper, or near it passes the blocks next to no gradient: short
+        # trainings from scratch end worse, those of saved backbones no better.
+        self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
-            HfViTClassifier(config.hidden_size, config.num_labels) if config.use_distillation_token else None
+            HfViTFanInLinear(config.hidden_size, config.num_labels) if config.use_distillation_token else None
         )
         self.post_init()
 
@@ -170,7 +159,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
     def _draw_classifier(self, size: int) -> nn.Module:
         if not self.config.num_labels:
             return nn.Identity()
-        head = HfViTClassifier(size, self.config.num_labels).to(self.device, self.dtype)
+        head = HfViTFanInLinear(size, self.config.num_labels).to(self.device, self.dtype)
         head.initialize(self.config.initializer_range)
         return head.train(self.training)
 

@@ -15,7 +15,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTBatchNorm2d, HfViTProjectorLayer, sum_over_processes, without_autocast
+from .layers import HfViTBatchNorm2d, HfViTFanInLinear, in_float32, sum_over_processes
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .self_distillation import HfViTPrototypes, assign, between_views, koleo_loss, of_patches
@@ -34,9 +34,9 @@ class HfViTProjector(nn.Module):
     def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
         super().__init__()
         size = options.projector_hidden_size
-        self.inner = nn.ModuleList(HfViTProjectorLayer(width, size) for width in (config.pooled_size, size))
+        self.inner = nn.ModuleList(HfViTFanInLinear(width, size) for width in (config.pooled_size, size))
         self.norms = nn.ModuleList(HfViTBatchNorm2d(size) for _ in self.inner)
-        self.last = HfViTProjectorLayer(size, options.embedding_size)
+        self.last = HfViTFanInLinear(size, options.embedding_size)
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., D) to (..., E)."""
@@ -55,7 +55,7 @@ def draw_slices(size: int, count: int, device: torch.device, generator: Generato
     return slices / slices.norm(dim=0)
 
 
-@without_autocast
+@in_float32
 def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes) -> Tensor:
     """Returns how far embeddings (B, V, E) are from a standard normal distribution, seen along slices (E, S).
 
@@ -64,30 +64,28 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     integrated over [-3, 3] by the trapezoidal rule under a Gaussian weight; of these the mean. The images are those of
     all processes, on which the loss is the same; with another `add`, those that it adds up.
     """
-    values = embeds.to(torch.promote_types(embeds.dtype, torch.float32))
-    points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=values.dtype, device=values.device)  # (T,)
+    points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
     weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # those of negative points included
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
-    angles = (values @ slices.to(values.dtype))[..., None] * points  # (B, V, S, T)
+    angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)
-    count = add(values.new_tensor(float(len(values))))
+    count = add(embeds.new_tensor(float(len(embeds))))
     cosine, sine = add(sums) / count
     distance = (cosine - gaussian).square() + sine.square()
     return (distance @ weights).mean() * count
 
 
-@without_autocast
+@in_float32
 def view_loss(embeds: Tensor, num_global: int, add: Sum = sum_over_processes) -> Tensor:
     """Returns the mean squared distance of embeddings (B, V, E) from the mean of the first G views of their image.
 
     The mean is over the images of all processes, on which the loss is the same; with another `add`, those that it
     adds up.
     """
-    values = embeds.to(torch.promote_types(embeds.dtype, torch.float32))
-    centers = values[:, :num_global].mean(dim=1, keepdim=True)
-    total = add((values - centers).square().mean(dim=(1, 2)).sum())
-    return total / add(values.new_tensor(float(len(values))))
+    centers = embeds[:, :num_global].mean(dim=1, keepdim=True)
+    total = add((embeds - centers).square().mean(dim=(1, 2)).sum())
+    return total / add(embeds.new_tensor(float(len(embeds))))
 
 
 @dataclass

@@ -25,11 +25,12 @@ from .layers import (
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
     HfViTNamedHead,
+    at_least_float32,
+    in_float32,
     make_map_norm,
     may_read,
     run_unpadded,
     upsample_mask,
-    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .nested_options import check_thresholds
@@ -157,7 +158,7 @@ def encode_keypoints(
     return y[..., :, None] * x[..., None, :] * counts[..., None, None], counts
 
 
-@without_autocast
+@in_float32
 def keypoint_loss(
     heatmaps: Tensor,
     labels: Tensor,
@@ -175,7 +176,6 @@ def keypoint_loss(
     for padding.
     """
     check_labels(heatmaps, labels)
-    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
     labels = labels.to(heatmaps.dtype)
     num_images = len(labels) if num_images is None else num_images
     if mask is None:
@@ -232,7 +232,7 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     would meet what is beyond the border, the heatmap is taken as it is, and slopes are those one pixel further in.
     Where there is no peak, or far away, the largest value stands.
     """
-    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+    heatmaps = at_least_float32(heatmaps)
     height, width = heatmaps.shape[-2:]
     scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
     peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)

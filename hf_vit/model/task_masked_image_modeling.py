@@ -21,7 +21,7 @@ from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
 from .encoder import HfViTLayer, make_norm
-from .layers import HfViTInitialized, HfViTNamedHead, without_autocast
+from .layers import HfViTInitialized, HfViTNamedHead, at_least_float32, in_float32
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTMaskedImageModelingConfig
@@ -321,7 +321,7 @@ class PatchScale:
         return (patches * self.deviation + self.mean).to(patches.dtype)
 
 
-@without_autocast
+@in_float32
 def masked_image_modeling_loss(
     logits: Tensor, targets: Tensor, mask: Tensor, objective: Literal["mae", "simmim"]
 ) -> Tensor:
@@ -333,7 +333,6 @@ def masked_image_modeling_loss(
     of masked pixels is less than its rounding). Otherwise those weight images by their masked patches, so that an
     image would count for more or less by what else is in its batch. An image without masked patches adds nothing.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     difference = F.mse_loss if objective == "mae" else F.l1_loss
     errors = difference(logits, targets.to(logits.dtype), reduction="none").mean(dim=-1)  # (B, N)
     totals = errors.where(mask, 0).sum(dim=1)  # (B,)
@@ -429,7 +428,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         else:
             logits = self._predict_from_all(pixel_values, mask, patch_attention_mask, **kwargs)
         patch_size = self.model.embeddings.patch_embeddings.patch_size
-        patches = patchify(pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32)), patch_size)
+        patches = patchify(at_least_float32(pixel_values), patch_size)
         scale = PatchScale(patches) if self.options.normalizes_patches else None
         targets = patches if scale is None else scale.normalize(patches)  # (B, N, p·q·C)
         pixels = logits if scale is None else scale.restore(logits)

@@ -34,9 +34,9 @@ from .layers import (
     HfViTQueries,
     check_class_numbers,
     count_query_blocks,
+    in_float32,
     may_read,
     to_maps,
-    without_autocast,
 )
 from .matching import match
 from .modeling_hf_vit import HfViTModel
@@ -208,7 +208,7 @@ def detection_loss(
     return torch.stack(losses).sum(), parts
 
 
-@without_autocast
+@in_float32
 def prediction_losses(
     logits: Tensor,
     boxes: Tensor,
@@ -218,13 +218,12 @@ def prediction_losses(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns sums over images of the losses of classes, of the L1 distance of boxes and of 1 - generalized IoU."""
     # Logits are (B, G·Q, K or K + 1), boxes (B, G·Q, 4) as cx, cy, w, h; labels as in `detection_loss`.
-    precision = torch.promote_types(logits.dtype, torch.float32)
-    logits, boxes = logits.to(precision), boxes.to(precision)
+    boxes = boxes.to(logits.dtype)
     class_loss = class_loss_of(options)
     sums = []
     for own_logits, own_boxes, target in zip(logits, boxes, labels, strict=True):
         classes = target["class_labels"].to(logits.device, torch.int64)
-        truth = target["boxes"].to(logits.device, precision)
+        truth = target["boxes"].to(logits.device, logits.dtype)
         queries, objects = match_objects(own_logits, own_boxes, classes, truth, options, num_groups)
         chosen, wanted = own_boxes[queries], truth[objects]
         iou, generalized = box_overlaps(center_to_corners_format(chosen), center_to_corners_format(wanted))

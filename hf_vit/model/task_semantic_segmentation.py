@@ -27,13 +27,14 @@ from .layers import (
     HfViTInitialized,
     HfViTLayerNorm2d,
     HfViTNamedHead,
+    at_least_float32,
     blocks_or_last,
     check_class_numbers,
+    in_float32,
     make_map_norm,
     run_unpadded,
     to_maps,
     upsample_mask,
-    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
@@ -154,7 +155,7 @@ class HfViTSegmentationHead(HfViTNamedHead):
         return logits if mask is None else run_unpadded(lambda own, _: own[0], [logits], [], mask)
 
 
-@without_autocast
+@in_float32
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
     """Returns the mean over images of their losses, of logits (B, K, h, w), resized, and labels (B, H, W).
 
@@ -184,8 +185,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
 
 def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
     """Returns logits (B, K, h, w) as (B, K, *size), in float32 at least."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.interpolate(logits, size=list(size), mode="bilinear", align_corners=False)
+    return F.interpolate(at_least_float32(logits), size=list(size), mode="bilinear", align_corners=False)
 
 
 def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def segment_copies(
         copy = pixel_values
         if size != [height, width]:
             # CPUs cannot do this in half precision.
-            wide = pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32))
+            wide = at_least_float32(pixel_values)
             copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
             copy = copy.to(pixel_values.dtype)
         for is_mirrored in (False, True) if flip else (False,):

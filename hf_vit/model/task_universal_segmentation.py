@@ -25,10 +25,10 @@ from .layers import (
     HfViTQueries,
     check_class_numbers,
     count_query_blocks,
+    in_float32,
     may_read,
     run_unpadded,
     to_maps,
-    without_autocast,
 )
 from .matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from .modeling_hf_vit import HfViTModel
@@ -142,7 +142,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         return allowed[:, None]
 
 
-@without_autocast
+@in_float32
 def universal_segmentation_loss(
     masks: Tensor,
     classes: Tensor,
@@ -159,14 +159,13 @@ def universal_segmentation_loss(
     `masks` (B, Q, h, w) and `classes` (B, Q, K + 1) are logits; labels of an image are masks (M, H, W), 0 or 1, of any
     size, and class numbers (M,). No point lies in padding, False in the patch mask (B, h, w).
     """
-    precision = torch.promote_types(masks.dtype, torch.float32)
     losses = []
     for index, (targets, labels) in enumerate(zip(mask_labels, class_labels, strict=True)):
-        targets, labels = targets.to(masks.device, precision), labels.to(masks.device, torch.int64)
-        own = masks[index].to(precision)
+        targets, labels = targets.to(masks), labels.to(masks.device, torch.int64)
+        own = masks[index]
         if patch_attention_mask is not None:
             own, targets = (without_padding(values, patch_attention_mask[index]) for values in (own, targets))
-        losses.append(image_loss(own, classes[index].to(precision), targets, labels, options, is_training))
+        losses.append(image_loss(own, classes[index].to(masks.dtype), targets, labels, options, is_training))
     return torch.stack(losses).mean()
 
 

@@ -21,7 +21,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized, gather_rows, sum_over_processes, without_autocast
+from .layers import HfViTInitialized, gather_rows, in_float32, sum_over_processes
 from .modeling_hf_vit import HfViTModel, keep_states
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
@@ -62,7 +62,7 @@ class HfViTContrastiveHead(HfViTInitialized):
         return logits if self.logit_bias is None else logits + self.logit_bias
 
 
-@without_autocast
+@in_float32
 def contrastive_loss(
     image_embeds: Tensor,
     text_embeds: Tensor,
@@ -86,21 +86,20 @@ def contrastive_loss(
             f"The loss needs a text for each image, but there are {len(image_embeds)} images and {len(text_embeds)} "
             "texts. Give as many, or leave return_loss out."
         )
-    precision = torch.promote_types(image_embeds.dtype, torch.float32)
-    images, texts = image_embeds.to(precision), text_embeds.to(precision)
-    (all_images, all_texts), shares, start = gather_rows(images, texts)
+    texts = text_embeds.to(image_embeds.dtype)
+    (all_images, all_texts), shares, start = gather_rows(image_embeds, texts)
     if min(shares) == 0:
         raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
-    total = share_of_loss(images, texts, all_images, all_texts, start, logit_scale, logit_bias, max_logits)
+    total = share_of_loss(image_embeds, texts, all_images, all_texts, start, logit_scale, logit_bias, max_logits)
     return sum_over_processes(total) / len(all_images)
 
 
-@without_autocast
+@in_float32
 def loss_of_pairs(
     image_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor, logit_bias: Tensor | None = None
 ) -> Tensor:
     """Returns the loss of pairs that this process alone has; otherwise as `contrastive_loss`."""
-    pairs = image_embeds, text_embeds
+    pairs = image_embeds, text_embeds.to(image_embeds.dtype)
     return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, MAX_LOGITS) / len(image_embeds)
 
 
