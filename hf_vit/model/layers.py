@@ -350,3 +350,7 @@ class HfViTNamedHead(nn.Module):
     def decoder(self) -> nn.Module:
         """The head itself."""
         return self.get_submodule(self.name)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the head."""
+        return self.decoder(*inputs)

@@ -115,11 +115,6 @@ class HfViTKeypointHead(HfViTNamedHead):
         check_numbers(config.num_labels, options)
         super().__init__(options.head, HEADS[options.head](config, options))
 
-    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, D, h, w) to heatmaps (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
-        heatmaps: Tensor = self.decoder(maps, mask)
-        return heatmaps
-
 
 def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
     """Raises `ValueError` if an option names a keypoint that is not there, or has another count of them."""
