@@ -114,7 +114,7 @@ def table() -> dict[str, Any]:
 
 @cache
 def module(file: str) -> dict[str, Any]:
-    """Returns the content of a file of the package that needs the standard library only."""
+    """Returns the names of a file of the package that imports the standard library only."""
     return runpy.run_path(str(PACKAGE / file))
 
 
@@ -147,6 +147,7 @@ def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[P
     values, unknown = read(page, words)
     if name == "evaluate":
         page = evaluation_page(values, is_help=False)
+        values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
     check(page, values, unknown)
     return page, values
 
@@ -154,8 +155,8 @@ def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[P
 def run(page: Page, values: Mapping[str, Any]) -> None:
     """Runs a command.
 
-    What trains, evaluates or extracts reports errors of users itself: once it runs, a `ValueError` is a fault of the
-    program, whose traceback helps.
+    Training, evaluation and extraction report errors of users themselves. A `ValueError` that they raise later is a
+    fault of the program and keeps its traceback.
     """
     module_name, _, name = page["call"].partition(":")
     function = getattr(import_module(module_name), name)
@@ -195,14 +196,13 @@ class Parser(argparse.ArgumentParser):
 
     def add_option(self, name: str, option: Option) -> None:
         """Adds an option with either kind of dashes, and the opposite of one that is true by default."""
-        flags = spellings(name)
-        settings = {name: option[name] for name in ("choices",) if name in option}
+        settings: dict[str, Any] = {"choices": option.get("choices"), "required": option.get("required", False)}
         if "const" in option:
             settings |= {"nargs": "?", "const": option["const"]}
         elif option.get("list"):
             settings["nargs"] = "+"
-        settings["required"] = option.get("required", False)
-        self.add_argument(*flags, *ALIASES.get(name, []), dest=name, type=TYPES[option["type"]], **settings)
+        flags = [*spellings(name), *ALIASES.get(name, [])]
+        self.add_argument(*flags, dest=name, type=TYPES[option["type"]], **settings)
         if option.get("default") is True:
             self.add_argument(*spellings(f"no_{name}"), dest=name, action="store_false")
 

@@ -182,6 +182,8 @@ def test_words_before_options_are_values_of_options() -> None:
     values, unknown = cli.read(cli.merged(), ["m", "d", "--seed", "1", "x"])
     assert values == {"model_name_or_path": "m", "dataset_name": "d", "seed": 1}
     assert unknown == ["x"]
+    _, values = cli.prepare("evaluate", ["m", "d", "--task", "image-text"], None)
+    assert values["task"] == "zero-shot-image-classification"
     values, _ = cli.read(cli.page_of("train depth-estimation"), ["r.yaml", "d", "--recipe", "r.yaml"])
     assert values == {"dataset_name": "d", "recipe": "r.yaml"}
     with pytest.raises(ValueError, match=r"r\.yaml and mnist are given"):
