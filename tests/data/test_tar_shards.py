@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
 from hf_vit.data.formats.stored import find_tars
+from hf_vit.data.loaders.image_classification import held_out_of_stream
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
@@ -79,6 +80,9 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert len(trained) == 40 - len(held_out)
     assert not held_out & set(trained)
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
+    images = load_image_classification(str(tmp_path))["train"]
+    for source in (str(tmp_path), "user/on-the-hub"):  # which is not opened again
+        assert len(held_out_of_stream(images, source, 0.3)) == len(held_out)
 
 
 def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Path) -> None:

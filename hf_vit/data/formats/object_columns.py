@@ -155,7 +155,7 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
 def _lists_in(feature: Any, values: pa.Array, where: str) -> tuple[dict[str, Any], dict[str, pa.Array]]:
     """Return the types and the lists of values of the fields of objects, one list per image."""
     if isinstance(feature, dict):  # a struct of lists
-        return feature, dict(zip(feature, (values.field(name) for name in feature), strict=True))
+        return feature, dict(zip((field.name for field in values.type), values.flatten(), strict=True))
     inner = feature.feature if isinstance(feature, List | LargeList) else None
     if not isinstance(inner, dict):
         raise ValueError(
@@ -163,7 +163,8 @@ def _lists_in(feature: Any, values: pa.Array, where: str) -> tuple[dict[str, Any
             "the right one with objects_column_name."
         )
     structs, offsets = values.flatten(), pa.array(np.cumsum([0, *_lengths(values)]), pa.int32())
-    return inner, {name: pa.ListArray.from_arrays(offsets, structs.field(name)) for name in inner}
+    fields = zip((field.name for field in structs.type), structs.flatten(), strict=True)
+    return inner, {name: pa.ListArray.from_arrays(offsets, part) for name, part in fields}
 
 
 def _arrow(dataset: Dataset, columns: list[str]) -> dict[str, pa.Array]:

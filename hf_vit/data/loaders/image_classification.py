@@ -255,7 +255,8 @@ def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> 
         source: Where it is from.
         train_val_split: The share that is held out.
     """
-    if not open_streams(SourceOptions(source)):
+    options = SourceOptions(source)
+    if options.path.exists() and not open_streams(options):
         return hold_out(images, train_val_split)["test"]  # their list was at hand
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
     return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
