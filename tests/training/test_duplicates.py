@@ -10,7 +10,6 @@ from PIL import Image
 
 from hf_vit.data import load_image_classification
 from hf_vit.training import data_notes
-from hf_vit.training.run import train as run_training
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from ..helpers.datasets import write_class_folders, write_depth_folders
@@ -18,7 +17,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, writ
 from ..helpers.image_text_trainings import arguments_of as captioned
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import parse_arguments
+from ..helpers.options import parse_arguments, run
 from ..helpers.pretraining import make_task, write_colors
 from .test_data_notes import classify, load
 
@@ -141,8 +140,8 @@ def test_the_dry_run_and_the_card_say_so(tmp_path: Path) -> None:
         shutil.copy(file, data / "val" / kind)
     lines: list[str] = []
     arguments = arguments_of(task, data, tmp_path / "out", *A_FEW_STEPS)
-    run_training(ALL_TASKS[task], [*arguments, "--dry_run", "true"], lines.append)
+    run(ALL_TASKS[task], [*arguments, "--dry_run", "true"], None, lines.append)
     note = "1 of 5 validation images occur in train as well."
     assert f"Data: {note}\n" in "\n".join(lines)
-    run_training(ALL_TASKS[task], arguments, lines.append)
+    run(ALL_TASKS[task], arguments, None, lines.append)
     assert note in (tmp_path / "out" / "README.md").read_text()
