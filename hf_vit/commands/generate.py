@@ -70,8 +70,7 @@ def generate() -> str:
 
     for name, task in TASKS.items():
         page = {"text": describe(name), "words": ["dataset_name"], "given": {"task": name}}
-        declared = options_of_types(task.argument_types(), TRAINING)
-        add(f"train {name}", {**page, "groups": TRAINING, "recipe": True}, declared)
+        add(f"train {name}", {**page, "groups": TRAINING, "recipe": True}, training_options(task))
         page = {"text": text_of("evaluate"), "words": ["model_name_or_path", "dataset_name"], "groups": EVALUATION}
         add(f"evaluate {name}", {**page, "recipe": True}, evaluation_options(task))
     page = {
@@ -149,13 +148,20 @@ def describe(task: str) -> str:
 # --- Options that are fields of dataclasses
 
 
+def training_options(task: type[Task]) -> Iterator[Option]:
+    """Yields the options of trainings of a task, with its defaults and help texts."""
+    for option in options_of_types(task.argument_types(), TRAINING):
+        replaced = {"default": task.argument_defaults, "help": task.argument_help}
+        yield option | {key: texts[option["name"]] for key, texts in replaced.items() if option["name"] in texts}
+
+
 def evaluation_options(task: type[Task]) -> Iterator[Option]:
     """Yields the options of evaluations of a task."""
     kinds = task.fields()
     types = (EvaluatedModel, EvaluationArguments, *(kinds[name] for name in ("data", *task.evaluation_options)))
     for option in options_of_types(types, EVALUATION):
-        if option["name"] == "per_device_eval_batch_size":
-            option["default"] = kinds["args"].per_device_eval_batch_size
+        if option["name"] in (defaults := task.evaluation_defaults()):
+            option["default"] = defaults[option["name"]]
         if option["name"] in NOT_IN_EVALUATIONS:
             option.pop("essential", None)
         yield option

@@ -14,6 +14,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_xla_available
 
 from ..data.formats.files import split_names
+from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
 from ..model.configuration_hf_vit import PRESETS
 from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, Names, option
@@ -422,6 +423,8 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
+        if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True  # as the last ones are worse
         if self.dataloader_num_workers is None:

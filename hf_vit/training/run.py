@@ -372,9 +372,8 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluatedModel]:
     task_class = find_task(values)
     kinds = task_class.fields()
     options = {name: kinds[name] for name in ("data", *task_class.evaluation_options)}
-    batch_size = kinds["args"].per_device_eval_batch_size
     types = (EvaluatedModel, EvaluationArguments, *options.values())
-    saved, args, *parsed = build(types, values, per_device_eval_batch_size=batch_size)
+    saved, args, *parsed = build(types, values, **task_class.evaluation_defaults())
     given = {"args": args, **dict(zip(options, parsed, strict=True))}
     given["data"].refuse_training_options()
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:

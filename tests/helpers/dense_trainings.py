@@ -14,7 +14,7 @@ from hf_vit.data.datasets import TargetDataset
 from hf_vit.training import Task
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
-from .options import parse_arguments, run
+from .options import run, task_of
 from .references import draw_weights
 
 
@@ -104,7 +104,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
     task_class = ALL_TASKS[task]
-    made = task_class(*parse_arguments(task_class.argument_types(), arguments_of(task, data, output_dir, *options)))
+    made = task_of(task_class, arguments_of(task, data, output_dir, *options))
     made.load_data()
     trainer = made.make_trainer()
     draw_weights(trainer.model)

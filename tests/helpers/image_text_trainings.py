@@ -13,7 +13,7 @@ from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from .dense_trainings import Float64Collator, scores_of
-from .options import parse_arguments, run
+from .options import run, task_of
 from .references import draw_weights
 
 
@@ -86,8 +86,7 @@ def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    types = ImageTextContrast.argument_types()
-    task = ImageTextContrast(*parse_arguments(types, arguments_of(data, output_dir, *options)))
+    task = task_of(ImageTextContrast, arguments_of(data, output_dir, *options))
     task.load_data()
     return task.make_trainer()
 

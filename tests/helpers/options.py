@@ -41,6 +41,11 @@ def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any
     return build(types, with_recipe(values_of(types, arguments)), **defaults)
 
 
+def task_of(task_class: type[training.Task], arguments: Arguments) -> Any:
+    """The task of a training by a command line."""
+    return task_class.from_options(with_recipe(values_of(task_class.argument_types(), arguments)))
+
+
 def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
     """The options that a command line gives, as a recipe holds them."""
     return shareable(resolve(types, with_recipe(values_of(types, arguments))), types)

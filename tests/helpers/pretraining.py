@@ -12,7 +12,7 @@ from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from .dense_trainings import scores_of
-from .options import parse_arguments, run
+from .options import run, task_of
 from .references import draw_weights
 
 
@@ -68,8 +68,7 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
     """The task of a command line, with its data."""
-    types = MaskedImageModeling.argument_types()
-    task = MaskedImageModeling(*parse_arguments(types, arguments_of(data, output_dir, *options)))
+    task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 

@@ -16,7 +16,7 @@ from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
-from ..helpers.options import parse_arguments
+from ..helpers.options import task_of
 from .table import Row, assert_refused, copy_of, parametrize, rows, script
 
 
@@ -230,7 +230,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
     task_class = training.TASKS["image-classification"]
-    task = task_class(*parse_arguments(task_class.argument_types(), arguments))
+    task = task_of(task_class, arguments)
     task.load_data()
     task.make_trainer().train()
     return folder / "output"

@@ -12,13 +12,13 @@ from PIL import Image
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
+from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
 from hf_vit.training.tasks import depth_estimation
 from hf_vit.training.tasks.depth_estimation import (
     DepthEvaluator,
     DepthModelArguments,
-    DepthTrainingArguments,
     choose_max_depth,
 )
 
@@ -199,7 +199,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None
 
 def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:
     for name, is_greater_better in (("abs_rel", False), ("eval_rmse", False), ("delta1", True), ("loss", False)):
-        args = DepthTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=name, report_to="none")
+        args = HfViTTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=name, report_to="none")
         assert args.greater_is_better is is_greater_better
 
 

@@ -15,7 +15,7 @@ from hf_vit.data.augmentation.views import MultiCrop, ViewColors
 from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, ViewArguments
 
 from ..helpers.dense_trainings import scores_of
-from ..helpers.options import parse_arguments
+from ..helpers.options import task_of
 from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
 from ..scripts.test_demo import load_script
 
@@ -84,7 +84,7 @@ def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(
     objective: str, workplace: Path, tmp_path: Path
 ) -> None:
     arguments = arguments_of(objective, workplace / "colors", tmp_path, "--train_val_split", "0.4")
-    task = JointEmbedding(*parse_arguments(JointEmbedding.argument_types(), arguments))
+    task = task_of(JointEmbedding, arguments)
     task.load_data()
     trainer = task.make_trainer()
     scores = scores_of(trainer)
@@ -97,7 +97,7 @@ def test_a_teacher_is_not_averaged_twice(tmp_path: Path) -> None:
     write_colors(tmp_path / "colors")
     options = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant"]
     arguments = arguments_of("dino", tmp_path / "colors", tmp_path / "out", *options)
-    task = JointEmbedding(*parse_arguments(JointEmbedding.argument_types(), arguments))
+    task = task_of(JointEmbedding, arguments)
     task.load_data()
     with pytest.raises(ValueError, match="are an average already"):
         task.make_trainer()

@@ -15,12 +15,12 @@ from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
 from hf_vit.training.arguments import UnlabeledDataArguments
 from hf_vit.training.publishing.report import describe_data
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArguments
+from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
-from ..helpers.options import parse_arguments
+from ..helpers.options import task_of
 from ..helpers.pretraining import (
     A_FEW,
     SMALL,
@@ -248,7 +248,7 @@ def test_flags_are_options_of_the_objective(workplace: Path, tmp_path: Path) -> 
 def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
     def rate(*options: str) -> float:
         arguments = ["--use_cpu", "--output_dir", str(tmp_path), *options]
-        return parse_arguments((MaskedImageTrainingArguments,), arguments)[0].learning_rate
+        return task_of(MaskedImageModeling, ["--dataset_name", "photos", *arguments]).args.learning_rate
 
     assert rate("--per_device_train_batch_size", "128", "--gradient_accumulation_steps", "4") == pytest.approx(3e-4)
     assert rate("--learning_rate", "1e-2") == 1e-2
@@ -294,7 +294,7 @@ def test_where_data_lie_stays_private(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
         (["--shuffle_buffer_size", "0"], "shuffle_buffer_size=0 must be at least 1"),
         (["--dataset_name", "photos,"], "dataset_name='photos,' has a comma with no name before or after it"),
-        (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be 0 or more"),
+        (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be at least 0"),
         (["--mask_ratio", "1.5"], r"mask_ratio=1\.5 must lie in \(0, 1\)"),
         (["--per_device_train_batch_size", "50"], "training images do not fill a batch of 50"),
         (

@@ -362,8 +362,8 @@ def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ema_decay": 1.0}, r"ema_decay=1.0 must lie between 0 and 1"),
-        ({"ema_decay": 0.0}, r"ema_decay=0.0 must lie between 0 and 1"),
+        ({"ema_decay": 1.0}, r"ema_decay=1.0 must lie in \(0, 1\)"),
+        ({"ema_decay": 0.0}, r"ema_decay=0.0 must lie in \(0, 1\)"),
         (
             {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
             "are an average already",

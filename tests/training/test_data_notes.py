@@ -18,7 +18,7 @@ from hf_vit.training.run import plan_evaluation
 from ..helpers.datasets import write_class_folders, write_image
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, run_task, train, write_scenes
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import evaluation_values, parse_arguments
+from ..helpers.options import evaluation_values, task_of
 
 
 SEMANTIC, UNIVERSAL = "semantic_segmentation", "universal_segmentation"
@@ -61,8 +61,7 @@ def options_of(task: str) -> list[str]:
 
 def load(task: str, data: Path, *options: str) -> Task:
     """Loads the data of a training as the script does."""
-    types = ALL_TASKS[task].argument_types()
-    made = ALL_TASKS[task](*parse_arguments(types, arguments_of(task, data, data.parent / "out", *options)))
+    made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     made.load_data()
     return made
 
@@ -195,7 +194,7 @@ def classify(data: Path, *options: str) -> Task:
         "--use_cpu",
     ]
     arguments += ["--disable_tqdm", "true", "--report_to", "none", *options]
-    task = task_class(*parse_arguments(task_class.argument_types(), arguments))
+    task = task_of(task_class, arguments)
     task.load_data()
     return task
 

@@ -17,7 +17,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, writ
 from ..helpers.image_text_trainings import arguments_of as captioned
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import parse_arguments, run
+from ..helpers.options import run, task_of
 from ..helpers.pretraining import make_task, write_colors
 from .test_data_notes import classify, load
 
@@ -110,8 +110,7 @@ def test_every_task_compares_images_and_not_objects(task: str, write: Callable[[
 def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
     data = write_captions(tmp_path / "pairs")
     shutil.copy(data / "train" / "images" / "0.png", data / "val" / "images" / "3.png")
-    types = ImageTextContrast.argument_types()
-    task = ImageTextContrast(*parse_arguments(types, captioned(data, tmp_path / "out")))
+    task = task_of(ImageTextContrast, captioned(data, tmp_path / "out"))
     task.load_data()
     assert task.data_notes == ["1 of 11 validation images occur in train as well."]
     data = write_colors(tmp_path / "colors")

@@ -292,8 +292,8 @@ def test_all_weights_learn_unless_a_rank_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_rank": 0}, "lora_rank=0 leaves nothing to learn"),
-        ({"lora_alpha": 0}, "lora_alpha=0 takes the changes away"),
+        ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
+        ({"lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
         ({"lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
     ],
 )

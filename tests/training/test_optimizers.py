@@ -288,9 +288,9 @@ def test_a_decay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"layer_decay": 1.5}, r"layer_decay=1\.5 must lie in \(0, 1\]"),
-        ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be positive"),
-        ({"trainable_blocks": -1}, "trainable_blocks=-1 must be 0"),
-        ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be a share"),
+        ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be more than 0"),
+        ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
+        ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

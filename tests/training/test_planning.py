@@ -39,7 +39,7 @@ from hf_vit.training.run import plan_evaluation
 from hf_vit.training.saving.checkpoints import checkpoints_in
 
 from ..helpers.dense_trainings import write_scenes
-from ..helpers.options import evaluation_values, given_arguments, parse_arguments, run
+from ..helpers.options import evaluation_values, given_arguments, run, task_of
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -184,7 +184,7 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
 
 
 def parse_task(kind: Any, command: list[str]) -> Any:
-    return kind(*parse_arguments(kind.argument_types(), command))
+    return task_of(kind, command)
 
 
 def planner_of(kind: Any, command: list[str]) -> Planner:

@@ -22,7 +22,7 @@ from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, ImageClassification
 from hf_vit.training.batch_transforms import Mixing
 from hf_vit.training.regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
-from hf_vit.training.tasks.zero_shot_image_classification import ImageTextTrainingArguments
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import small_config
@@ -300,11 +300,11 @@ def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--mixup_alpha", "-1"], r"mixup_alpha=-1\.0 and cutmix_alpha=0\.0 must not be negative"),
-        (["--mixing_off_share", "2"], r"mixing_off_share=2\.0 is a probability"),
+        (["--mixup_alpha", "-1"], r"mixup_alpha=-1\.0 must be at least 0"),
+        (["--mixing_off_share", "2"], r"mixing_off_share=2\.0 must lie in \[0, 1\]"),
         (["--token_drop_rate", "1"], r"token_drop_rate=1\.0 must lie in \[0, 1\)"),
         (["--bce_target_threshold", "0"], r"bce_target_threshold=0\.0 is of --classification_loss bce"),
-        (["--classification_loss", "bce", "--bce_target_threshold", "1"], r"=1\.0 must lie in \[0, 1\), as labels"),
+        (["--classification_loss", "bce", "--bce_target_threshold", "1"], r"=1\.0 must lie in \[0, 1\)"),
         (["--repeated_augmentations", "0"], "repeated_augmentations=0 must be at least 1"),
         (["--repeated_augmentations", "3"], "repeated_augmentations=3 does not divide the 2 images of a step"),
     ],
@@ -326,7 +326,9 @@ def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> N
 
 def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="repeated_augmentations=2 brings an image into a batch several times"):
-        ImageTextTrainingArguments(str(tmp_path), use_cpu=True, repeated_augmentations=2)
+        ImageTextContrast.from_options(
+            {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
+        )
 
 
 def test_the_defaults_change_nothing() -> None:

@@ -13,7 +13,7 @@ from hf_vit.training import HfViTTrainingArguments, ImageClassification
 from hf_vit.training.run import plan_evaluation
 
 from ..helpers.datasets import write_tar, write_tars
-from ..helpers.options import evaluation_values, parse_arguments, run
+from ..helpers.options import evaluation_values, parse_arguments, run, task_of
 from ..helpers.pretraining import CONFIG, SMALL, write_colors
 from ..helpers.trainings import digits_trainer
 
@@ -43,8 +43,7 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> ImageClassification:
-    types = ImageClassification.argument_types()
-    task = ImageClassification(*parse_arguments(types, arguments_of(data, output_dir, *options)))
+    task = task_of(ImageClassification, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 

@@ -145,6 +145,8 @@ class Task(ABC):
     data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
     chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
+    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # in place of those of `HfViTTrainingArguments`
+    argument_help: ClassVar[Mapping[str, str]] = {}  # the same of help texts
     defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
 
     model: ModelArguments
@@ -175,9 +177,14 @@ class Task(ABC):
         return tuple(cls.fields().values())
 
     @classmethod
+    def evaluation_defaults(cls) -> dict[str, Any]:
+        """Returns the defaults of the arguments of evaluations that are those of trainings."""
+        return {name: value for name, value in cls.argument_defaults.items() if name == "per_device_eval_batch_size"}
+
+    @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Self:
         """Returns the task of a training with the given values of options, by name; raises as `build`."""
-        return cls(*build(cls.argument_types(), values))
+        return cls(*build(cls.argument_types(), values, **cls.argument_defaults))
 
     def open_data(self) -> TargetData:
         """Opens images and targets."""

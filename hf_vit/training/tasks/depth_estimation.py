@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from ...options.resolve import Options
 from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
-from .shared import AnnotatedDataArguments, DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
+from .shared import BATCH_OF_16, AnnotatedDataArguments, DenseTask, TaskModelArguments, size_of
 
 
 logger = logging.get_logger(__name__)
@@ -205,14 +205,6 @@ class DepthEvaluationArguments(Options):
 
 
 @dataclass
-class DepthTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit depth, which diverges at the learning rates of classes."""
-
-    learning_rate: float = 5e-4
-    metric_for_best_model: str | None = best_by("abs_rel")
-
-
-@dataclass
 class DepthEstimation(DenseTask):
     """Monocular depth."""
 
@@ -230,10 +222,14 @@ print(result["predicted_depth"])  # (height, width)""",
     )
     evaluation_options = ("evaluation",)
     defaults = DEPTH
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        **BATCH_OF_16,
+        "learning_rate": 5e-4,  # depth diverges at the rates of classes
+        "metric_for_best_model": "abs_rel",
+    }
 
     model: DepthModelArguments
     data: DepthDataArguments
-    args: DepthTrainingArguments
     evaluation: DepthEvaluationArguments
 
     depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # see `sample_depths`, by split

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
@@ -34,7 +34,7 @@ from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
-from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .shared import TaskModelArguments
 from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
@@ -175,18 +175,6 @@ def size_of_views(name: str, height: int | None, share: float, config: HfViTConf
 def per_channel(values: float | list[float], num_channels: int) -> tuple[float, ...]:
     """Returns one number for each channel, given these or one for all."""
     return (values,) * num_channels if isinstance(values, int | float) else tuple(values)
-
-
-@dataclass
-class JointEmbeddingTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit the loss."""
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup_steps: float = 0.1
-    per_device_train_batch_size: int = 128
-    per_device_eval_batch_size: int = 64
-    metric_for_best_model: str | None = best_by("loss")
 
 
 @dataclass(frozen=True)
@@ -400,10 +388,13 @@ print(len(features), "tokens of", len(features[0]), "features")""",
 print(outputs.embeds.shape, "the embedding that views are compared by")""",
     )
     defaults = JOINT_EMBEDDINGS
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        "per_device_train_batch_size": 128,
+        "metric_for_best_model": "loss",
+    }
 
     model: JointEmbeddingModelArguments
     augmentation: ViewArguments
-    args: JointEmbeddingTrainingArguments
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
         """Returns the evaluator."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
@@ -28,9 +28,7 @@ from .shared import (
     ObjectDataArguments,
     SupervisedTask,
     TaskModelArguments,
-    TaskTrainingArguments,
     augmentation_options,
-    best_by,
 )
 
 
@@ -229,16 +227,6 @@ class KeypointEvaluationArguments(Options):
 
 
 @dataclass
-class KeypointTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit keypoints."""
-
-    per_device_train_batch_size: int = 32
-    per_device_eval_batch_size: int = 32
-    learning_rate: float = 5e-4
-    metric_for_best_model: str | None = best_by("nme")
-
-
-@dataclass
 class KeypointDetection(SupervisedTask):
     """Keypoints of objects in given boxes."""
 
@@ -265,11 +253,16 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     parts = "objects with {} keypoints"
     evaluation_options = ("evaluation",)
     defaults = KEYPOINTS
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        "per_device_train_batch_size": 32,
+        "per_device_eval_batch_size": 32,
+        "learning_rate": 5e-4,
+        "metric_for_best_model": "nme",
+    }
 
     model: KeypointModelArguments
     data: KeypointDataArguments
     augmentation: KeypointAugmentationArguments
-    args: KeypointTrainingArguments
     evaluation: KeypointEvaluationArguments
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
@@ -25,13 +25,13 @@ from ...model.task_masked_image_modeling import (
     patchify,
     unpatchify,
 )
-from ...options.field import NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
+from ...options.field import PROBABILITY, SHARE, Range, option
 from ...options.resolve import Options
 from ...visualize.pretraining import draw_reconstructions
 from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .shared import TaskModelArguments
 from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
@@ -83,31 +83,6 @@ class MaskedImageAugmentationArguments(Options):
     horizontal_flip: float = option(
         default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
     )
-
-
-@dataclass
-class MaskedImageTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with the defaults of MAE."""
-
-    learning_rate: float = option(
-        default=0.0,
-        help=f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
-        brief="Largest learning rate.",
-        range=NOT_NEGATIVE,
-        essential=True,
-        synonyms="lr lr0 base_lr",
-    )
-    adam_beta2: float = 0.95
-    warmup_steps: float = 0.05
-    per_device_train_batch_size: int = 64
-    per_device_eval_batch_size: int = 64
-    metric_for_best_model: str | None = best_by("loss")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.learning_rate:
-            images = self.train_batch_size * self.gradient_accumulation_steps * self.world_size
-            self.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
 
 
 @dataclass(frozen=True)
@@ -208,10 +183,26 @@ print(len(features), "tokens of", len(features[0]), "features")""",
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
     defaults = MASKED_IMAGES
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        # Those of MAE
+        "learning_rate": 0.0,
+        "adam_beta2": 0.95,
+        "warmup_steps": 0.05,
+        "metric_for_best_model": "loss",
+    }
+    argument_help: ClassVar[dict[str, str]] = {
+        "learning_rate": f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
+    }
 
     model: MaskedImageModelArguments
     augmentation: MaskedImageAugmentationArguments
-    args: MaskedImageTrainingArguments
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        args = self.args
+        if not args.learning_rate:
+            images = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            args.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Returns the evaluator."""

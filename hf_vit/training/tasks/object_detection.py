@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL.Image import Image
@@ -38,12 +38,11 @@ from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import (
+    BATCH_OF_16,
     ObjectDataArguments,
     SupervisedTask,
     TaskModelArguments,
-    TaskTrainingArguments,
     augmentation_options,
-    best_by,
 )
 
 
@@ -255,16 +254,6 @@ class DetectionAugmentationArguments(Options):
 
 
 @dataclass
-class DetectionTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit object detection: slow, with short gradients."""
-
-    learning_rate: float = 2e-4
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 0.1
-    metric_for_best_model: str | None = best_by("map")
-
-
-@dataclass
 class ObjectDetection(SupervisedTask):
     """Object detection."""
 
@@ -286,11 +275,17 @@ print(len(result["boxes"]), "objects")""",
     chooses_threshold = True
     collator_class = ObjectDetectionCollator
     defaults = DETECTION
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        **BATCH_OF_16,
+        "learning_rate": 2e-4,
+        "weight_decay": 1e-4,
+        "max_grad_norm": 0.1,  # slow, with short gradients
+        "metric_for_best_model": "map",
+    }
 
     model: DetectionModelArguments
     data: DetectionDataArguments
     augmentation: DetectionAugmentationArguments
-    args: DetectionTrainingArguments
 
     def options_of_processor(self) -> dict[str, Any]:
         """Returns that no boxes are left out until validation images choose it."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
@@ -24,11 +24,10 @@ from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import (
+    BATCH_OF_16,
     DenseTask,
     MaskDataArguments,
     TaskModelArguments,
-    TaskTrainingArguments,
-    best_by,
     most_frequent_classes,
     size_of,
 )
@@ -204,13 +203,6 @@ class SemanticModelArguments(TaskModelArguments):
 
 
 @dataclass
-class SemanticTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit semantic segmentation."""
-
-    metric_for_best_model: str | None = best_by("mean_iou")
-
-
-@dataclass
 class SemanticSegmentation(DenseTask):
     """Semantic segmentation, a class for every pixel."""
 
@@ -227,10 +219,10 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     )
     evaluation_options = ("evaluation",)
     defaults = SEGMENTATION
+    argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     model: SemanticModelArguments
     data: MaskDataArguments
-    args: SemanticTrainingArguments
     evaluation: SemanticEvaluationArguments
 
     @property

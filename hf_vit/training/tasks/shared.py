@@ -11,12 +11,11 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ...data.augmentation.joint import dense_augmentation
 from ...data.collators import DensePredictionCollator
 from ...data.formats.orientation import AnnotationOrientation
-from ...evaluation.base import LOWER_IS_BETTER
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
 from ...options.field import POSITIVE, PROBABILITY, SHARE, Names, Range, option
 from ...options.resolve import Options
-from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments
+from ..arguments import ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..models import describe_whole_images, whole_image_processor
 from .base import Task
@@ -46,23 +45,7 @@ class TaskModelArguments(ModelArguments):
         return self.overrides().get(self.task_config) or {}
 
 
-def best_by(default: str) -> Any:
-    """Returns the field of training arguments that names the score which chooses the best model."""
-    metadata = HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
-    return field(default=default, metadata=metadata)
-
-
-@dataclass
-class TaskTrainingArguments(HfViTTrainingArguments):
-    """The library's arguments, with defaults that suit targets of more than a class."""
-
-    per_device_train_batch_size: int = 16
-    per_device_eval_batch_size: int = 16
-
-    def __post_init__(self) -> None:
-        if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
-            self.greater_is_better = False
-        super().__post_init__()
+BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
@@ -36,7 +36,7 @@ from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
+from .shared import BATCH_OF_16, DenseTask, MaskDataArguments, most_frequent_classes, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
@@ -228,13 +228,6 @@ PQ_OR_MASK_AP = "pq or mask_ap"
 
 
 @dataclass
-class UniversalTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with defaults that suit universal segmentation."""
-
-    metric_for_best_model: str | None = best_by(PQ_OR_MASK_AP)
-
-
-@dataclass
 class UniversalSegmentation(DenseTask):
     """Universal segmentation: semantic, instance and panoptic."""
 
@@ -254,9 +247,9 @@ print(result["segmentation"].shape, result["segments_info"])""",
     chooses_threshold = True
     data_meaning = ("thing_classes",)
     defaults = UNIVERSAL
+    argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 
     data: UniversalDataArguments
-    args: UniversalTrainingArguments
 
     @property
     def num_needed_classes(self) -> int:

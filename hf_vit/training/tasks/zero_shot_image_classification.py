@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ from ..publishing.model_card import Usage
 from ..publishing.report import evaluation_split, public_name, score_split
 from .base import Task
 from .image_classification import ClassificationEvaluator, open_labeled
-from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .shared import TaskModelArguments
 
 
 @dataclass
@@ -171,48 +171,6 @@ class ImageTextAugmentationArguments(Options):
         range=PROBABILITY,
         group="Augmentation",
     )
-
-
-@dataclass
-class ImageTextTrainingArguments(TaskTrainingArguments):
-    """The library's arguments, with the optimizer of CLIP (https://arxiv.org/abs/2103.00020)."""
-
-    learning_rate: float = 5e-4
-    weight_decay: float = 0.2
-    adam_beta2: float = 0.98
-    per_device_train_batch_size: int = option(
-        default=64,
-        help="Pairs of a process in a batch. The loss compares all with all of the other processes too.",
-        brief="Images of a step, on each process.",
-        range=COUNT,
-        essential=True,
-        synonyms="batch_size batch bs train_batch_size",
-        resume="free",
-    )
-    per_device_eval_batch_size: int = 64
-    gradient_accumulation_steps: int = option(
-        default=1,
-        help="Batches before each step. The loss compares what is in one batch, so 4 batches of 16 pairs are "
-        "NOT one of 64, which has 16 times as many comparisons. For a larger batch take more processes, or "
-        "--gradient_checkpointing.",
-        range=COUNT,
-        synonyms="grad_accum_steps accumulate",
-        resume="free",
-    )
-    metric_for_best_model: str | None = best_by("mean_recall")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.repeated_augmentations > 1:
-            raise ValueError(
-                f"repeated_augmentations={self.repeated_augmentations} brings an image into a batch several times, "
-                "which the loss would take for different ones. Leave it out."
-            )
-        if not self.dataloader_drop_last:  # several processes would fill an incomplete batch up
-            raise ValueError(
-                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
-                "two different ones. Leave it out; all images come, in another order, in the next epoch."
-            )
 
 
 @dataclass
@@ -513,16 +471,42 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     )
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     defaults = IMAGE_TEXT
+    argument_defaults: ClassVar[dict[str, Any]] = {
+        # The optimizer of CLIP (https://arxiv.org/abs/2103.00020)
+        "learning_rate": 5e-4,
+        "weight_decay": 0.2,
+        "adam_beta2": 0.98,
+        "metric_for_best_model": "mean_recall",
+    }
+    argument_help: ClassVar[dict[str, str]] = {
+        "per_device_train_batch_size": "Pairs of a process in a batch. The loss compares all with all of the other "
+        "processes too.",
+        "gradient_accumulation_steps": "Batches before each step. The loss compares what is in one batch, so 4 "
+        "batches of 16 pairs are NOT one of 64, which has 16 times as many comparisons. For a larger batch take more "
+        "processes, or --gradient_checkpointing.",
+    }
     evaluation_options = ("zero_shot",)
 
     model: ImageTextModelArguments
     data: ImageTextDataArguments
     augmentation: ImageTextAugmentationArguments
-    args: ImageTextTrainingArguments
     zero_shot: ZeroShotArguments
 
     labeled: TargetData | None = field(init=False, default=None)  # a split of images to evaluate by names of classes
     zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # of the card, once that is evaluated
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.args.repeated_augmentations > 1:
+            raise ValueError(
+                f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
+                "times, which the loss would take for different ones. Leave it out."
+            )
+        if not self.args.dataloader_drop_last:  # several processes would fill an incomplete batch up
+            raise ValueError(
+                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
+                "two different ones. Leave it out; all images come, in another order, in the next epoch."
+            )
 
     def note_data(self) -> list[str]:
         """Opens and checks the labeled images, too."""
@@ -573,6 +557,16 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
             scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
         source, chance = public_name(str(self.zero_shot.zero_shot_dataset)), 1 / len(labeled.names)
+        if self.args.repeated_augmentations > 1:
+            raise ValueError(
+                f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
+                "times, which the loss would take for different ones. Leave it out."
+            )
+        if not self.args.dataloader_drop_last:  # several processes would fill an incomplete batch up
+            raise ValueError(
+                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
+                "two different ones. Leave it out; all images come, in another order, in the next epoch."
+            )
         self.zero_shot_lines = {
             "zero-shot": f"accuracy {scores['accuracy']:.4f} on {len(labeled.splits[split]):,} {split} images of "
             f"{source} (chance {chance:.4f}), by {', '.join(map(repr, templates))}"
