@@ -117,8 +117,9 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
     for pair in given:
         ends = [numbers.get(word) for word in (split_names(pair) if isinstance(pair, str) else pair)]
         if len(ends) != 2 or None in ends or ends[0] == ends[1]:
+            text = pair if isinstance(pair, str) else ",".join(pair)
             raise ValueError(
-                f"flip_pairs has {pair!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "
+                f"flip_pairs has {text!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "
                 f"{listed(names)}."
             )
         pairs.append(tuple(sorted(number for number in ends if number is not None)))
