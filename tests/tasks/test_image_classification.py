@@ -34,9 +34,7 @@ from ..scripts.test_demo import load_script
 
 NAMES = ["cat", "dog", "fox"]
 SMALL_DATA = ("--train_val_split", "0.5", "--per_device_train_batch_size", "2")
-TINY = (
-    '{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}'
-)
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}
 
 
 @pytest.fixture
@@ -99,7 +97,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     folder, expected = saved
     for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # of other number, and in other order
         model, processor = load_classifier(
-            ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides='{"drop_path_rate": 0.1}'),
+            ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides={"drop_path_rate": 0.1}),
             names,
         )
         assert model.config.id2label == dict(enumerate(names))
@@ -115,7 +113,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
 def test_a_saved_model_attends_as_it_is_told(
     use_distillation_token: bool, names: list[str], saved: tuple[Path, HfViTForImageClassification]
 ) -> None:
-    arguments = ModelArguments(str(saved[0]), config_overrides='{"attn_implementation": "eager"}')
+    arguments = ModelArguments(str(saved[0]), config_overrides={"attn_implementation": "eager"})
     model, _ = load_model(HfViTForImageClassification, arguments, names, use_distillation_token=use_distillation_token)
     assert model.config.num_labels == len(names)
     assert model.config._attn_implementation == "eager"
@@ -130,13 +128,13 @@ def test_model_and_image_processor_take_the_same_size(
     for folder in (saved[0], published[0]):
         model, processor = load_classifier(ModelArguments(model_name_or_path=str(folder), **sized), NAMES)
         assert (model.config.image_size, input_size(processor)) == (48, (48, 48))
-    twice = ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides='{"image_size": 48}')
+    twice = ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides={"image_size": 48})
     with pytest.raises(ValueError, match="--image_size is given twice"):
         load_classifier(twice, NAMES)
 
 
 def test_model_and_image_processor_take_the_same_channels(published: tuple[Path, nn.Module]) -> None:
-    arguments = ModelArguments(model_name_or_path=str(published[0]), config_overrides='{"num_channels": 1}')
+    arguments = ModelArguments(model_name_or_path=str(published[0]), config_overrides={"num_channels": 1})
     model, processor = load_classifier(arguments, NAMES)
     images = processor(torch.zeros(40, 40, 3, dtype=torch.uint8).numpy(), return_tensors="pt").pixel_values
     assert model.eval()(images).logits.shape == (1, 3)
@@ -152,7 +150,7 @@ def test_images_of_a_saved_model_get_whole_patches(saved: tuple[Path, HfViTForIm
 def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
-    arguments = ModelArguments(model_name_or_path=str(saved[0]), config_overrides='{"hidden_size": 32}')
+    arguments = ModelArguments(model_name_or_path=str(saved[0]), config_overrides={"hidden_size": 32})
     with pytest.raises(ValueError, match=r"do not fit: .* is \(1, 1, 16\) there and \(1, 1, 32\) here"):
         load_classifier(arguments, NAMES)
 
@@ -211,7 +209,7 @@ def test_a_lone_file_that_needs_to_be_told_more_is_tuned(tmp_path: Path) -> None
     theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
     torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
     arguments = ModelArguments(
-        model_name_or_path=str(tmp_path / "clip.pt"), config_overrides='{"hidden_act": "quick_gelu"}'
+        model_name_or_path=str(tmp_path / "clip.pt"), config_overrides={"hidden_act": "quick_gelu"}
     )
     model, processor = load_classifier(arguments, NAMES)
     assert (model.config.hidden_act, processor.image_mean[0]) == ("quick_gelu", 0.48145466)
@@ -281,7 +279,7 @@ def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
 def digits_trainer(args: HfViTTrainingArguments, *splits: str) -> None:
     digits = load_digits()
     model, processor = load_classifier(
-        ModelArguments(preset="mnist", config_overrides=TINY.replace("8}", "4}")), list("0123456789")
+        ModelArguments(preset="mnist", config_overrides={**TINY, "patch_size": 4}), list("0123456789")
     )
     chosen = DatasetDict({split: digits["train"].select(range(20)) for split in splits})
     make_trainer(model, processor, chosen, AugmentationArguments(), args)

@@ -130,9 +130,7 @@ def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
     case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
 ) -> None:
     model = save_trained(case, tmp_path)
-    arguments = ModelArguments(
-        model_name_or_path=str(tmp_path), config_overrides=json.dumps({"detection_config": options})
-    )
+    arguments = ModelArguments(model_name_or_path=str(tmp_path), config_overrides={"detection_config": options})
     tuned, _ = load_model(HfViTForObjectDetection, arguments)
     before, after = model.state_dict(), tuned.state_dict()
     assert {name for name in after if not torch.equal(before[name], after[name])} == {

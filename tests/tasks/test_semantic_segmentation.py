@@ -71,9 +71,7 @@ def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
     with pytest.raises(ValueError, match=r"class_balance=1\.5 must lie in \[0, 1\]"):
         SemanticModelArguments(class_balance=1.5)
     with pytest.raises(ValueError, match="leave one of the two out"):
-        SemanticModelArguments(
-            class_balance=0.5, config_overrides='{"segmentation_config": {"class_weights": [1, 2]}}'
-        )
+        SemanticModelArguments(class_balance=0.5, config_overrides={"segmentation_config": {"class_weights": [1, 2]}})
 
 
 def test_a_balanced_loss_is_saved_with_the_model(scenes: Path, tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
         assert (model.options.head, model.options.dice_weight) == (head, 0.5)
         assert torch.equal(model.model.norm.weight, source.model.norm.weight)
         caplog.clear()
-    arguments = SemanticModelArguments(str(saved), head="linear", config_overrides='{"hidden_size": 64}')
+    arguments = SemanticModelArguments(str(saved), head="linear", config_overrides={"hidden_size": 64})
     with pytest.raises(ValueError, match=r"The weights of .* do not fit"):
         load_model(HfViTForSemanticSegmentation, arguments, names)
 

@@ -16,7 +16,7 @@ from hf_vit.training.tasks.image_classification import load_classifier
 from ..helpers.datasets import load_digits
 
 
-TINY = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}'
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @pytest.fixture(scope="module")
