@@ -120,7 +120,7 @@ def test_a_saved_model_attends_as_it_is_told(
 
 
 @pytest.mark.parametrize(
-    "sized", [{"image_size": 48}, {"config_overrides": '{"image_size": 48}'}], ids=["argument", "override"]
+    "sized", [{"image_size": 48}, {"config_overrides": {"image_size": 48}}], ids=["argument", "override"]
 )
 def test_model_and_image_processor_take_the_same_size(
     sized: dict[str, Any], saved: tuple[Path, HfViTForImageClassification], published: tuple[Path, nn.Module]
