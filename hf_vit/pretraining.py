@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from transformers import PreTrainedConfig
 
 from .api import Paths, TrainingResult, as_list, train
+from .options.resolve import convert
 from .outputs import FolderState, free_folder, judge_folder
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
@@ -203,7 +204,7 @@ def find_labels(
 
 def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Returns the `config_overrides` that are given, and with them the geometry of a model unless that is given."""
-    fields = options.get("config_overrides") or {}
+    fields = convert("config_overrides", options.get("config_overrides") or {}, dict)
     settled = {*fields, *(name for name, value in options.items() if value is not None)}
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 

@@ -24,9 +24,10 @@ EXPECTED = {
 
 
 class Options:
-    """Base of dataclasses of options: construction checks all numbers."""
+    """Base of dataclasses of options: construction converts values to the declared types and checks numbers."""
 
     def __post_init__(self) -> None:
+        convert_all(self)
         check_numbers(self)
 
 
@@ -59,6 +60,15 @@ def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, 
             resolved[name] = convert(name, value, kinds[name])
             check_choice(name, resolved[name], known[name]["choices"])
     return resolved
+
+
+def convert_all(options: Any) -> None:
+    """Give the values of a dataclass of options their declared types; raise `ValueError` for one that does not fit."""
+    kinds = get_type_hints(type(options))
+    for item in fields(options):
+        value = vars(options).get(item.name)
+        if "resume" in item.metadata and value is not None:  # declared by `option`, not by the library
+            setattr(options, item.name, convert(item.name, value, kinds[item.name]))
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:

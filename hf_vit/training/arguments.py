@@ -18,7 +18,7 @@ from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
 from ..model.configuration_hf_vit import PRESETS
 from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, Names, option
-from ..options.resolve import Options, check_numbers
+from ..options.resolve import Options, check_numbers, convert_all
 from .library_checks import check_library
 from .training_options import SCHEDULE_FREE, TrainingOptions, check_optimization, parse_changes
 
@@ -417,13 +417,15 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
     def __post_init__(self) -> None:
         if isinstance(self.report_to, str):
             self.report_to = Names(split_names(self.report_to))
+        convert_all(self)
         check_numbers(self)
         check_library(self)
         parse_changes(self.length_changes)
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
-        if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
+        name = str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_")
+        if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
             self.greater_is_better = False
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True  # as the last ones are worse

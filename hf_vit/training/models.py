@@ -115,7 +115,8 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
 
 def check_head(checkpoint: str, model: PreTrainedModel) -> None:
     """Raises `ValueError` unless a checkpoint has the classes of a model and the options of its head."""
-    heads = {task: vars(model.config)[task].to_full_dict() for task in MODEL_OPTIONS.get(type(model).__name__, ())}
+    tasks = MODEL_OPTIONS.get(type(model).__name__, ())
+    heads = {task: TASK_CONFIGS[task].of(vars(model.config)[task]).to_full_dict() for task in tasks}
     compare_configs(checkpoint, type(model), {"id2label": model.config.id2label, **heads})
 
 

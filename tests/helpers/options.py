@@ -9,6 +9,7 @@ from hf_vit.commands.generate import options_of_types
 from hf_vit.options.recipe import shareable, with_recipe
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training.run import EvaluatedModel, EvaluationArguments, find_task
+from hf_vit.training.run import evaluate as run_evaluation
 
 
 Arguments = Sequence[str | Mapping[str, Any]]
@@ -34,6 +35,13 @@ def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
     kinds = task_class.fields()
     options = (kinds[name] for name in ("data", *task_class.evaluation_options))
     return values_of((EvaluatedModel, EvaluationArguments, *options), arguments)
+
+
+def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
+    """Evaluates by a command line, as the command does: it exits with one line about what is wrong."""
+    with cli.exit_in_one_line():
+        values = evaluation_values(arguments)
+    run_evaluation(values, report)
 
 
 def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:

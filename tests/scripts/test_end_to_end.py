@@ -135,7 +135,7 @@ def test_training_learns_and_says_so_in_the_card(whole: Path) -> None:
         "after the last step",
         "photos: 97 for train, 11 for validation, 15 for test, in 3 classes (blue, green, red).",
         "License: cc0-1.0.",
-        "train_image_classification.py recipe.yaml --output_dir whole",
+        "hf-vit train image-classification --recipe recipe.yaml --output_dir whole",
         "horizontal_flip 0.5, auto_augment randaugment, randaugment_num_ops 2, randaugment_magnitude 9",
         "![Loss, validation scores and learning rate](curves.png)",
         "| accuracy | **" + f"{scores(whole)['accuracy']:.4f}" + "** | 0.3333 |",

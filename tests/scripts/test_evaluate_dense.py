@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.training.run import evaluate
-
 from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
 from ..helpers.fresh import run_script
+from ..helpers.options import evaluate
 
 
 PREDICTIONS = "validation_predictions.jsonl"
@@ -36,7 +35,7 @@ def score(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
     """Scores a model on the scenes, if no other data are named; returns what was said."""
     said: list[str] = []
     data = [] if "--dataset_name" in options else ["--dataset_name", str(workplace / "scenes")]
-    evaluate(arguments_of(workplace, task, output_dir, *data, *options), None, said.append)
+    evaluate(arguments_of(workplace, task, output_dir, *data, *options), said.append)
     return "\n".join(said)
 
 

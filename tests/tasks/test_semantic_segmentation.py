@@ -213,7 +213,7 @@ def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> No
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "There is no score 'iou'"),
         (["--metric_for_best_model", "eval_pq"], "There is no score 'pq'"),
         (["--eval_window_size", "30"], "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"),
-        (["--eval_scales", "1", "-1"], "eval_scales=[1.0, -1.0] must be positive"),
+        (["--eval_scales", "1", "-1"], "eval_scales=[1.0, -1.0] must be more than 0"),
         (
             ["--config_overrides", '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'],
             "semantic_loss_ignore_index=0 of segmentation_config must be 255",

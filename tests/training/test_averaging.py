@@ -18,7 +18,6 @@ from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, last_checkpoint
 from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.training.publishing.hub import check_upload, list_upload
-from hf_vit.training.run import evaluate
 from hf_vit.training.saving.checkpoints import find_fault
 
 from ..helpers import distributed
@@ -27,7 +26,7 @@ from ..helpers.dense_trainings import A_FEW_STEPS, run_task, write_scenes
 from ..helpers.fresh import run_without_package
 from ..helpers.hub import serve
 from ..helpers.models import TRAINING_CASES, small_config
-from ..helpers.options import run
+from ..helpers.options import evaluate, run
 from ..helpers.references import assert_close
 from ..helpers.teachers import small_distillation
 from ..helpers.trainings import (
@@ -353,7 +352,7 @@ def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
     assert {name: last[f"eval_{name}"] for name in raw} == pytest.approx(raw)
     assert {name: last[f"eval_ema_{name}"] for name in averaged} == pytest.approx(averaged)
     arguments = ["--model_name_or_path", folder / "ema", "--dataset_name", data, "--output_dir", tmp_path / "scored"]
-    evaluate([*map(str, arguments), "--use_cpu"], None, report=lambda _: None)
+    evaluate([*map(str, arguments), "--use_cpu"], report=lambda _: None)
     again = json.loads((tmp_path / "scored" / "validation_scores.json").read_text())
     assert again == pytest.approx(averaged, abs=1e-5)
     assert "averaged weights (`ema/`)" in (folder / "README.md").read_text()

@@ -243,7 +243,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "tutor", "--distillation_temperature", "2"], "is of --distillation_type soft"),
         (
             ["--teacher", "tutor", "--distillation_type", "soft", "--distillation_temperature", "-1"],
-            "distillation_temperature=-1.0 must be positive",
+            "distillation_temperature=-1.0 must be more than 0",
         ),
         (["--teacher", "nowhere"], "No model can be read from 'nowhere'"),
         (

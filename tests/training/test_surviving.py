@@ -405,6 +405,6 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
     message = stopped.value.code
     assert isinstance(message, str)
     assert "\n" not in message
-    assert sum(f"{file} cannot be read: " in message for file in files) == 1
+    assert sum(f"{file} cannot be decoded: " in message for file in files) == 1
     assert "truncated. " in message
     assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: resume" in message

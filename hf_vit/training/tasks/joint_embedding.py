@@ -274,11 +274,12 @@ class EmbeddingMetric(NeighborAccuracy):
         super().__init__(has_classes)
         self.options = options
         self.num_global = num_global
+        self._embeds: list[Tensor] = []
 
     def reset(self) -> None:
         """Removes all images."""
         super().reset()
-        self._embeds: list[Tensor] = []
+        self._embeds = []
 
     def record(self, prediction: Any, target: int | None) -> Any:
         """Returns the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
@@ -423,7 +424,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         is_taught = model.options.objective == "dino"
         if is_taught and self.args.ema_decay is None:
             self.args.ema_decay = TEACHER_DECAY
-            self.args.check_averaging(str(self.args.optim))
+            self.args.check_combinations()
         trainer = super().make_trainer_of(model, processor)
         if is_taught:
             trainer.batch_transforms.transforms = [*trainer.batch_transforms.transforms, Teach(trainer)]
