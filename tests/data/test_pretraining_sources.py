@@ -101,6 +101,15 @@ def test_layouts_of_classifiers_tell_their_classes(tmp_path: Path) -> None:
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
 
 
+def test_columns_of_a_table_may_be_given(tmp_path: Path) -> None:
+    write_pictures(tmp_path, "1.png", "2.png")
+    (tmp_path / "train.csv").write_text("photo,breed\n1.png,poodle\n2.png,beagle\n")
+    columns = {"image_column_name": "photo", "label_column_name": "breed"}
+    splits = load_unlabeled_images([str(tmp_path)], **columns)
+    assert splits["train"]["class_number"][:] == [1, 0]
+    assert list(stream_images([str(tmp_path)], **columns)) == ["train"]
+
+
 def test_several_datasets_are_joined(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "animals", ["cat", "dog"])
     write_mask_folders(tmp_path / "streets")
@@ -209,7 +218,7 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
     with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
-        image_and_class(stream, "The split 'test'", SourceOptions("images"))
+        image_and_class(stream, "test", SourceOptions("images"))
 
 
 def test_an_image_of_a_stream_may_lie_in_an_archive(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from datasets import DatasetDict, Image, Value
+from datasets import Dataset, Image, Value
 
 
 USUAL_NAMES = {
@@ -115,23 +115,19 @@ def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
 
-def image_and_target(splits: DatasetDict, target: str, options: SourceOptions) -> DatasetDict:
-    """Reduces every split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
-    found = {}
-    for name, split in splits.items():
-        where = f"The split {name!r}"
-        candidates = [column for column, feature in split.features.items() if can_hold_images(feature)]
-        if len(candidates) < 2:
-            raise ValueError(
-                f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
-                f"{target}s. Its columns are {', '.join(map(repr, split.features))}."
-            )
-        of_targets = options.choose(target, candidates, where)
-        others = [column for column in candidates if column != of_targets]
-        image = options.choose("image", others, where, by_type=others)
-        columns = take_columns(split, {image: "image", of_targets: target})
-        found[name] = columns.cast_column(target, Image(decode=False))
-    return DatasetDict(found)
+def image_and_target(split: Dataset, name: str, options: SourceOptions, target: str) -> Dataset:
+    """Reduces a split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
+    where = f"The split {name!r}"
+    candidates = [column for column, feature in split.features.items() if can_hold_images(feature)]
+    if len(candidates) < 2:
+        raise ValueError(
+            f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
+            f"{target}s. Its columns are {', '.join(map(repr, split.features))}."
+        )
+    of_targets = options.choose(target, candidates, where)
+    others = [column for column in candidates if column != of_targets]
+    image = options.choose("image", others, where, by_type=others)
+    return take_columns(split, {image: "image", of_targets: target}).cast_column(target, Image(decode=False))
 
 
 def can_hold_images(feature: object) -> bool:

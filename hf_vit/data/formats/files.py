@@ -21,7 +21,7 @@ from ...model.image_inputs import header
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-Find = Callable[[Path], Any]
+Format = tuple[Callable[[Path], Any], Callable[..., T]]  # recognizes its files, and reads them
 MAX_LISTED = 20
 MAX_NAMED = 10  # of those whose lines are long
 SPLITS = ("train", "validation", "test")
@@ -70,7 +70,7 @@ def raise_faults(
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
 
-def first_format(path: Path, formats: Iterable[tuple[Find, Callable[..., T]]], *options: Any) -> T | None:
+def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
     """Read the data at a path in the first format that is recognized; return `None` if none is.
 
     Args:
@@ -79,6 +79,11 @@ def first_format(path: Path, formats: Iterable[tuple[Find, Callable[..., T]]], *
         *options: Passed to the reader after the files.
     """
     return next((read(found, *options) for find, read in formats if (found := find(path))), None)
+
+
+def find_folder(path: Path) -> Path | None:
+    """Returns a path if it is a folder."""
+    return path if path.is_dir() else None
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:

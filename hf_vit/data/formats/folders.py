@@ -1,7 +1,7 @@
 """Images in one folder per class, and in folders beside those of their targets."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from .files import (
     images_at,
     is_image,
     listed,
-    one_per_split,
     raise_faults,
     split_named,
     splits_in,
@@ -59,13 +58,18 @@ def _loose_images(root: Path) -> list[str]:
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    named = [(sub.name, sub) for sub in subfolders(folder) if split_named(sub.name)]
     # A class may be called "train" too, but then it holds images and not further folders.
-    if not any(subfolders(sub) for _, sub in named):
+    if not any(subfolders(sub) for sub in subfolders(folder) if split_named(sub.name)):
         return {"train": folder}
-    if others := sorted({sub.name for sub in subfolders(folder)} - {name for name, _ in named}):
+    named = splits_in(folder)
+    report_other_folders(folder, named)
+    return named
+
+
+def report_other_folders(folder: Path, named: Mapping[str, Path]) -> None:
+    """Warn of the folders in a folder that are not among those of its splits."""
+    if others := sorted({sub.name for sub in subfolders(folder)} - {root.name for root in named.values()}):
         logger.warning("Left out of %s, as their names are of no known split: %s.", folder, listed(others))
-    return one_per_split(named)
 
 
 def _load_split(name: str, root: Path) -> Dataset:

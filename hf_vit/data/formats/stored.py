@@ -6,7 +6,7 @@ Tar files are in the format of WebDataset: the files of an example lie side by s
 import difflib
 import glob
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -26,6 +26,7 @@ from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
 from .files import (
     SPLIT_NAMES,
+    Format,
     files_below,
     files_by_split,
     first_format,
@@ -42,6 +43,8 @@ from .text import parse_json
 
 logger = logging.get_logger(__name__)
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+Formats = Iterable[Format[DatasetDict]]
+Take = Callable[[Any, str, SourceOptions], Any]
 KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
 
 
@@ -56,16 +59,10 @@ def load_saved(path: Path) -> DatasetDict:
     return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
 
 
-def load_from_hub(options: SourceOptions) -> DatasetDict:
-    """Load a dataset on the Hub, whose splits get their usual names."""
+def load_from_hub(options: SourceOptions, *, streaming: bool = False) -> DatasetDict:
+    """Load a dataset on the Hub, or open it as streams, with the usual names of splits."""
     with _explained(options):
-        return _standard_splits(load_dataset(options.source, **options.hub))
-
-
-def stream_from_hub(options: SourceOptions) -> dict[str, IterableDataset]:
-    """Open a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
-    with _explained(options):
-        return _standard_splits(load_dataset(options.source, **options.hub, streaming=True))
+        return _standard_splits(load_dataset(options.source, **options.hub, streaming=streaming))
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
@@ -118,15 +115,6 @@ def class_folder(options: SourceOptions, are_named: object = None) -> Path:
         return options.path
 
 
-def load_columns(options: SourceOptions) -> DatasetDict | None:
-    """Loads parquet files, a saved folder or, if there is no such path, from the Hub; `None` for something else."""
-    path = options.path
-    if not path.exists():
-        return load_from_hub(options)
-    options.check_no_hub_options()
-    return first_format(path, ((find_parquet, partial(load_files, "parquet")), (find_saved, load_saved)))
-
-
 def find_parquet(path: Path) -> dict[str, list[str]]:
     """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
     if path.is_file():
@@ -150,13 +138,25 @@ def _is_tar(path: Path) -> bool:
     return path.name.lower().endswith(TAR_SUFFIXES) and path.is_file()
 
 
-def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
-    """Reads files of a kind, "parquet" or "webdataset", each split by itself, so that their columns may differ."""
+def find_shards(path: Path) -> tuple[str, dict[str, list[str]]]:
+    """Find parquet files, or else tar files; return the kind as `load_files` takes it, and the files by split."""
+    parquet = find_parquet(path)
+    return ("parquet", parquet) if parquet else ("webdataset", find_tars(path))
+
+
+def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = False) -> DatasetDict:
+    """Read files of a kind, "parquet" or "webdataset", each split by itself, so that their columns may differ.
+
+    `OSError` is raised for tar files, and for parquet files that are read as streams, that are cut or damaged. Unless
+    tar files are read as streams, their content is copied into the cache of `datasets`.
+    """
+    if kind == "webdataset" or streaming:
+        (check_tars if kind == "webdataset" else check_parquet)(chain.from_iterable(files.values()))
     splits = {}
     for split, names in files.items():
         patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
         try:
-            splits[split] = load_dataset(kind, data_files={split: patterns}, split=split)
+            splits[split] = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
         except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
             raise ValueError(
                 f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
@@ -165,33 +165,57 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def open_streams(options: SourceOptions) -> dict[str, IterableDataset]:
-    """Open a dataset on the Hub, or parquet or tar files on disk, to be read while used; empty for other data."""
-    path = options.path
-    if not path.exists():
-        return stream_from_hub(options)
-    kind, files, check = "parquet", find_parquet(path), check_parquet
-    if not files:
-        kind, files, check = "webdataset", find_tars(path), check_tars
-    if files:
-        options.check_no_hub_options()
-        check(chain.from_iterable(files.values()))
-    return {
-        name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
-        for name, found in files.items()
-    }
-
-
-def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
-    """Copies the content of tar files into the cache of `datasets`, and opens it."""
-    # There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
-    # them.
-    check_tars(chain.from_iterable(files.values()))
-    splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
+def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:
+    """Read what `find_shards` finds; in tar files, numbers in `.cls` are classes if a file names them."""
+    splits = load_files(kind, files)
+    names = names_beside([class_folder(options)]) if kind == "webdataset" else []
     for split, rows in splits.items():
         if names and rows.features.get("cls") in INTEGERS:
             splits[split] = with_class_column(rows, "cls", rows["cls"][:], names)
     return splits
+
+
+# Pairs of a function that recognizes a format and one that reads it, in the order in which they are tried
+COLUMN_FORMATS = ((find_parquet, partial(load_files, "parquet")), (find_saved, load_saved))
+
+
+def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> DatasetDict | None:
+    """Load from the Hub if there is no such path, else in the first format that is recognized; `None` if none is."""
+    if not options.path.exists():
+        return load_from_hub(options)
+    options.check_no_hub_options()
+    return first_format(options.path, formats)
+
+
+def load_splits(
+    options: SourceOptions, take: Take, others: Formats, columns: Formats = COLUMN_FORMATS
+) -> DatasetDict | None:
+    """Load a dataset in the first format that is recognized, or from the Hub; return `None` if none is.
+
+    Args:
+        options: Where the dataset is, and which columns to take.
+        take: Reduces a split from the Hub, or of a format in `columns`, to the columns of its images and targets. It
+            also gets the name of the split, and `options`.
+        others: Formats that are tried after `columns`, and whose readers return such columns themselves.
+        columns: Formats whose columns have any names.
+    """
+    splits = load_columns(options, columns)
+    return first_format(options.path, others) if splits is None else take_from(splits, take, options)
+
+
+def take_from(splits: Mapping[str, Any], take: Take, options: SourceOptions) -> DatasetDict:
+    """Reduce datasets or streams by split to their images and targets, see `load_splits`."""
+    return DatasetDict({name: take(split, name, options) for name, split in splits.items()})
+
+
+def open_streams(options: SourceOptions) -> DatasetDict:
+    """Open a dataset on the Hub, or parquet or tar files on disk, to be read while used; empty for other data."""
+    if not options.path.exists():
+        return load_from_hub(options, streaming=True)
+    kind, files = find_shards(options.path)
+    if files:
+        options.check_no_hub_options()
+    return load_files(kind, files, streaming=True)
 
 
 def from_tars(dataset: Any, label_column: str | None) -> Any:

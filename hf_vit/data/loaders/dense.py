@@ -12,10 +12,10 @@ from ..datasets import TargetData
 from ..formats.classes import choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
-from ..formats.files import listed, with_files
+from ..formats.files import find_folder, listed, with_files
 from ..formats.folders import load_pairs
 from ..formats.orientation import AnnotationOrientation, with_turns
-from ..formats.stored import class_folder, load_columns
+from ..formats.stored import class_folder, load_splits
 from ..targets import depth_target, region_target, semantic_target
 
 
@@ -175,12 +175,12 @@ def load_depth_estimation(
 
 
 def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
-    if found := load_columns(options):
-        return with_turns(with_files(image_and_target(found, target, options)), target, orientation)
-    path = options.path
-    if path.is_file():
-        raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
-    return with_turns(with_files(load_pairs(path, target)), target, orientation)
+    take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
+    if (splits := load_splits(options, take, folders)) is None:
+        raise ValueError(
+            f"{options.path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first."
+        )
+    return with_turns(with_files(splits), target, orientation)
 
 
 def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:

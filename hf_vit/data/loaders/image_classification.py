@@ -24,22 +24,25 @@ from ..formats.classes import (
     names_beside,
     with_class_labels,
 )
-from ..formats.columns import SourceKeywords, SourceOptions, take_columns
-from ..formats.files import SPLITS, with_files
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.files import SPLITS, find_folder, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
 from ..formats.stored import (
+    COLUMN_FORMATS,
     TAR_SUFFIXES,
+    Formats,
+    Take,
     class_folder,
-    find_parquet,
+    find_shards,
     find_tars,
     from_tars,
     label_column_of,
-    load_columns,
-    load_files,
-    load_tars,
+    load_shards,
+    load_splits,
     open_streams,
     read_tar_labels,
+    take_from,
 )
 from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
 
@@ -100,37 +103,36 @@ def load_image_classification(
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
-    splits, path = load_stored(options), options.path
-    if splits is None and (tables := find_tables(path)):
-        splits = load_labeled_tables(tables, options)
-    elif splits is None and path.is_file():
+    others = (
+        (find_tables, partial(load_labeled_tables, options=options)),
+        (find_folder, partial(_load_class_folders, options=options)),
+    )
+    if (splits := load_labeled(options, image_and_label, others)) is None:
         known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-        raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
-    elif splits is None and not has_class_folders(path) and (loose := list_tables(path)):
-        names = " or ".join(repr(str(table)) for table in loose)
         raise ValueError(
-            f"{path} holds a table whose name says no split. Give the table rather than its folder: {names}."
+            f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
         )
-    else:
-        splits = _images_and_labels(splits or load_image_folder(path), options)
     return with_files(with_class_labels(splits))
 
 
-def load_stored(options: SourceOptions) -> DatasetDict | None:
-    """Open the data that `load_columns` opens, idx files or tar files on disk; return `None` for others."""
-    path = options.path
-    if path.exists() and (idx_files := find_idx(path)):
-        options.check_no_hub_options()
-        return load_idx(idx_files)
-    if columns := load_columns(options):
-        return columns
-    tar_files = find_tars(path)
-    return load_tars(path, tar_files) if tar_files else None
+def load_labeled(options: SourceOptions, take: Take, others: Formats) -> DatasetDict | None:
+    """Load images that may have labels; `load_splits` says more."""
+    tars = find_tars, partial(load_shards, "webdataset", options=options)
+    return load_splits(options, take, others, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
     """Read `image` (paths that are opened on access) and `label` (text) of tables by split."""
     return load_tables(tables, options, "label", _label_in, Value("string"))
+
+
+def _load_class_folders(folder: Path, options: SourceOptions) -> DatasetDict:
+    if not has_class_folders(folder) and (loose := list_tables(folder)):
+        names = " or ".join(repr(str(table)) for table in loose)
+        raise ValueError(
+            f"{folder} holds a table whose name says no split. Give the table rather than its folder: {names}."
+        )
+    return take_from(load_image_folder(folder), image_and_label, options)
 
 
 def _label_in(cell: Any, where: str) -> str | None:
@@ -139,23 +141,32 @@ def _label_in(cell: Any, where: str) -> str | None:
     return None if cell is None else str(cell).strip()
 
 
-def _images_and_labels(splits: Mapping[str, Any], options: SourceOptions) -> DatasetDict:
-    """Reduce every `Dataset` or `IterableDataset` to the columns `image` and `label`."""
-    return DatasetDict({name: _image_and_label(split, name, options) for name, split in splits.items()})
+def image_and_label(
+    dataset: Any, split: str, options: SourceOptions, *, column: str = "label", is_required: bool = True
+) -> Any:
+    """Reduce a `Dataset` or an `IterableDataset` to `image` and its label.
 
-
-def _image_and_label(dataset: Any, split: str, options: SourceOptions) -> Any:
+    Args:
+        dataset: Data whose columns have any names.
+        split: Name of the split.
+        options: Which columns to take.
+        column: The name that the column of labels gets.
+        is_required: Whether there must be labels; otherwise they are left out if it is not clear which column it is.
+    """
     where, dataset = f"The split {split!r}", from_tars(dataset, options.target_column)
     features = dataset.features
-    image = options.choose_image(features, where)
-    typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    label = options.choose("label", features, where, by_type=typed)
-    if not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
+    columns = {options.choose_image(features, where): "image"}
+    found = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+    if not is_required and options.target_column is None:
+        found = found or [name for name in USUAL_NAMES["label"] if features.get(name) in LABEL_TYPES]
+        return take_columns(dataset, columns | ({found[0]: column} if len(found) == 1 else {}))
+    label = options.choose("label", features, where, by_type=found)
+    if is_required and not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
         raise ValueError(
             f"The labels of the split {split!r} are of type {features[label]}, but a label is a class number or a "
             "word. Name the right column with label_column_name."
         )
-    return take_columns(dataset, {image: "image", label: "label"})
+    return take_columns(dataset, columns | {label: column})
 
 
 @dataclass(frozen=True)
@@ -230,7 +241,7 @@ def stream_image_classification(
         raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
     if not streams:
         return _from_list(splits, class_names, train_val_split)
-    found = {name: _image_and_label(stream, name, options) for name, stream in streams.items()}
+    found = take_from(streams, image_and_label, options)
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
         class_names = names_beside([class_folder(options)])
@@ -319,22 +330,21 @@ def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[
             f"{path} does not say what its classes are called, and all of it would have to be fetched to know. Give "
             "class_names."
         )
-    if tars := find_tars(path):
-        return read_tar_labels(tars["train"], label_column_of(train, options.target_column))
+    kind, files = find_shards(path)
+    if kind == "webdataset":
+        return read_tar_labels(files["train"], label_column_of(train, options.target_column))
     label = options.choose("label", train.features, "The split 'train'")
-    files = find_parquet(path)["train"]
-    batches = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=[label]).iter(1000)
+    batches = load_dataset(kind, data_files=files["train"], split="train", streaming=True, columns=[label]).iter(1000)
     return chain.from_iterable(batch[label] for batch in batches)
 
 
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
-    path, parquet = options.path, find_parquet(options.path)
-    files = {name: found for name, found in (parquet or find_tars(path)).items() if name != "train"}
-    splits = load_files("parquet", files) if parquet else load_tars(path, files)
+    kind, files = find_shards(options.path)
+    splits = load_shards(kind, {name: found for name, found in files.items() if name != "train"}, options)
     return DatasetDict(
         {
             name: classes.relabeled(split)
-            for name, split in with_files(_images_and_labels(splits, options)).items()
+            for name, split in with_files(take_from(splits, image_and_label, options)).items()
             if has_labels(name, split["label"][:])
         }
     )

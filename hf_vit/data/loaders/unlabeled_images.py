@@ -1,6 +1,7 @@
 """Images without labels, from wherever a user has them, as a list or a stream."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -8,12 +9,13 @@ from typing import Any, Unpack
 from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
-from ..formats.classes import LABEL_TYPES, UNLABELED, with_class_column
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.classes import UNLABELED, with_class_column
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions
 from ..formats.files import (
     IMAGE_SUFFIXES,
     SPLITS,
     files_below,
+    find_folder,
     images_at,
     is_image,
     listed,
@@ -21,15 +23,16 @@ from ..formats.files import (
     subfolders,
     with_files,
 )
-from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
-from ..formats.stored import TAR_SUFFIXES, from_tars, open_streams
+from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS, report_other_folders
+from ..formats.stored import TAR_SUFFIXES, open_streams, take_from
 from ..formats.tables import find_tables, read_table
-from .image_classification import as_stream, load_labeled_tables, load_stored, stream_rows
+from .image_classification import as_stream, image_and_label, load_labeled, load_labeled_tables, stream_rows
 
 
 logger = logging.get_logger(__name__)
 CLASS = "class_number"  # not "label": classes are of use here, but none must have images in every split
 NO_CLASS = -1
+image_and_class = partial(image_and_label, column=CLASS, is_required=False)
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
@@ -88,47 +91,26 @@ def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _load(options: SourceOptions) -> DatasetDict:
-    path = options.path
-    if stored := load_stored(options):
-        splits = stored
-    elif tables := _labeled_tables(options):
-        splits = load_labeled_tables(tables, options)
-    elif path.is_dir():
-        return list_images(path)
-    else:
+    others = (
+        (
+            partial(_find_labeled_tables, target_column=options.target_column),
+            lambda tables: load_labeled_tables(tables, options).rename_column("label", CLASS),
+        ),
+        (find_folder, list_images),
+    )
+    if (splits := load_labeled(options, image_and_class, others)) is None:
         raise ValueError(
-            f"{path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
+            f"{options.path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
             f"({', '.join(TAR_SUFFIXES)}) or a table with labels."
         )
-    return with_class_numbers(
-        DatasetDict({name: image_and_class(split, f"The split {name!r}", options) for name, split in splits.items()})
-    )
+    return with_class_numbers(splits)
 
 
-def _labeled_tables(options: SourceOptions) -> dict[str, Path]:
+def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
     """Returns the tables of a dataset if all of them have labels; others say nothing that the folder does not."""
-    names = USUAL_NAMES["label"] if options.target_column is None else (options.target_column,)
-    tables = find_tables(options.path)
+    names = USUAL_NAMES["label"] if target_column is None else (target_column,)
+    tables = find_tables(path)
     return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
-
-
-def image_and_class(dataset: Any, where: str, options: SourceOptions) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to `image` and, where labels are known, `class_number`."""
-    dataset = from_tars(dataset, options.target_column)
-    columns = {options.choose_image(dataset.features, where): "image"}
-    if (label := _label_column(dataset.features, where, options)) is not None:
-        columns[label] = CLASS
-    return take_columns(dataset, columns)
-
-
-def _label_column(features: Any, where: str, options: SourceOptions) -> str | None:
-    """Returns the column of classes, if there is one and it is clear which."""
-    if options.target_column is not None:
-        return options.choose("label", features, where)
-    typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    named = [name for name in USUAL_NAMES["label"] if features.get(name) in LABEL_TYPES]
-    found = typed or named
-    return found[0] if len(found) == 1 else None
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
@@ -150,7 +132,7 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`."""
+    """Lists the images in a folder at any depth, without opening them, and their classes if it has folders of them."""
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
@@ -163,19 +145,14 @@ def list_images(folder: Path) -> DatasetDict:
     classes = {name: [(*file.relative_to(roots[name]).parts[:-1], "")[0] for file in found[name]] for name in splits}
     if "" in classes["train"] or len(set(classes["train"])) < 2:
         return splits
-    return with_class_numbers(
-        DatasetDict({name: split.add_column(CLASS, classes[name]) for name, split in splits.items()})
-    )
+    return DatasetDict({name: split.add_column(CLASS, classes[name]) for name, split in splits.items()})
 
 
 def _split_roots(folder: Path) -> dict[str, Path]:
     """Returns the folders of the splits, which may be in one of images: `train/`, or `images/train/`."""
     for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
-        named = splits_in(place)
-        if "train" in named:
-            others = sorted({sub.name for sub in subfolders(place)} - {root.name for root in named.values()})
-            if others:
-                logger.warning("Left out of %s, as their names are of no known split: %s.", place, listed(others))
+        if "train" in (named := splits_in(place)):
+            report_other_folders(place, named)
             return named
     return {"train": folder}
 
@@ -244,5 +221,5 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
 def _open(options: SourceOptions) -> dict[str, IterableDataset]:
     """Return the splits with the columns `image` and, if labels are known, `class_number`."""
     if streams := open_streams(options):
-        return {name: image_and_class(split, f"The split {name!r}", options) for name, split in streams.items()}
+        return take_from(streams, image_and_class, options)
     return {name: as_stream(split) for name, split in with_files(_load(options)).items()}

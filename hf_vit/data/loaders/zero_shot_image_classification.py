@@ -1,6 +1,7 @@
 """Images and what is written about them, from wherever a user has them."""
 
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Unpack
 
@@ -9,7 +10,7 @@ from datasets import Dataset, DatasetDict, LargeList, List, Value
 from ..datasets import TargetData
 from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
 from ..formats.files import with_files
-from ..formats.stored import load_columns
+from ..formats.stored import load_splits
 from ..formats.tables import find_tables, load_tables
 from ..targets import caption_target
 
@@ -52,11 +53,10 @@ def load_image_text(
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, caption_column_name, **keywords)
-    if stored := load_columns(options):
-        splits = DatasetDict({name: _image_and_caption(split, name, options) for name, split in stored.items()})
-    elif tables := find_tables(options.path):
-        splits = load_tables(tables, options, "caption", _as_list, CAPTIONS, prefers_lists=True)
-    else:
+    read = partial(
+        load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS, prefers_lists=True
+    )
+    if (splits := load_splits(options, _image_and_caption, ((find_tables, read),))) is None:
         raise ValueError(
             f"{options.path} holds no captions. Put a metadata.jsonl with lines like "
             '{"file_name": "1.jpg", "text": "a dog runs"} beside the images, in train/, val/, ..., or give a table '
