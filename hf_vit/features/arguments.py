@@ -1,76 +1,54 @@
 """The arguments of an extraction of features."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ..data.checks import check_apart
-from ..options.field import COUNT, NOT_NEGATIVE, option
+from ..options.field import COUNT, NOT_NEGATIVE, option, start_option
 from ..training.arguments import UnlabeledImagesArguments
 from .encoder import FEATURES
+
+
+extraction_option = partial(option, group="Extraction")
 
 
 @dataclass
 class ExtractionArguments(UnlabeledImagesArguments):
     """Which features to extract, and from which images."""
 
-    model_name_or_path: str = option(
-        default="",
-        help="Saved or published model: a folder, a file or a name on the Hub.",
-        group="Extraction",
-        essential=True,
-        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
+    model_name_or_path: str = start_option(
+        "", "Saved or published model: a folder, a file or a name on the Hub.", group="Extraction"
     )
     output_dir: str = option(
-        default="outputs/features",
-        help="Folder for the parquet files.",
+        "outputs/features",
+        "Folder for the parquet files.",
         group="Output",
         essential=True,
         synonyms="output out save_dir out_dir project_dir name",
         resume="free",
     )
-    features: list[str] = option(
-        default_factory=lambda: ["mean"],
-        help="Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + ".",
-        group="Extraction",
-        essential=True,
+    features: list[str] = extraction_option(
+        ["mean"], "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + ".", essential=True
     )
-    dtype: str = option(
-        default="float32", help="Type of the numbers that are written, or float16.", group="Extraction", essential=True
+    dtype: str = extraction_option("float32", "Type of the numbers that are written, or float16.", essential=True)
+    batch_size: int = extraction_option(32, "Images that go through the model at a time.", COUNT, essential=True)
+    rows_per_shard: int = extraction_option(
+        4096, "Images of a file: what one process does, and at most loses if it is killed.", COUNT, essential=True
     )
-    batch_size: int = option(
-        default=32, help="Images that go through the model at a time.", range=COUNT, group="Extraction", essential=True
-    )
-    rows_per_shard: int = option(
-        default=4096,
-        help="Images of a file: what one process does, and at most loses if it is killed.",
-        range=COUNT,
-        group="Extraction",
-        essential=True,
-    )
-    num_workers: int = option(
-        default=0,
-        help="Processes that read images, for each that runs the model.",
-        range=NOT_NEGATIVE,
-        group="Extraction",
+    num_workers: int = extraction_option(
+        0,
+        "Processes that read images, for each that runs the model.",
+        NOT_NEGATIVE,
         essential=True,
         synonyms="workers",
     )
-    skip_unreadable: bool = option(
-        default=False,
-        help="Leave images out that cannot be read, rather than stop.",
-        group="Extraction",
-        essential=True,
-        resume="free",
+    skip_unreadable: bool = extraction_option(
+        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
     )
-    use_cpu: bool = option(
-        default=False,
-        help="Leave GPUs alone.",
-        brief="Leave GPUs alone.",
-        group="Extraction",
-        essential=True,
-        synonyms="cpu no_cuda",
-        resume="free",
+    use_cpu: bool = extraction_option(
+        False, "Leave GPUs alone.", brief="Leave GPUs alone.", essential=True, synonyms="cpu no_cuda", resume="free"
     )
 
     def __post_init__(self) -> None:

@@ -1,8 +1,9 @@
 """Declaration of an option: a dataclass field whose metadata hold its help, legal values and behavior on resume."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 
@@ -95,9 +96,23 @@ def described(
     }
 
 
-def option(
-    default: Any = MISSING, *, help: str, default_factory: Callable[[], Any] | Any = MISSING, **metadata: Any
-) -> Any:
-    """Return the dataclass field of an option; see `described` for its metadata."""
-    given = {"default": default} if default_factory is MISSING else {"default_factory": default_factory}
-    return field(**given, metadata=described(help=help, **metadata))
+def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
+    """Return the dataclass field of an option; see `described` for its metadata. A default list is copied."""
+    given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**given, metadata=described(help=help, range=range, **metadata))
+
+
+# Options of the groups that several tasks have
+data_option = partial(option, group="Data")
+training_images_option = partial(option, group="Training images")
+model_option = partial(option, group="Model")
+augmentation_option = partial(option, group="Augmentation")
+evaluation_option = partial(option, group="Evaluation")
+
+# Options that several classes declare, each with its own help
+source_option = partial(
+    data_option, "", essential=True, synonyms="data data_dir data_path dataset train_dir root", resume="free"
+)
+start_option = partial(
+    option, essential=True, synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone"
+)

@@ -17,7 +17,18 @@ from ..data.formats.files import split_names
 from ..evaluation.base import LOWER_IS_BETTER
 from ..extras import check_packages
 from ..model.configuration_hf_vit import PRESETS
-from ..options.field import COUNT, NOT_NEGATIVE, SHARE_LEFT_OUT, Names, option
+from ..options.field import (
+    COUNT,
+    NOT_NEGATIVE,
+    SHARE_LEFT_OUT,
+    Names,
+    data_option,
+    model_option,
+    option,
+    source_option,
+    start_option,
+    training_images_option,
+)
 from ..options.resolve import Options, check_numbers, convert_all
 from .library_checks import check_library
 from .training_options import SCHEDULE_FREE, TrainingOptions, check_optimization, parse_changes
@@ -31,44 +42,35 @@ FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of 
 class ModelArguments(Options):
     """Which model to train."""
 
-    model_name_or_path: str | None = option(
-        default=None,
-        help="Model to start from, saved by this package or published for another library: a folder, a name on "
+    model_name_or_path: str | None = start_option(
+        None,
+        "Model to start from, saved by this package or published for another library: a folder, a name on "
         "the Hub, or a file of published weights.",
         group="Model",
-        essential=True,
-        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    preset: str | None = option(
-        default=None,
-        help=f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
+    preset: str | None = model_option(
+        None,
+        f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
         "small with --choose_defaults false.",
-        group="Model",
         essential=True,
         synonyms="arch architecture model_size",
     )
-    image_size: int | tuple[int, int] | None = option(
-        default=None,
-        help="Side of images in pixels, or height,width. A saved model resamples its positions.",
-        range=COUNT,
-        group="Model",
+    image_size: int | tuple[int, int] | None = model_option(
+        None,
+        "Side of images in pixels, or height,width. A saved model resamples its positions.",
+        COUNT,
         essential=True,
         synonyms="imgsz img_size input_size resolution size",
     )
-    config_overrides: dict[str, Any] | None = option(
-        default=None,
-        help='Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.',
-        group="Model",
+    config_overrides: dict[str, Any] | None = model_option(
+        None, 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'
     )
-    whiten_patches: bool = option(
-        default=False,
-        help="Let the patch embedding of a model from scratch start as a whitening of the training patches, "
+    whiten_patches: bool = model_option(
+        False,
+        "Let the patch embedding of a model from scratch start as a whitening of the training patches, "
         "which learns faster.",
-        group="Model",
     )
-    license: str = option(
-        default="unknown", help="License of the trained weights, for the model card.", group="Model", resume="free"
-    )
+    license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,21 +111,10 @@ class SourceArguments(Options):
     # Fields that the loaders of `hf_vit.data` take by the same names
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
 
-    dataset_name: str = option(
-        default="",
-        help="Folder, or name on the Hub.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
-    )
-    dataset_config_name: str | None = option(default=None, help="Configuration of a dataset on the Hub.", group="Data")
-    dataset_revision: str | None = option(
-        default=None, help="Branch, tag or commit of a dataset on the Hub.", group="Data"
-    )
-    image_column_name: str | None = option(
-        default=None, help="Column of the images, where it is not clear by itself.", group="Data"
-    )
+    dataset_name: str = source_option("Folder, or name on the Hub.")
+    dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
+    dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
+    image_column_name: str | None = data_option(None, "Column of the images, where it is not clear by itself.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,54 +138,34 @@ class ImageDataArguments(SourceArguments):
     # Refused in evaluations
     training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license", "allow_duplicates")
 
-    skip_unreadable: bool = option(
-        default=False,
-        help="Leave images out that cannot be read, rather than stop.",
-        group="Data",
-        essential=True,
-        resume="free",
+    skip_unreadable: bool = data_option(
+        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
     )
-    check_images: bool = option(
-        default=True,
-        help="Read all images once in advance; false if that has been done before.",
-        group="Data",
-        resume="free",
+    check_images: bool = data_option(
+        True, "Read all images once in advance; false if that has been done before.", resume="free"
     )
-    allow_duplicates: bool = option(
-        default=False,
-        help="Train even if most of the evaluated images are training images, too.",
-        group="Training images",
-        resume="free",
+    allow_duplicates: bool = training_images_option(
+        False, "Train even if most of the evaluated images are training images, too.", resume="free"
     )
-    train_val_split: float | None = option(
-        default=None,
-        help="Share of the training images held out where the data has no validation split; 0 trains on all. "
+    train_val_split: float | None = data_option(
+        None,
+        "Share of the training images held out where the data has no validation split; 0 trains on all. "
         "By default a tenth where it chooses something (the best step, a threshold) or there is no test split.",
-        range=SHARE_LEFT_OUT,
-        group="Data",
+        SHARE_LEFT_OUT,
         synonyms="val_split validation_split holdout",
     )
-    validation_as_test: bool | None = option(
-        default=None,
-        help="Report the scores of the validation split, and hold images for choices out of the training ones. "
+    validation_as_test: bool | None = data_option(
+        None,
+        "Report the scores of the validation split, and hold images for choices out of the training ones. "
         "By default where something is chosen (the best step, a threshold) and there is no test split.",
-        group="Data",
     )
-    max_train_samples: int | None = option(
-        default=None,
-        help="Train on this many images, drawn at random: for a trial.",
-        range=COUNT,
-        group="Training images",
+    max_train_samples: int | None = training_images_option(
+        None, "Train on this many images, drawn at random: for a trial.", COUNT
     )
-    max_eval_samples: int | None = option(
-        default=None,
-        help="Evaluate this many images of a split, drawn at random: for a trial.",
-        range=COUNT,
-        group="Data",
+    max_eval_samples: int | None = data_option(
+        None, "Evaluate this many images of a split, drawn at random: for a trial.", COUNT
     )
-    dataset_license: str = option(
-        default="unknown", help="License of the data, for the model card.", group="Training images", resume="free"
-    )
+    dataset_license: str = training_images_option("unknown", "License of the data, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
 
     def __post_init__(self) -> None:
@@ -214,23 +185,18 @@ class ImageDataArguments(SourceArguments):
 class StreamArguments(Options):
     """Whether and how images are read while a training runs."""
 
-    streaming: bool = option(
-        default=False,
-        help="Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
+    streaming: bool = training_images_option(
+        False,
+        "Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
         "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are evaluated.",
-        group="Training images",
     )
-    shuffle_buffer_size: int = option(
-        default=1000,
-        help="Among how many images of a stream the next one is drawn, on each process.",
-        range=COUNT,
-        group="Training images",
+    shuffle_buffer_size: int = training_images_option(
+        1000, "Among how many images of a stream the next one is drawn, on each process.", COUNT
     )
-    shard_by_process: bool = option(
-        default=True,
-        help="Let each process read its own shards of a stream; false lets the first one read for all, which "
+    shard_by_process: bool = training_images_option(
+        True,
+        "Let each process read its own shards of a stream; false lets the first one read for all, which "
         "is slower, but several processes then train as one would.",
-        group="Training images",
     )
 
     def check_stream(self, max_train_samples: int | None) -> None:
@@ -251,22 +217,12 @@ class ClassificationDataArguments(ImageDataArguments, StreamArguments):
         *("streaming", "shuffle_buffer_size", "shard_by_process", "class_names"),
     )
 
-    dataset_name: str = option(
-        default="",
-        help="Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option(
+        "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
     )
-    label_column_name: str | None = option(
-        default=None, help="Column of the labels, where it is not clear by itself.", group="Data"
-    )
-    class_names: Names | None = option(
-        default=None,
-        help='Names of the classes of a stream, "cat,dog", where the data do not have them.',
-        group="Training images",
-        essential=True,
+    label_column_name: str | None = data_option(None, "Column of the labels, where it is not clear by itself.")
+    class_names: Names | None = training_images_option(
+        None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True
     )
 
     def __post_init__(self) -> None:
@@ -278,10 +234,10 @@ class ClassificationDataArguments(ImageDataArguments, StreamArguments):
             )
 
 
-UNLABELED_SOURCES = {
-    "help": "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, separated by "
-    "commas, are taken together."
-}
+UNLABELED_SOURCES = (
+    "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, separated by commas, are "
+    "taken together."
+)
 
 
 @dataclass
@@ -290,16 +246,9 @@ class UnlabeledImagesArguments(SourceArguments):
 
     loader_options = (*SourceArguments.loader_options, "label_column_name")
 
-    dataset_name: str | Names = option(  # type: ignore[assignment]
-        default="",
-        help=UNLABELED_SOURCES["help"],
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
-    )
-    label_column_name: str | None = option(
-        default=None, help="Column of labels, where there is one and it is not clear by itself.", group="Data"
+    dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
+    label_column_name: str | None = data_option(
+        None, "Column of labels, where there is one and it is not clear by itself."
     )
 
     def __post_init__(self) -> None:
@@ -319,19 +268,9 @@ class UnlabeledImagesArguments(SourceArguments):
 class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, StreamArguments):
     """Images to train on without labels."""
 
-    dataset_name: str | Names = option(  # type: ignore[assignment]
-        default="",
-        help=UNLABELED_SOURCES["help"],
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
-    )
-    max_knn_samples: int = option(
-        default=5000,
-        help="Training images among which neighbors are looked for, where labels are known; 0 for none.",
-        range=NOT_NEGATIVE,
-        group="Data",
+    dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
+    max_knn_samples: int = data_option(
+        5000, "Training images among which neighbors are looked for, where labels are known; 0 for none.", NOT_NEGATIVE
     )
 
     def __post_init__(self) -> None:
@@ -361,19 +300,19 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
     save_total_limit: int | None = 2
     logging_steps: float = 0.01
     metric_for_best_model: str | None = option(
-        default="accuracy", help="Score that chooses the best model: a name that evaluations print.", group="Training"
+        "accuracy", "Score that chooses the best model: a name that evaluations print.", group="Training"
     )
     early_stopping_patience: int | None = option(
-        default=None,
-        help="Stop after this many evaluations without a better score, and keep the best model.",
-        range=COUNT,
+        None,
+        "Stop after this many evaluations without a better score, and keep the best model.",
+        COUNT,
         group="Training",
         essential=True,
         synonyms="patience",
     )
     resume_from_checkpoint: str | None = option(
-        default=None,
-        help='Resume a training: "last" for the newest checkpoint in output_dir, or its folder.',
+        None,
+        'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.',
         group="Output",
         essential=True,
         synonyms="resume",
@@ -381,16 +320,16 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
         private=True,
     )
     dry_run: bool = option(
-        default=False,
-        help="Check data, model and options, say what would be done, and write nothing.",
+        False,
+        "Check data, model and options, say what would be done, and write nothing.",
         group="Output",
         essential=True,
         resume="free",
         private=True,
     )
     length_changes: list[str] | None = option(
-        default=None,
-        help="Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
+        None,
+        "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
         "where a budget in minutes was kept.",
         resume="free",
     )
@@ -400,10 +339,10 @@ class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
     dataloader_drop_last: bool = True
     dataloader_pin_memory: bool = torch.cuda.is_available()
     dataloader_num_workers: int | None = option(
-        default=None,
-        help="Processes that read images, for each that trains. By default its share of the cores "
+        None,
+        "Processes that read images, for each that trains. By default its share of the cores "
         "beside a GPU, at most 8; without one none, as the model takes all cores.",
-        range=NOT_NEGATIVE,
+        NOT_NEGATIVE,
         synonyms="workers num_workers",
         resume="free",
     )

@@ -4,6 +4,7 @@ Shapes: B batch, K labels, h w patch grid, N = h·w patches, K kept ones.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,49 +24,37 @@ from .distillation.methods import FeatureDistillation
 from .training_options import training_options_of
 
 
+regularization_option = partial(option, group="Regularization")
+
+
 @dataclass
 class RegularizationArguments(Options):
     """Options of the batch transforms and the loss of a classifier."""
 
-    mixup_alpha: float = option(
-        default=0.0,
-        help="Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
-        range=NOT_NEGATIVE,
-        group="Regularization",
+    mixup_alpha: float = regularization_option(
+        0.0,
+        "Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
+        NOT_NEGATIVE,
         synonyms="mixup",
     )
-    cutmix_alpha: float = option(
-        default=0.0,
-        help="Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
-        range=NOT_NEGATIVE,
-        group="Regularization",
+    cutmix_alpha: float = regularization_option(
+        0.0,
+        "Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
+        NOT_NEGATIVE,
         synonyms="cutmix",
     )
-    mixing_probability: float = option(
-        default=1.0, help="Share of the batches that are mixed.", range=PROBABILITY, group="Regularization"
+    mixing_probability: float = regularization_option(1.0, "Share of the batches that are mixed.", PROBABILITY)
+    mixing_off_share: float = regularization_option(
+        0.0, "Share of the training at its end in which none is: 0.1 for the last tenth.", PROBABILITY
     )
-    mixing_off_share: float = option(
-        default=0.0,
-        help="Share of the training at its end in which none is: 0.1 for the last tenth.",
-        range=PROBABILITY,
-        group="Regularization",
+    classification_loss: Literal["cross_entropy", "bce"] = regularization_option(
+        "cross_entropy", "cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is."
     )
-    classification_loss: Literal["cross_entropy", "bce"] = option(
-        default="cross_entropy",
-        help="cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is.",
-        group="Regularization",
+    bce_target_threshold: float | None = regularization_option(
+        None, "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.", SHARE_LEFT_OUT
     )
-    bce_target_threshold: float | None = option(
-        default=None,
-        help="Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.",
-        range=SHARE_LEFT_OUT,
-        group="Regularization",
-    )
-    token_drop_rate: float = option(
-        default=0.0,
-        help="Share of the patches of each training image that the blocks never see.",
-        range=SHARE_LEFT_OUT,
-        group="Regularization",
+    token_drop_rate: float = regularization_option(
+        0.0, "Share of the patches of each training image that the blocks never see.", SHARE_LEFT_OUT
     )
 
     def __post_init__(self) -> None:

@@ -3,11 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ..options.field import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, SHARE_LEFT_OUT, Names, Range, option
+from ..options.field import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    option,
+)
 
 
 MINUTES = Range(0.01)
@@ -24,30 +35,34 @@ LORA_TARGETS = (
 )
 
 
+optimizer_option = partial(option, group="Optimizer and frozen parts")
+lora_option = partial(option, group="LoRA")
+
+
 @dataclass
 class TrainingOptions:
     """Our options of training runs of all tasks."""
 
     minutes: float | None = option(
-        default=None,
-        help="Time for all of it, report included: a few steps are timed, then size of model and images, batch "
+        None,
+        "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
         "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given.",
-        range=MINUTES,
+        MINUTES,
         group="Training",
         essential=True,
         synonyms="time time_budget max_time",
         resume="free",
     )
     choose_defaults: bool | None = option(
-        default=None,
-        help="Choose what is not given by data and device; false takes the defaults listed here. True by "
+        None,
+        "Choose what is not given by data and device; false takes the defaults listed here. True by "
         "default, but for a recipe, which stands as it is.",
         group="Training",
         resume="free",
     )
     resume_with_changes: bool = option(
-        default=False,
-        help="Resume on other images or with other arguments than the training was started with; the card then "
+        False,
+        "Resume on other images or with other arguments than the training was started with; the card then "
         "tells from which step on.",
         group="Output",
         resume="free",
@@ -55,98 +70,78 @@ class TrainingOptions:
     )
 
     # Optimizer, learning rates and frozen parts
-    layer_decay: float = option(
-        default=1.0,
-        help="Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
+    layer_decay: float = optimizer_option(
+        1.0,
+        "Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
         "embeddings. 0.65 to 0.9 for a model that has learned before.",
-        range=SHARE,
-        group="Optimizer and frozen parts",
+        SHARE,
         resume="fixed",
     )
-    head_lr_multiplier: float = option(
-        default=1.0,
-        help="Factor on the learning rate of heads.",
-        range=POSITIVE,
-        group="Optimizer and frozen parts",
+    head_lr_multiplier: float = optimizer_option(
+        1.0, "Factor on the learning rate of heads.", POSITIVE, resume="fixed"
+    )
+    freeze: Names | None = optimizer_option(
+        None,
+        "Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0.",
         resume="fixed",
     )
-    freeze: Names | None = option(
-        default=None,
-        help="Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0.",
-        group="Optimizer and frozen parts",
+    trainable_blocks: int | None = optimizer_option(
+        None,
+        "Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
+        NOT_NEGATIVE,
         resume="fixed",
     )
-    trainable_blocks: int | None = option(
-        default=None,
-        help="Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
-        range=NOT_NEGATIVE,
-        group="Optimizer and frozen parts",
-        resume="fixed",
+    use_muon: bool = optimizer_option(
+        False, "Matrices of blocks learn by Muon, and only the others by AdamW.", resume="fixed"
     )
-    use_muon: bool = option(
-        default=False,
-        help="Matrices of blocks learn by Muon, and only the others by AdamW.",
-        group="Optimizer and frozen parts",
-        resume="fixed",
-    )
-    decay_steps: float = option(
-        default=0.2,
-        help="Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
-        range=NOT_NEGATIVE,
-        group="Optimizer and frozen parts",
+    decay_steps: float = optimizer_option(
+        0.2,
+        "Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
+        NOT_NEGATIVE,
     )
     ema_decay: float | None = option(
-        default=None,
-        help="Also keep, score and save an exponential moving average of the weights, of about the last "
+        None,
+        "Also keep, score and save an exponential moving average of the weights, of about the last "
         "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps.",
-        range=Range(0, 1, is_open_below=True, is_open_above=True),
+        Range(0, 1, is_open_below=True, is_open_above=True),
         group="Averaged weights",
         synonyms="ema model_ema model_ema_decay",
     )
 
     # Images of a step
-    repeated_augmentations: int = option(
-        default=1,
-        help="How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
+    repeated_augmentations: int = augmentation_option(
+        1,
+        "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
         "length, with fewer images.",
-        range=COUNT,
-        group="Augmentation",
+        COUNT,
     )
     progressive_sizes: list[int] | None = option(
-        default=None,
-        help="Heights in pixels that training images have over equal shares of the steps, the last one that of "
+        None,
+        "Heights in pixels that training images have over equal shares of the steps, the last one that of "
         "image_size: 16 24 32. Small images train several times as fast.",
-        range=COUNT,
+        COUNT,
         group="Sizes of training images",
     )
     multi_scale_sizes: list[int] | None = option(
-        default=None,
-        help="Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
+        None,
+        "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
         "image_size enlarge the images.",
-        range=COUNT,
+        COUNT,
         group="Sizes of training images",
     )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
-    lora_rank: int | None = option(
-        default=None,
-        help="Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
+    lora_rank: int | None = lora_option(
+        None,
+        "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
         "learns in full; 8 is usual. By default all weights are trained.",
-        range=COUNT,
-        group="LoRA",
+        COUNT,
         resume="fixed",
     )
-    lora_alpha: int | None = option(
-        default=None, help="Changes count alpha / rank times; twice the rank by default.", range=COUNT, group="LoRA"
-    )
-    lora_dropout: float = option(
-        default=0.0, help="Dropout rate of what the changes see.", range=SHARE_LEFT_OUT, group="LoRA"
-    )
-    lora_target_modules: list[str] = option(
-        default_factory=lambda: list(LORA_TARGETS),
-        help="How the names of the linear layers end that learn them.",
-        group="LoRA",
-        resume="fixed",
+    lora_alpha: int | None = lora_option(None, "Changes count alpha / rank times; twice the rank by default.", COUNT)
+    lora_dropout: float = lora_option(0.0, "Dropout rate of what the changes see.", SHARE_LEFT_OUT)
+    lora_target_modules: list[str] = lora_option(
+        list(LORA_TARGETS), "How the names of the linear layers end that learn them.", resume="fixed"
     )
 
     def frozen_prefixes(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Options of a training with a teacher."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,35 +20,32 @@ TEMPERATURE = 3.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+teacher_option = partial(option, group="Teacher")
+
+
 @dataclass
 class DistillationArguments(Options):
     """A teacher to learn from, beside the data."""
 
-    teacher: str | None = option(
-        default=None,
-        help="Trained model to learn from too, of any library: a folder, or a name on the Hub.",
-        group="Teacher",
+    teacher: str | None = teacher_option(
+        None, "Trained model to learn from too, of any library: a folder, or a name on the Hub."
     )
-    distillation_type: Literal["hard", "soft", "features"] | None = option(
-        default=None,
-        help="What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
+    distillation_type: Literal["hard", "soft", "features"] | None = teacher_option(
+        None,
+        "What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
         "classification alone), or its features. hard where that is possible, else features, by default.",
-        group="Teacher",
     )
-    distillation_alpha: float | None = option(
-        default=None, help=f"Share of the teacher in the loss; {ALPHA} by default.", range=SHARE, group="Teacher"
+    distillation_alpha: float | None = teacher_option(
+        None, f"Share of the teacher in the loss; {ALPHA} by default.", SHARE
     )
-    distillation_temperature: float | None = option(
-        default=None,
-        help=f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default.",
-        range=POSITIVE,
-        group="Teacher",
+    distillation_temperature: float | None = teacher_option(
+        None, f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default.", POSITIVE
     )
-    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = option(
-        default=None, help="Precision of the teacher; float32 by default.", group="Teacher"
+    teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = teacher_option(
+        None, "Precision of the teacher; float32 by default."
     )
-    teacher_trust_remote_code: bool = option(
-        default=False, help="Let code run that the teacher's folder or repository brings.", group="Teacher"
+    teacher_trust_remote_code: bool = teacher_option(
+        False, "Let code run that the teacher's folder or repository brings."
     )
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from ...evaluation.evaluator import BaseEvaluator, Evaluator, check_truth
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
-from ...options.field import option
+from ...options.field import evaluation_option, option, start_option
 from ...options.recipe import recipe_of
 from ...options.resolve import Options, build
 from ...outputs import free_folder
@@ -62,39 +62,28 @@ CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 class EvaluatedModel(Options):
     """Which model to evaluate, and on what."""
 
-    model_name_or_path: str = option(
-        default="",
-        help="Saved or published model: a folder, a file or a name on the Hub.",
-        group="Evaluation",
-        essential=True,
-        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
+    model_name_or_path: str = start_option(
+        "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
     )
-    task: str | None = option(
-        default=None,
-        help="What it was trained for, where its configuration does not name a class of the task.",
-        group="Evaluation",
-        essential=True,
+    task: str | None = evaluation_option(
+        None, "What it was trained for, where its configuration does not name a class of the task.", essential=True
     )
-    split: str | None = option(
-        default=None,
-        help="Which images to evaluate: test, validation (held out of train as in training where there is no "
+    split: str | None = evaluation_option(
+        None,
+        "Which images to evaluate: test, validation (held out of train as in training where there is no "
         "such split) or train; by default the first of these that there is.",
-        group="Evaluation",
         essential=True,
     )
-    overwrite: bool = option(
-        default=False, help="Replace the files of an earlier evaluation.", group="Output", essential=True
-    )
+    overwrite: bool = option(False, "Replace the files of an earlier evaluation.", group="Output", essential=True)
 
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
     """The library's arguments, of which those on evaluation and hardware count."""
 
-    output_dir: str = option(
-        default="outputs/evaluation/{model}-on-{data}",
-        help="Folder for the scores. That of the default gets a number if it is taken.",
-        group="Evaluation",
+    output_dir: str = evaluation_option(
+        "outputs/evaluation/{model}-on-{data}",
+        "Folder for the scores. That of the default gets a number if it is taken.",
         essential=True,
         synonyms="output out save_dir out_dir project_dir name",
         resume="free",

@@ -21,7 +21,7 @@ from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
-from ...options.field import NOT_NEGATIVE, POSITIVE, option
+from ...options.field import NOT_NEGATIVE, POSITIVE, data_option, evaluation_option, model_option, source_option
 from ...options.resolve import Options
 from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
@@ -137,11 +137,8 @@ class DepthModelArguments(TaskModelArguments):
 
     task_config = "depth_config"
 
-    head: str | None = option(
-        default=None,
-        help="dpt, conv or linear; dpt, or that of the saved model, by default.",
-        group="Model",
-        essential=True,
+    head: str | None = model_option(
+        None, "dpt, conv or linear; dpt, or that of the saved model, by default.", essential=True
     )
 
 
@@ -151,22 +148,10 @@ class DepthDataArguments(AnnotatedDataArguments):
 
     loader_options = (*AnnotatedDataArguments.loader_options, "depth_column_name", "depth_scale")
 
-    dataset_name: str = option(
-        default="",
-        help="Folder of <split>/images and <split>/depths, parquet files, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
-    )
-    depth_column_name: str | None = option(
-        default=None, help="Column of the depth maps, where it is not clear by itself.", group="Data"
-    )
-    depth_scale: float | None = option(
-        default=None,
-        help="Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.",
-        range=POSITIVE,
-        group="Data",
+    dataset_name: str = source_option("Folder of <split>/images and <split>/depths, parquet files, or a Hub name.")
+    depth_column_name: str | None = data_option(None, "Column of the depth maps, where it is not clear by itself.")
+    depth_scale: float | None = data_option(
+        None, "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.", POSITIVE
     )
 
 
@@ -174,33 +159,20 @@ class DepthDataArguments(AnnotatedDataArguments):
 class DepthEvaluationArguments(Options):
     """How depth is evaluated."""
 
-    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = option(
-        default=None,
-        help="Part of the images that counts, as usual for NYU (eigen) or KITTI.",
-        group="Evaluation",
+    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
+        None, "Part of the images that counts, as usual for NYU (eigen) or KITTI.", essential=True, resume="free"
+    )
+    eval_alignment: Literal["median", "scale_shift"] | None = evaluation_option(
+        None,
+        "What is fitted to the truth first; scale_shift for relative depth, else nothing.",
         essential=True,
         resume="free",
     )
-    eval_alignment: Literal["median", "scale_shift"] | None = option(
-        default=None,
-        help="What is fitted to the truth first; scale_shift for relative depth, else nothing.",
-        group="Evaluation",
-        essential=True,
-        resume="free",
+    min_eval_depth: float = evaluation_option(
+        1e-3, "Least depth that counts, in meters.", NOT_NEGATIVE, essential=True
     )
-    min_eval_depth: float = option(
-        default=1e-3,
-        help="Least depth that counts, in meters.",
-        range=NOT_NEGATIVE,
-        group="Evaluation",
-        essential=True,
-    )
-    max_eval_depth: float | None = option(
-        default=None,
-        help="Largest depth that counts, in meters; the model's max_depth by default.",
-        range=POSITIVE,
-        group="Evaluation",
-        essential=True,
+    max_eval_depth: float | None = evaluation_option(
+        None, "Largest depth that counts, in meters; the model's max_depth by default.", POSITIVE, essential=True
     )
 
 

@@ -20,7 +20,7 @@ from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
-from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, option
+from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, augmentation_option
 from ...options.resolve import Options
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
@@ -40,44 +40,28 @@ from .shared import SupervisedTask
 class AugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = option(
-        default=0.35,
-        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
-        range=SHARE,
-        group="Augmentation",
+    min_crop_scale: float = augmentation_option(
+        0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
     )
-    crop_padding: int = option(
-        default=0,
-        help="Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+    crop_padding: int = augmentation_option(
+        0,
+        "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
         "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
-        range=NOT_NEGATIVE,
-        group="Augmentation",
+        NOT_NEGATIVE,
     )
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
-    )
-    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = option(
-        default="trivialaugment",
-        help="none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
+        "trivialaugment",
+        "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
         "or blur; DeiT III).",
-        group="Augmentation",
         synonyms="aa randaugment",
     )
-    randaugment_num_ops: int = option(
-        default=2, help="Operations that randaugment does to an image.", range=COUNT, group="Augmentation"
+    randaugment_num_ops: int = augmentation_option(2, "Operations that randaugment does to an image.", COUNT)
+    randaugment_magnitude: int = augmentation_option(9, "How much each of them does, 0 to 30.", Range(0, 30))
+    color_jitter: float = augmentation_option(
+        0.0, "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.", PROBABILITY
     )
-    randaugment_magnitude: int = option(
-        default=9, help="How much each of them does, 0 to 30.", range=Range(0, 30), group="Augmentation"
-    )
-    color_jitter: float = option(
-        default=0.0,
-        help="By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.",
-        range=PROBABILITY,
-        group="Augmentation",
-    )
-    random_erasing: float = option(
-        default=0.25, help="Probability that a rectangle is blanked out.", range=PROBABILITY, group="Augmentation"
-    )
+    random_erasing: float = augmentation_option(0.25, "Probability that a rectangle is blanked out.", PROBABILITY)
 
 
 def load_classifier(

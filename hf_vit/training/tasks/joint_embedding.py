@@ -6,6 +6,7 @@ Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E e
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
-from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, option
+from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
 from ...options.resolve import Options
 from ...visualize.pretraining import draw_views
 from ..evaluator_trainer import EvaluatorTrainer
@@ -45,6 +46,9 @@ MASKED_VIEWS, MASKED_SHARES, LEAST_BLOCK = 0.5, (0.1, 0.5), 4
 FIRST_TEMPERATURE, TEMPERATURE_WARMUP = 0.04, 0.3  # share of the training run until it is `teacher_temperature`
 
 
+view_option = partial(option, group="Views")
+
+
 @dataclass
 class JointEmbeddingModelArguments(TaskModelArguments):
     """Which model to train, and by which loss."""
@@ -52,22 +56,20 @@ class JointEmbeddingModelArguments(TaskModelArguments):
     task_config = "joint_embedding_config"
     task_options = ("objective", "gaussian_weight", "embedding_size")
 
-    objective: str | None = option(
-        default=None,
-        help="lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
+    objective: str | None = model_option(
+        None,
+        "lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
         "prototypes, masked patches too); lejepa by default.",
-        group="Model",
         essential=True,
     )
-    gaussian_weight: float | None = option(
-        default=None,
-        help="Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
+    gaussian_weight: float | None = model_option(
+        None,
+        "Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
         "views' distance is the rest. 0.05 by default.",
-        range=Range(0, 1, is_open_below=True, is_open_above=True),
-        group="Model",
+        Range(0, 1, is_open_below=True, is_open_above=True),
     )
-    embedding_size: int | None = option(
-        default=None, help="Number of values that views are compared by; 64 by default.", range=COUNT, group="Model"
+    embedding_size: int | None = model_option(
+        None, "Number of values that views are compared by; 64 by default.", COUNT
     )
 
     def overrides(self) -> dict[str, Any]:
@@ -82,52 +84,28 @@ class JointEmbeddingModelArguments(TaskModelArguments):
 class ViewArguments(Options):
     """How the views of an image are drawn, in this order."""
 
-    num_global_views: int = option(default=2, help="Views of most of an image.", group="Views")
-    num_local_views: int = option(default=4, help="Smaller views, of a part of it; 0 for none.", group="Views")
-    global_size: int | None = option(
-        default=None,
-        help="Height of global views in pixels, image_size by default; smaller ones train faster.",
-        range=COUNT,
-        group="Views",
+    num_global_views: int = view_option(2, "Views of most of an image.")
+    num_local_views: int = view_option(4, "Smaller views, of a part of it; 0 for none.")
+    global_size: int | None = view_option(
+        None, "Height of global views in pixels, image_size by default; smaller ones train faster.", COUNT
     )
-    local_size: int | None = option(
-        default=None,
-        help="Height of local views in pixels; about half of image_size by default.",
-        range=COUNT,
-        group="Views",
+    local_size: int | None = view_option(
+        None, "Height of local views in pixels; about half of image_size by default.", COUNT
     )
-    canvas: float = option(
-        default=1.0,
-        help="How many times as high and wide as image_size images are from which views are cut.",
-        range=POSITIVE,
-        group="Views",
+    canvas: float = view_option(
+        1.0, "How many times as high and wide as image_size images are from which views are cut.", POSITIVE
     )
-    min_global_scale: float = option(
-        default=0.3, help="Least share of the area that global views have.", range=SHARE, group="Views"
-    )
-    local_scale: list[float] = option(
-        default_factory=lambda: [0.08, 0.4],
-        help="Least and largest share of the area that local views have.",
-        group="Views",
-    )
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Views"
-    )
-    color_jitter: float = option(default=0.8, help="Probability that colors change.", range=PROBABILITY, group="Views")
-    brightness: float = option(default=0.4, help="By how much at most, as a share.", range=PROBABILITY, group="Views")
-    contrast: float = option(default=0.4, help="The same of contrast.", range=PROBABILITY, group="Views")
-    saturation: float = option(default=0.4, help="The same of saturation.", range=PROBABILITY, group="Views")
-    hue: float = option(
-        default=0.1,
-        help="The same of hue, as a share of the full circle, up to 0.5.",
-        range=Range(0, 0.5),
-        group="Views",
-    )
-    grayscale: float = option(default=0.2, help="Probability that colors go.", range=PROBABILITY, group="Views")
-    blur: float = option(default=0.5, help="Probability of a blur.", range=PROBABILITY, group="Views")
-    solarize: float = option(
-        default=0.1, help="Probability that bright colors are inverted.", range=PROBABILITY, group="Views"
-    )
+    min_global_scale: float = view_option(0.3, "Least share of the area that global views have.", SHARE)
+    local_scale: list[float] = view_option([0.08, 0.4], "Least and largest share of the area that local views have.")
+    horizontal_flip: float = view_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    color_jitter: float = view_option(0.8, "Probability that colors change.", PROBABILITY)
+    brightness: float = view_option(0.4, "By how much at most, as a share.", PROBABILITY)
+    contrast: float = view_option(0.4, "The same of contrast.", PROBABILITY)
+    saturation: float = view_option(0.4, "The same of saturation.", PROBABILITY)
+    hue: float = view_option(0.1, "The same of hue, as a share of the full circle, up to 0.5.", Range(0, 0.5))
+    grayscale: float = view_option(0.2, "Probability that colors go.", PROBABILITY)
+    blur: float = view_option(0.5, "Probability of a blur.", PROBABILITY)
+    solarize: float = view_option(0.1, "Probability that bright colors are inverted.", PROBABILITY)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,18 @@ from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoint_detection import HfViTForKeypointDetection, image_losses
-from ...options.field import POSITIVE, PROBABILITY, SHARE_LEFT_OUT, Names, Range, option
+from ...options.field import (
+    POSITIVE,
+    PROBABILITY,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    data_option,
+    evaluation_option,
+    model_option,
+    source_option,
+)
 from ...options.resolve import Options
 from ...visualize.keypoints import draw_poses
 from ..planning.defaults import KEYPOINTS
@@ -125,11 +136,8 @@ class KeypointModelArguments(TaskModelArguments):
 
     task_config = "keypoint_config"
 
-    head: str | None = option(
-        default=None,
-        help="classic or simple; classic, or that of the saved model, by default.",
-        group="Model",
-        essential=True,
+    head: str | None = model_option(
+        None, "classic or simple; classic, or that of the saved model, by default.", essential=True
     )
 
 
@@ -139,23 +147,15 @@ class KeypointDataArguments(ObjectDataArguments):
 
     loader_options = (*ObjectDataArguments.loader_options, "whole_image", "flip_pairs")
 
-    dataset_name: str = option(
-        default="",
-        help="Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option(
+        "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."
     )
-    whole_image: bool = option(
-        default=False,
-        help="Take whole images rather than boxes: for images of one object that fills them.",
-        group="Data",
+    whole_image: bool = data_option(
+        False, "Take whole images rather than boxes: for images of one object that fills them."
     )
-    flip_pairs: list[Names] | None = option(
-        default=None,
-        help="Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
-        group="Data",
+    flip_pairs: list[Names] | None = data_option(
+        None,
+        "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
         essential=True,
     )
 
@@ -164,31 +164,18 @@ class KeypointDataArguments(ObjectDataArguments):
 class KeypointAugmentationArguments(Options):
     """How the crops of objects are changed at random, and their keypoints with them."""
 
-    box_padding: float = option(
-        default=1.25,
-        help="How many times as wide and high as its box the crop of an object is; not of whole images.",
-        range=POSITIVE,
-        group="Augmentation",
+    box_padding: float = augmentation_option(
+        1.25, "How many times as wide and high as its box the crop of an object is; not of whole images.", POSITIVE
     )
-    min_scale: float = option(default=0.65, help="Least scale of the object.", range=POSITIVE, group="Augmentation")
-    max_scale: float = option(default=1.35, help="Largest scale.", range=POSITIVE, group="Augmentation")
-    max_rotation: float = option(
-        default=40.0, help="Largest angle of a random rotation in degrees.", range=Range(0, 180), group="Augmentation"
+    min_scale: float = augmentation_option(0.65, "Least scale of the object.", POSITIVE)
+    max_scale: float = augmentation_option(1.35, "Largest scale.", POSITIVE)
+    max_rotation: float = augmentation_option(40.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
+    max_shift: float = augmentation_option(
+        0.1, "How far the object moves at most, as a share of the crop.", SHARE_LEFT_OUT
     )
-    max_shift: float = option(
-        default=0.1,
-        help="How far the object moves at most, as a share of the crop.",
-        range=SHARE_LEFT_OUT,
-        group="Augmentation",
-    )
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
-    )
-    photometric: float = option(
-        default=0.5,
-        help="Probability that brightness, contrast and colors change.",
-        range=PROBABILITY,
-        group="Augmentation",
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    photometric: float = augmentation_option(
+        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
     )
 
 
@@ -196,24 +183,16 @@ class KeypointAugmentationArguments(Options):
 class KeypointEvaluationArguments(Options):
     """How keypoints are evaluated."""
 
-    flip_test: bool = option(
-        default=True,
-        help="Whether the mirror image of each crop counts too, which takes twice as long.",
-        group="Evaluation",
-        essential=True,
+    flip_test: bool = evaluation_option(
+        True, "Whether the mirror image of each crop counts too, which takes twice as long.", essential=True
     )
-    pck_threshold: float = option(
-        default=0.2,
-        help="Largest error of a keypoint that counts as right, as a share of the length.",
-        range=POSITIVE,
-        group="Evaluation",
-        essential=True,
+    pck_threshold: float = evaluation_option(
+        0.2, "Largest error of a keypoint that counts as right, as a share of the length.", POSITIVE, essential=True
     )
-    normalize_by: Names | None = option(
-        default=None,
-        help="Two keypoints whose distance is the length that errors are relative to: "
+    normalize_by: Names | None = evaluation_option(
+        None,
+        "Two keypoints whose distance is the length that errors are relative to: "
         "left_shoulder,right_hip. Else it is of the box.",
-        group="Evaluation",
         essential=True,
     )
 

@@ -25,7 +25,7 @@ from ...model.task_masked_image_modeling import (
     patchify,
     unpatchify,
 )
-from ...options.field import PROBABILITY, SHARE, Range, option
+from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
 from ...options.resolve import Options
 from ...visualize.pretraining import draw_reconstructions
 from ..models import input_size
@@ -45,22 +45,18 @@ class MaskedImageModelArguments(TaskModelArguments):
     task_config = "masked_image_modeling_config"
     task_options = ("objective", "mask_ratio", "mask_type", "norm_pix_loss")
 
-    objective: str | None = option(
-        default=None,
-        help="mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default.",
-        group="Model",
+    objective: str | None = model_option(
+        None,
+        "mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default.",
         essential=True,
     )
-    mask_ratio: float | None = option(
-        default=None,
-        help="Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default.",
-        range=Range(0, 1, is_open_below=True, is_open_above=True),
-        group="Model",
+    mask_ratio: float | None = model_option(
+        None,
+        "Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default.",
+        Range(0, 1, is_open_below=True, is_open_above=True),
     )
-    mask_type: str | None = option(default=None, help="random, by default, or blockwise.", group="Model")
-    norm_pix_loss: bool | None = option(
-        default=None, help="Whether mae predicts normalized patches; true by default.", group="Model"
-    )
+    mask_type: str | None = model_option(None, "random, by default, or blockwise.")
+    norm_pix_loss: bool | None = model_option(None, "Whether mae predicts normalized patches; true by default.")
 
     def overrides(self) -> dict[str, Any]:
         """Returns the same, with the mask token that "simmim" needs."""
@@ -74,15 +70,10 @@ class MaskedImageModelArguments(TaskModelArguments):
 class MaskedImageAugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = option(
-        default=0.2,
-        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
-        range=SHARE,
-        group="Augmentation",
+    min_crop_scale: float = augmentation_option(
+        0.2, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
     )
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
-    )
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
 
 
 @dataclass(frozen=True)

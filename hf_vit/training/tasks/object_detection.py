@@ -29,7 +29,15 @@ from ...model.task_object_detection import (
     count_divisors,
     prediction_losses,
 )
-from ...options.field import POSITIVE, PROBABILITY, Names, option
+from ...options.field import (
+    POSITIVE,
+    PROBABILITY,
+    Names,
+    augmentation_option,
+    data_option,
+    model_option,
+    source_option,
+)
 from ...options.resolve import Options
 from ...visualize.detection import draw_detections
 from ...visualize.plots import draw_precision_recall
@@ -173,11 +181,8 @@ class DetectionModelArguments(TaskModelArguments):
     task_config = "detection_config"
     task_options = ("decoder",)
 
-    decoder: str | None = option(
-        default=None,
-        help="deformable or queries; deformable, or that of the saved model, by default.",
-        group="Model",
-        essential=True,
+    decoder: str | None = model_option(
+        None, "deformable or queries; deformable, or that of the saved model, by default.", essential=True
     )
 
 
@@ -187,26 +192,17 @@ class DetectionDataArguments(ObjectDataArguments):
 
     loader_options = (*ObjectDataArguments.loader_options, "bbox_format")
 
-    dataset_name: str = option(
-        default="",
-        help="Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
-        "objects, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option(
+        "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
+        "objects, or a Hub name."
     )
-    bbox_format: Literal["coco", "voc", "yolo"] | None = option(
-        default=None,
-        help="What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
+    bbox_format: Literal["coco", "voc", "yolo"] | None = data_option(
+        None,
+        "What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
         "pixels, or center, width and height as shares of the image (yolo).",
-        group="Data",
     )
-    class_names: Names | None = option(
-        default=None,
-        help='Names of the classes, "cat,dog", where the data do not have them.',
-        group="Data",
-        essential=True,
+    class_names: Names | None = data_option(
+        None, 'Names of the classes, "cat,dog", where the data do not have them.', essential=True
     )
 
     def source_options(self) -> dict[str, Any]:
@@ -218,38 +214,21 @@ class DetectionDataArguments(ObjectDataArguments):
 class DetectionAugmentationArguments(Options):
     """How training images are changed at random, and their boxes with them, in this order."""
 
-    keep_aspect_ratio: bool = option(
-        default=False,
-        help="Images keep their proportions, their shorter side being that of image_size; else they are "
-        "squeezed into it.",
-        group="Augmentation",
+    keep_aspect_ratio: bool = augmentation_option(
+        False,
+        "Images keep their proportions, their shorter side being that of image_size; else they are squeezed into it.",
     )
-    iou_crop: float = option(
-        default=0.0,
-        help="Probability of a crop that some object fills to a share that is drawn.",
-        range=PROBABILITY,
-        group="Augmentation",
+    iou_crop: float = augmentation_option(
+        0.0, "Probability of a crop that some object fills to a share that is drawn.", PROBABILITY
     )
-    min_scale: float = option(
-        default=0.5,
-        help="Least scale; at 1 images are as large as in evaluations.",
-        range=POSITIVE,
-        group="Augmentation",
+    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
+    max_scale: float = augmentation_option(1.5, "Largest scale.", POSITIVE)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    photometric: float = augmentation_option(
+        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
     )
-    max_scale: float = option(default=1.5, help="Largest scale.", range=POSITIVE, group="Augmentation")
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
-    )
-    photometric: float = option(
-        default=0.5,
-        help="Probability that brightness, contrast and colors change.",
-        range=PROBABILITY,
-        group="Augmentation",
-    )
-    multi_scale: bool = option(
-        default=False,
-        help="Every batch has a size of its own, from 0.75 to 1.25 times image_size.",
-        group="Augmentation",
+    multi_scale: bool = augmentation_option(
+        False, "Every batch has a size of its own, from 0.75 to 1.25 times image_size."
     )
 
 

@@ -17,7 +17,7 @@ from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
-from ...options.field import COUNT, POSITIVE, PROBABILITY, option
+from ...options.field import COUNT, POSITIVE, PROBABILITY, evaluation_option, model_option
 from ...options.resolve import Options
 from ...visualize.segmentation import draw_segmentation
 from ..planning.defaults import SEGMENTATION
@@ -37,28 +37,18 @@ from .shared import (
 class SemanticEvaluationArguments(Options):
     """How semantic segmentation is evaluated."""
 
-    eval_window_size: int | None = option(
-        default=None,
-        help="Side in pixels of windows that slide over an image; without, it is seen as a whole.",
-        range=COUNT,
-        group="Evaluation",
+    eval_window_size: int | None = evaluation_option(
+        None,
+        "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
+        COUNT,
         essential=True,
         resume="free",
     )
-    eval_scales: list[float] = option(
-        default_factory=lambda: [1.0],
-        help="Sizes, relative to the image, of copies that are averaged.",
-        range=POSITIVE,
-        group="Evaluation",
-        essential=True,
-        resume="free",
+    eval_scales: list[float] = evaluation_option(
+        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, essential=True, resume="free"
     )
-    eval_flip: bool = option(
-        default=False,
-        help="Whether the mirror image of each copy counts too.",
-        group="Evaluation",
-        essential=True,
-        resume="free",
+    eval_flip: bool = evaluation_option(
+        False, "Whether the mirror image of each copy counts too.", essential=True, resume="free"
     )
 
     def __post_init__(self) -> None:
@@ -182,18 +172,14 @@ class SemanticModelArguments(TaskModelArguments):
 
     task_config = "segmentation_config"
 
-    head: str | None = option(
-        default=None,
-        help="conv, linear, mask or simple; conv, or that of the saved model, by default.",
-        group="Model",
-        essential=True,
+    head: str | None = model_option(
+        None, "conv, linear, mask or simple; conv, or that of the saved model, by default.", essential=True
     )
-    class_balance: float = option(
-        default=0.0,
-        help="Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
+    class_balance: float = model_option(
+        0.0,
+        "Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
         "things are found, and fewer pixels are right.",
-        range=PROBABILITY,
-        group="Model",
+        PROBABILITY,
     )
 
     def __post_init__(self) -> None:

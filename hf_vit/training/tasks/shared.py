@@ -13,7 +13,16 @@ from ...data.collators import DensePredictionCollator
 from ...data.formats.orientation import AnnotationOrientation
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
-from ...options.field import POSITIVE, PROBABILITY, SHARE, Names, Range, option
+from ...options.field import (
+    POSITIVE,
+    PROBABILITY,
+    SHARE,
+    Names,
+    Range,
+    augmentation_option,
+    data_option,
+    source_option,
+)
 from ...options.resolve import Options
 from ..arguments import ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
@@ -54,11 +63,10 @@ class AnnotatedDataArguments(ImageDataArguments):
 
     loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
 
-    annotation_orientation: AnnotationOrientation = option(
-        default="auto",
-        help="Which image the annotations are of where files have an EXIF orientation: the stored or the "
+    annotation_orientation: AnnotationOrientation = data_option(
+        "auto",
+        "Which image the annotations are of where files have an EXIF orientation: the stored or the "
         "displayed one; by their size (auto), which does not always tell.",
-        group="Data",
     )
 
 
@@ -71,34 +79,16 @@ class MaskDataArguments(AnnotatedDataArguments):
         *("mask_column_name", "classes_file", "reduce_labels", "binary_masks"),
     )
 
-    dataset_name: str = option(
-        default="",
-        help="Folder of <split>/images and <split>/masks, parquet files, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option("Folder of <split>/images and <split>/masks, parquet files, or a Hub name.")
+    mask_column_name: str | None = data_option(None, "Column of the masks, where it is not clear by itself.")
+    class_names: Names | None = data_option(
+        None, 'Names of the classes, "sky,road,car", where no file beside the data has them.', essential=True
     )
-    mask_column_name: str | None = option(
-        default=None, help="Column of the masks, where it is not clear by itself.", group="Data"
+    classes_file: str | None = data_option(
+        None, "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."
     )
-    class_names: Names | None = option(
-        default=None,
-        help='Names of the classes, "sky,road,car", where no file beside the data has them.',
-        group="Data",
-        essential=True,
-    )
-    classes_file: str | None = option(
-        default=None,
-        help="File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere.",
-        group="Data",
-    )
-    reduce_labels: bool = option(
-        default=False, help="The masks count classes from 1 and have 0 where there is none.", group="Data"
-    )
-    binary_masks: bool = option(
-        default=False, help="The masks have 0 for the first of two classes and 255 for the second.", group="Data"
-    )
+    reduce_labels: bool = data_option(False, "The masks count classes from 1 and have 0 where there is none.")
+    binary_masks: bool = data_option(False, "The masks have 0 for the first of two classes and 255 for the second.")
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with the names of the classes."""
@@ -111,14 +101,11 @@ class ObjectDataArguments(AnnotatedDataArguments):
 
     loader_options = (*AnnotatedDataArguments.loader_options, "objects_column_name", "box_errors")
 
-    objects_column_name: str | None = option(
-        default=None, help="Column of the objects, where it is not clear by itself.", group="Data"
-    )
-    box_errors: Literal["raise", "clip", "drop"] = option(
-        default="raise",
-        help="What is done about boxes that reach out of their image or have no area: they are listed and the "
+    objects_column_name: str | None = data_option(None, "Column of the objects, where it is not clear by itself.")
+    box_errors: Literal["raise", "clip", "drop"] = data_option(
+        "raise",
+        "What is done about boxes that reach out of their image or have no area: they are listed and the "
         "script stops (raise), what is outside is cut off (clip), or they are left out (drop).",
-        group="Data",
     )
 
 
@@ -157,36 +144,19 @@ class SupervisedTask(Task):
 class DenseAugmentationArguments(Options):
     """How training images are changed at random, and their targets with them, in this order."""
 
-    keep_aspect_ratio: bool = option(
-        default=True,
-        help="Images keep their proportions, their shorter side being that of image_size; false squeezes them "
-        "into it.",
-        group="Augmentation",
+    keep_aspect_ratio: bool = augmentation_option(
+        True,
+        "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
     )
-    min_scale: float = option(
-        default=0.5,
-        help="Least scale; at 1 images are as large as in evaluations.",
-        range=POSITIVE,
-        group="Augmentation",
+    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
+    max_scale: float = augmentation_option(2.0, "Largest scale.", POSITIVE)
+    max_class_share: float = augmentation_option(
+        0.75, "Crops of class masks are drawn again if one class has more; 1 takes any.", SHARE
     )
-    max_scale: float = option(default=2.0, help="Largest scale.", range=POSITIVE, group="Augmentation")
-    max_class_share: float = option(
-        default=0.75,
-        help="Crops of class masks are drawn again if one class has more; 1 takes any.",
-        range=SHARE,
-        group="Augmentation",
-    )
-    horizontal_flip: float = option(
-        default=0.5, help="Probability of a mirror image.", range=PROBABILITY, group="Augmentation"
-    )
-    max_rotation: float = option(
-        default=0.0, help="Largest angle of a random rotation in degrees.", range=Range(0, 180), group="Augmentation"
-    )
-    photometric: float = option(
-        default=0.5,
-        help="Probability that brightness, contrast and colors change.",
-        range=PROBABILITY,
-        group="Augmentation",
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    max_rotation: float = augmentation_option(0.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
+    photometric: float = augmentation_option(
+        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
     )
 
 

@@ -30,7 +30,7 @@ from ...evaluation.universal import (
 )
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
-from ...options.field import Names, option
+from ...options.field import Names, data_option, source_option
 from ...visualize.segmentation import draw_panoptic
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
@@ -200,22 +200,16 @@ class MaskAnnealing(TrainerCallback):
 class UniversalDataArguments(MaskDataArguments):
     """Images, and masks of things and stuff."""
 
-    dataset_name: str = option(
-        default="",
-        help="Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option(
+        "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
     )
-    thing_classes: Names | None = option(
-        default=None,
-        help='Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.',
-        group="Data",
+    thing_classes: Names | None = data_option(
+        None,
+        'Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.',
         essential=True,
     )
-    annotations: str | None = option(
-        default=None, help="panoptic or instances, where a folder in the format of COCO has both.", group="Data"
+    annotations: str | None = data_option(
+        None, "panoptic or instances, where a folder in the format of COCO has both."
     )
 
     def source_options(self) -> dict[str, Any]:

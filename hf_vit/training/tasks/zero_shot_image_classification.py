@@ -39,7 +39,17 @@ from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
-from ...options.field import COUNT, PROBABILITY, SHARE, option
+from ...options.field import (
+    COUNT,
+    PROBABILITY,
+    SHARE,
+    augmentation_option,
+    data_option,
+    evaluation_option,
+    model_option,
+    source_option,
+    start_option,
+)
 from ...options.resolve import Options
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
@@ -61,48 +71,32 @@ class ImageTextModelArguments(TaskModelArguments):
     task_config = "contrastive_config"
     task_options = ("loss",)
 
-    model_name_or_path: str | None = option(
-        default=None,
-        help="Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
+    model_name_or_path: str | None = start_option(
+        None,
+        "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
         "(saved by this script, CLIP, SigLIP) with its tokenizer.",
         group="Model",
-        essential=True,
-        synonyms="weights pretrained checkpoint ckpt initial_checkpoint backbone",
     )
-    text_model_name_or_path: str | None = option(
-        default=None,
-        help="Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name.",
-        group="Model",
+    text_model_name_or_path: str | None = model_option(
+        None, "Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name."
     )
-    tokenizer_name: str | None = option(
-        default=None,
-        help="Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the captions.",
-        group="Model",
+    tokenizer_name: str | None = model_option(
+        None, "Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the captions."
     )
-    vocab_size: int | None = option(
-        default=None,
-        help="Number of tokens, at most, of a tokenizer that is trained; 8192 by default.",
-        range=COUNT,
-        group="Model",
+    vocab_size: int | None = model_option(
+        None, "Number of tokens, at most, of a tokenizer that is trained; 8192 by default.", COUNT
     )
-    max_text_length: int | None = option(
-        default=None,
-        help="Tokens after which texts are cut off; 64, or what the saved model has, by default.",
-        range=COUNT,
-        group="Model",
+    max_text_length: int | None = model_option(
+        None, "Tokens after which texts are cut off; 64, or what the saved model has, by default.", COUNT
     )
-    text_preset: str | None = option(
-        default=None, help="Size of a fresh text tower, as --preset; the same, or small, by default.", group="Model"
+    text_preset: str | None = model_option(
+        None, "Size of a fresh text tower, as --preset; the same, or small, by default."
     )
-    loss: str | None = option(
-        default=None,
-        help="sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default.",
-        group="Model",
+    loss: str | None = model_option(
+        None, "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default."
     )
-    freeze_vision: bool = option(
-        default=False,
-        help="Keep the image tower of the saved model as it is; only the text tower is trained (LiT).",
-        group="Model",
+    freeze_vision: bool = model_option(
+        False, "Keep the image tower of the saved model as it is; only the text tower is trained (LiT)."
     )
 
     def __post_init__(self) -> None:
@@ -141,17 +135,12 @@ class ImageTextDataArguments(ImageDataArguments):
 
     loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
 
-    dataset_name: str = option(
-        default="",
-        help="Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
-        "captions, or a Hub name.",
-        group="Data",
-        essential=True,
-        synonyms="data data_dir data_path dataset train_dir root",
-        resume="free",
+    dataset_name: str = source_option(
+        "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
+        "captions, or a Hub name."
     )
-    caption_column_name: str | None = option(
-        default=None, help="Column of a caption or a list of them, where it is not clear by itself.", group="Data"
+    caption_column_name: str | None = data_option(
+        None, "Column of a caption or a list of them, where it is not clear by itself."
     )
 
 
@@ -159,17 +148,11 @@ class ImageTextDataArguments(ImageDataArguments):
 class ImageTextAugmentationArguments(Options):
     """How training images are changed at random, in this order."""
 
-    min_crop_scale: float = option(
-        default=0.5,
-        help="Least share of the area that a random resized crop keeps; 1 takes all of it.",
-        range=SHARE,
-        group="Augmentation",
+    min_crop_scale: float = augmentation_option(
+        0.5, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
     )
-    horizontal_flip: float = option(
-        default=0.5,
-        help="Probability of a mirror image; 0 where captions tell left from right.",
-        range=PROBABILITY,
-        group="Augmentation",
+    horizontal_flip: float = augmentation_option(
+        0.5, "Probability of a mirror image; 0 where captions tell left from right.", PROBABILITY
     )
 
 
@@ -177,30 +160,20 @@ class ImageTextAugmentationArguments(Options):
 class ZeroShotArguments(Options):
     """On which labeled images to evaluate classes by their names, after the training."""
 
-    zero_shot_dataset: str | None = option(
-        default=None,
-        help="Labeled images, any that classifiers train on: a path, or a Hub name.",
-        group="Evaluation",
-        essential=True,
-        resume="free",
+    zero_shot_dataset: str | None = evaluation_option(
+        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", essential=True, resume="free"
     )
-    zero_shot_config_name: str | None = option(
-        default=None, help="Configuration of such a dataset on the Hub.", group="Evaluation", resume="free"
+    zero_shot_config_name: str | None = evaluation_option(
+        None, "Configuration of such a dataset on the Hub.", resume="free"
     )
-    zero_shot_label_column_name: str | None = option(
-        default=None, help="Column of its labels, where it is not clear by itself.", group="Evaluation", resume="free"
+    zero_shot_label_column_name: str | None = evaluation_option(
+        None, "Column of its labels, where it is not clear by itself.", resume="free"
     )
-    zero_shot_split: str | None = option(
-        default=None,
-        help="Its split: test, else validation, else train, by default.",
-        group="Evaluation",
-        resume="free",
+    zero_shot_split: str | None = evaluation_option(
+        None, "Its split: test, else validation, else train, by default.", resume="free"
     )
-    prompt_templates: list[str] = option(
-        default_factory=lambda: ["a photo of a {}."],
-        help="Texts with {} for the name of a class; several are averaged.",
-        group="Evaluation",
-        essential=True,
+    prompt_templates: list[str] = evaluation_option(
+        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged.", essential=True
     )
 
     def __post_init__(self) -> None:
