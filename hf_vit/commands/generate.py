@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from importlib import import_module
-from itertools import count
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
@@ -24,7 +24,7 @@ from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.named_recipes import recipes_of
 from ..training.tasks import TASKS
-from ..training.tasks.base import EvaluatedModel, EvaluationArguments, Task
+from ..training.tasks.base import EVALUATED, EvaluatedModel, EvaluationArguments, Task
 
 
 FILE = Path(__file__).with_name("options.json")
@@ -157,9 +157,9 @@ def training_options(task: type[Task]) -> Iterator[Option]:
 
 def evaluation_options(task: type[Task]) -> Iterator[Option]:
     """Yields the options of evaluations of a task."""
-    kinds = task.fields()
-    types = (EvaluatedModel, EvaluationArguments, *(kinds[name] for name in ("data", *task.evaluation_options)))
-    for option in options_of_types(types, EVALUATION):
+    own = options_of_types((EvaluatedModel, EvaluationArguments), EVALUATION)
+    shared = options_of_types((task.fields()["options"],), EVALUATION)
+    for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
         if option["name"] in (defaults := task.evaluation_defaults()):
             option["default"] = defaults[option["name"]]
         if option["name"] in NOT_IN_EVALUATIONS:

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 
 from ..data.checks import check_apart
-from ..options.field import COUNT, NOT_NEGATIVE, option, start_option
-from ..training.arguments import UnlabeledImagesArguments
+from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
+from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
 from .encoder import FEATURES
 
 
@@ -15,8 +15,14 @@ extraction_option = partial(option, group="Extraction")
 
 
 @dataclass
-class ExtractionArguments(UnlabeledImagesArguments):
+class ExtractionArguments(SourceArguments):
     """Which features to extract, and from which images."""
+
+    loader_options = (*SourceArguments.loader_options, "label_column_name")
+    takes_several = True
+
+    dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
+    label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
 
     model_name_or_path: str = start_option(
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Extraction"

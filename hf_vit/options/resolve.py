@@ -147,6 +147,11 @@ def expectation(kind: Any) -> str:
     return f"a {origin.__name__}"
 
 
+def values_of(options: Any, *groups: str) -> dict[str, Any]:
+    """Return the values of the options of some help groups, by name."""
+    return {item.name: vars(options)[item.name] for item in fields(options) if item.metadata.get("group") in groups}
+
+
 def check_choice(name: str, value: Any, choices: Sequence[Any] | None) -> None:
     """Raise `ValueError` if a value is none of the legal ones."""
     if choices is not None and value not in choices:

@@ -6,11 +6,12 @@ from .errors import CheckpointError, NotFiniteError, Preempted
 from .optim.parameter_groups import make_parameter_groups
 from .publishing.hub import publish
 from .publishing.model_card import TrainingInfo, write_model_card
+from .regularization import AugmentationArguments
 from .run import run
 from .saving.checkpoints import last_checkpoint
 from .tasks import TASKS
 from .tasks.base import Task
-from .tasks.image_classification import AugmentationArguments, ImageClassification, make_trainer
+from .tasks.image_classification import ImageClassification, make_trainer
 from .tasks.zero_shot_image_classification import train_tokenizer
 from .trainer import HfViTTrainer
 

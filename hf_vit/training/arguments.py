@@ -42,6 +42,9 @@ FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of 
 class ModelArguments(Options):
     """Which model to train."""
 
+    task_config: ClassVar[str] = ""  # the field of HfViTConfig that holds the options of the head
+    task_options: ClassVar[tuple[str, ...]] = ()  # those of them that are fields here
+
     model_name_or_path: str | None = start_option(
         None,
         "Model to start from, saved by this package or published for another library: a folder, a name on "
@@ -86,10 +89,10 @@ class ModelArguments(Options):
             )
 
     def overrides(self) -> dict[str, Any]:
-        """Returns the fields of `config_overrides`, and with them `image_size`.
+        """Returns the fields of `config_overrides`, and with them `image_size` and the head's options.
 
         Raises:
-            ValueError: if they name what the data tell, or the image size once more.
+            ValueError: if they name what the data tell, or an option once more.
         """
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
@@ -97,11 +100,19 @@ class ModelArguments(Options):
                 f"config_overrides has {', '.join(from_data)}: the classes are those of the data, one of each image. "
                 "Leave it out."
             )
-        if self.image_size is None:
-            return fields
-        if "image_size" in fields:
-            raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
-        return {**fields, "image_size": self.image_size}
+        if self.image_size is not None:
+            if "image_size" in fields:
+                raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
+            fields["image_size"] = self.image_size
+        options = fields.get(self.task_config) or {}
+        given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
+        if twice := sorted(given.keys() & options.keys()):
+            raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
+        return {**fields, self.task_config: {**options, **given}} if given else fields
+
+    def given_options(self) -> dict[str, Any]:
+        """Returns the options of the head that are given; raises as `overrides`."""
+        return self.overrides().get(self.task_config) or {}
 
 
 @dataclass
@@ -110,6 +121,7 @@ class SourceArguments(Options):
 
     # Fields that the loaders of `hf_vit.data` take by the same names
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
+    takes_several: ClassVar[bool] = False  # sources, with commas between them
 
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
@@ -120,11 +132,15 @@ class SourceArguments(Options):
         super().__post_init__()
         if not self.dataset_name:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+        if not all(self.sources):
+            raise ValueError(
+                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
+            )
 
     @property
     def sources(self) -> list[str]:
         """The folders, files or names of the datasets."""
-        return [self.dataset_name]
+        return split_sources(self.dataset_name) if self.takes_several else [self.dataset_name]
 
     def source_options(self) -> dict[str, Any]:
         """Returns what the loaders of `hf_vit.data` take in addition to `dataset_name`."""
@@ -175,7 +191,7 @@ class ImageDataArguments(SourceArguments):
 
     def refuse_training_options(self) -> None:
         """Raises `ValueError` if an option is given that has a meaning in trainings alone."""
-        defaults = {option.name: option.default for option in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
         for name in self.training_only:
             if vars(self)[name] != defaults[name]:
                 raise ValueError(f"{name}={vars(self)[name]!r} is an option of trainings. Leave it out.")
@@ -209,8 +225,8 @@ class StreamArguments(Options):
 
 
 @dataclass
-class ClassificationDataArguments(ImageDataArguments, StreamArguments):
-    """Images of a classifier."""
+class ClassificationArguments(ModelArguments, ImageDataArguments, StreamArguments):
+    """Which classifier to train, and on which images."""
 
     training_only = (
         *ImageDataArguments.training_only,
@@ -238,37 +254,18 @@ UNLABELED_SOURCES = (
     "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, separated by commas, are "
     "taken together."
 )
+UNLABELED_COLUMN = "Column of labels, where there is one and it is not clear by itself."
 
 
 @dataclass
-class UnlabeledImagesArguments(SourceArguments):
-    """Where images are, be they labeled or not."""
+class UnlabeledArguments(ModelArguments, ImageDataArguments, StreamArguments):
+    """Which model to train without labels, and on which images."""
 
-    loader_options = (*SourceArguments.loader_options, "label_column_name")
-
-    dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
-    label_column_name: str | None = data_option(
-        None, "Column of labels, where there is one and it is not clear by itself."
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not all(self.sources):
-            raise ValueError(
-                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
-            )
-
-    @property
-    def sources(self) -> list[str]:
-        """The paths or names on the Hub."""
-        return split_sources(self.dataset_name)
-
-
-@dataclass
-class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, StreamArguments):
-    """Images to train on without labels."""
+    loader_options = (*ImageDataArguments.loader_options, "label_column_name")
+    takes_several = True
 
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
+    label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
     max_knn_samples: int = data_option(
         5000, "Training images among which neighbors are looked for, where labels are known; 0 for none.", NOT_NEGATIVE
     )

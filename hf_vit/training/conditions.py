@@ -28,14 +28,14 @@ def describe_arguments(task: Task) -> dict[str, Any]:
 
 def describe_data(task: Task) -> dict[str, Any]:
     """Returns what tells the images that a training reads, and their targets, from any others."""
-    sources = task.data.sources
+    sources = task.options.sources
     found = {
         f"{kind} of {split}": value
         for split in TRAINED_ON
         if split in task.loaded.splits
         for kind, value in fingerprint(task.loaded.splits[split], sources).items()
     }
-    if isinstance(task.data, StreamArguments) and task.data.streaming:
+    if isinstance(task.options, StreamArguments) and task.options.streaming:
         local = [source for source in sources if Path(source).exists()]
         found["files of the stream"] = file_list(local)
     return found

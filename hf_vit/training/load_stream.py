@@ -13,7 +13,7 @@ from ..data.datasets import SPLIT_SEED, TargetData
 from ..data.formats.files import SPLITS
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ..data.targets import label_target
-from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments
+from .arguments import ClassificationArguments, HfViTTrainingArguments, UnlabeledArguments
 from .checks import check_steps
 from .load_data import HELD_OUT, at_most, load_targets, readable_images
 
@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 MAX_STREAMED = 1000  # images of a split of a stream that are evaluated, by default
 
 
-def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> TargetData:
+def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArguments) -> TargetData:
     """Opens the stream of a training, and checks the images that are evaluated; `ValueError` if it counts epochs."""
     check_steps(training_args)
     if args.train_val_split is None:  # which splits there are is seen when the stream is open
@@ -61,7 +61,7 @@ class UnlabeledImages(TargetData):
     num_train: int
 
 
-def load_images(args: UnlabeledDataArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
+def load_images(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
     """Opens the images of a training and, unless they are a stream, checks them and holds some out."""
     if args.streaming:
         return _load_stream(args, training_args)
@@ -72,7 +72,7 @@ def load_images(args: UnlabeledDataArguments, training_args: HfViTTrainingArgume
     return UnlabeledImages(data.splits, data.read_target, known=known, num_train=len(train))
 
 
-def _load_stream(args: UnlabeledDataArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
+def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
     check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         streams = stream_images(args.sources, **args.source_options())
@@ -96,7 +96,7 @@ def _load_stream(args: UnlabeledDataArguments, training_args: HfViTTrainingArgum
     return UnlabeledImages(splits, masked_image_target, stream=streams["train"], known=known, num_train=len(sample))
 
 
-def _with_class(rows: Dataset, num_scored: int, args: UnlabeledDataArguments, seed: int) -> Dataset:
+def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: int) -> Dataset:
     """Returns images whose class is known, drawn at random from those after the first ones, which are evaluated."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])

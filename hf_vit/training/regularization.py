@@ -3,7 +3,7 @@
 Shapes: B batch, K labels, h w patch grid, N = h·w patches, K kept ones.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ from transformers.utils import ModelOutput
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_image_classification import HfViTForImageClassification
-from ..options.field import NOT_NEGATIVE, PROBABILITY, SHARE_LEFT_OUT, option
-from ..options.resolve import Options
+from ..options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, SHARE_LEFT_OUT, Range, augmentation_option, option
+from ..options.resolve import Options, values_of
 from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
 from .distillation.methods import FeatureDistillation
@@ -28,8 +28,31 @@ regularization_option = partial(option, group="Regularization")
 
 
 @dataclass
-class RegularizationArguments(Options):
-    """Options of the batch transforms and the loss of a classifier."""
+class AugmentationArguments(Options):
+    """How training images of a classifier are changed at random, in this order, then their batches, and the loss."""
+
+    min_crop_scale: float = augmentation_option(
+        0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+    )
+    crop_padding: int = augmentation_option(
+        0,
+        "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+        "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
+        NOT_NEGATIVE,
+    )
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
+        "trivialaugment",
+        "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
+        "or blur; DeiT III).",
+        synonyms="aa randaugment",
+    )
+    randaugment_num_ops: int = augmentation_option(2, "Operations that randaugment does to an image.", COUNT)
+    randaugment_magnitude: int = augmentation_option(9, "How much each of them does, 0 to 30.", Range(0, 30))
+    color_jitter: float = augmentation_option(
+        0.0, "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.", PROBABILITY
+    )
+    random_erasing: float = augmentation_option(0.25, "Probability that a rectangle is blanked out.", PROBABILITY)
 
     mixup_alpha: float = regularization_option(
         0.0,
@@ -67,8 +90,8 @@ class RegularizationArguments(Options):
 
     def describe(self) -> dict[str, str]:
         """Returns the rows of a card: what differs from the defaults."""
-        defaults = asdict(RegularizationArguments())
-        given = [f"{name} {value}" for name, value in asdict(self).items() if value != defaults[name]]
+        defaults, values = vars(AugmentationArguments()), values_of(self, "Regularization")
+        given = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
         return {"regularization": ", ".join(given)} if given else {}
 
 
@@ -161,7 +184,7 @@ def repeated_augmentation_sampler(args: TrainingArguments, dataset: Any) -> Repe
 
 def regularize(
     model: HfViTForImageClassification,
-    args: RegularizationArguments,
+    args: AugmentationArguments,
     label_smoothing: float = 0.0,
     distillation: Distillation | None = None,
 ) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from ..model.pretrained import read_config
 from ..options.field import Names
+from ..options.library import options_of
 from ..options.recipe import RECIPE_NAME, recipe_text, shareable, with_recipe
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
@@ -45,7 +46,7 @@ from .saving.checkpoints import on_first_process
 from .saving.output_files import evaluation_files, write_whole
 from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
-from .tasks.base import EvaluatedModel, EvaluationArguments, Task, file_name
+from .tasks.base import EVALUATED, EvaluatedModel, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
 
 
@@ -128,7 +129,7 @@ def prepare(
     checkpoint = checkpoint_to_resume(task.args)
     if checkpoint is not None:
         task, chosen = planner.resumed(checkpoint)
-        check_architecture(checkpoint, task.model_class, task.model)
+        check_architecture(checkpoint, task.model_class, task.options)
         begun = describe_arguments(task)
         on_first_process(task.args, lambda: find_changes(task, begun, checkpoint))
     else:
@@ -246,8 +247,8 @@ def finish(training: Training) -> None:
     training.scores = task.write_report(
         trainer,
         command=training.command,
-        license=task.model.license,
-        base_model=task.model.model_name_or_path,
+        license=task.options.license,
+        base_model=task.options.model_name_or_path,
     )
     if trainer.is_world_process_zero():
         report(f"Scores: {listed(training.scores)}")
@@ -371,14 +372,17 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluatedModel]:
     values = with_recipe(values)
     task_class = find_task(values)
     kinds = task_class.fields()
-    options = {name: kinds[name] for name in ("data", *task_class.evaluation_options)}
-    types = (EvaluatedModel, EvaluationArguments, *options.values())
-    saved, args, *parsed = build(types, values, **task_class.evaluation_defaults())
-    given = {"args": args, **dict(zip(options, parsed, strict=True))}
-    given["data"].refuse_training_options()
+    types = (kinds["options"], EvaluationArguments, EvaluatedModel)
+    own = [option for kind in types[1:] for option in options_of(kind)]
+    for name, option in options_of(types[0]).items():
+        if name in values and name not in own and option["group"] not in EVALUATED:
+            raise ValueError(f"{name}={values[name]!r} is an option of trainings. Leave it out.")
+    options, args, saved = build(types, values, **task_class.evaluation_defaults())
+    given = {"options": options, "args": args}
+    options.refuse_training_options()
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
         raise ValueError(f"{useless[0]} is an option of trainings. Leave it out.")
-    args.name_output(saved.model_name_or_path, given["data"].sources)
+    args.name_output(saved.model_name_or_path, options.sources)
     return task_class(**{name: given[name] if name in given else kind() for name, kind in kinds.items()}), saved
 
 

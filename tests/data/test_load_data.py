@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationDataArguments
+from hf_vit.training.arguments import ClassificationArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.tasks.image_classification import open_labeled
 
@@ -20,12 +20,12 @@ NAMES = ["cat", "dog", "fox"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 
 
-def load_splits(data: ClassificationDataArguments, args: HfViTTrainingArguments) -> DatasetDict:
+def load_splits(data: ClassificationArguments, args: HfViTTrainingArguments) -> DatasetDict:
     return load_targets(partial(open_labeled, data), data, args).splits
 
 
 def load_evaluation_split(
-    data: ClassificationDataArguments, split: str | None, label2id: dict[str, int], args: HfViTTrainingArguments
+    data: ClassificationArguments, split: str | None, label2id: dict[str, int], args: HfViTTrainingArguments
 ) -> tuple[str, Dataset]:
     name, loaded = load_evaluation_targets(partial(open_labeled, data), data, split, label2id, args)
     assert loaded.names == tuple(label2id)
@@ -51,16 +51,16 @@ def unsplit(tmp_path: Path) -> Path:
 
 
 def test_a_share_of_train_is_held_out_where_there_is_no_validation(photos: Path, args: HfViTTrainingArguments) -> None:
-    splits = load_splits(ClassificationDataArguments(dataset_name=str(photos), train_val_split=0.25), args)
+    splits = load_splits(ClassificationArguments(dataset_name=str(photos), train_val_split=0.25), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "validation": 3, "test": 6}
     assert sorted(splits["validation"]["label"]) == [0, 1, 2]
-    everything = load_splits(ClassificationDataArguments(dataset_name=str(photos), train_val_split=0), args)
+    everything = load_splits(ClassificationArguments(dataset_name=str(photos), train_val_split=0), args)
     assert {name: len(split) for name, split in everything.items()} == {"train": 12, "test": 6}
 
 
 def test_a_trial_takes_a_few_images_of_each_split(photos: Path, args: HfViTTrainingArguments) -> None:
     options = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
-    splits = load_splits(ClassificationDataArguments(dataset_name=str(photos), **options), args)
+    splits = load_splits(ClassificationArguments(dataset_name=str(photos), **options), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 5, "validation": 2, "test": 2}
 
 
@@ -71,10 +71,10 @@ def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
     truncate(photos / "test" / "fox" / "0.png")
     options = {"dataset_name": str(photos), "train_val_split": 0}
     with pytest.raises(ValueError, match=r"(?s)2 of 18 .*train/dog/2\.png.*test/fox/0\.png.*with skip_unreadable"):
-        load_splits(ClassificationDataArguments(**options), args)
-    splits = load_splits(ClassificationDataArguments(**options, skip_unreadable=True), args)
+        load_splits(ClassificationArguments(**options), args)
+    splits = load_splits(ClassificationArguments(**options, skip_unreadable=True), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 11, "test": 5}
-    unchecked = load_splits(ClassificationDataArguments(**options, check_images=False), args)
+    unchecked = load_splits(ClassificationArguments(**options, check_images=False), args)
     assert {name: len(split) for name, split in unchecked.items()} == {"train": 12, "test": 6}
 
 
@@ -84,21 +84,19 @@ def test_a_class_keeps_its_other_images_when_one_is_damaged(
 ) -> None:
     # Held out first, one of these four would be the only validation image of its class.
     truncate(photos / "train" / "dog" / f"{damaged}.png")
-    data = ClassificationDataArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
+    data = ClassificationArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
     splits = load_splits(data, args)
     assert set(splits["train"]["label"]) == set(splits["validation"]["label"]) == {0, 1, 2}
     assert len(splits["train"]) + len(splits["validation"]) == 11
 
 
 def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTrainingArguments) -> None:
-    label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationDataArguments(dataset_name=str(photos))
-    name, split = load_evaluation_split(ClassificationDataArguments(dataset_name=str(photos)), None, label2id, args)
+    label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationArguments(dataset_name=str(photos))
+    name, split = load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
     assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
     with pytest.raises(ValueError, match=r"The model does not know dog, fox of .*photos; it knows cat, cow"):
-        load_evaluation_split(
-            ClassificationDataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args
-        )
+        load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
     with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):
         load_evaluation_split(data, "val", label2id, args)
 
@@ -109,9 +107,9 @@ def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_ot
 ) -> None:
     truncate(unsplit / "dog" / "2.png")
     options = {"dataset_name": str(unsplit), "skip_unreadable": True, "train_val_split": 0.25}
-    trained = load_splits(ClassificationDataArguments(**options), args)
+    trained = load_splits(ClassificationArguments(**options), args)
     for split in (None, "validation"):
-        name, images = load_evaluation_split(ClassificationDataArguments(**options), split, label2id, args)
+        name, images = load_evaluation_split(ClassificationArguments(**options), split, label2id, args)
         assert (name, images["file"][:]) == ("validation", trained["validation"]["file"][:])
         assert not set(images["file"]) & set(trained["train"]["file"])
         assert images["label"][:] == [label2id[Path(file).parent.name] for file in images["file"]]
@@ -120,7 +118,7 @@ def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_ot
 def test_scoring_training_images_is_warned_of(
     unsplit: Path, args: HfViTTrainingArguments, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = ClassificationDataArguments(dataset_name=str(unsplit), train_val_split=0)
+    data = ClassificationArguments(dataset_name=str(unsplit), train_val_split=0)
     with pytest.raises(ValueError, match=r"has no split 'validation'. Choose train\."):
         load_evaluation_split(data, "validation", LABEL2ID, args)
     for split in (None, "train"):
@@ -138,7 +136,7 @@ from pathlib import Path
 from accelerate import PartialState
 from hf_vit.data import datasets
 from hf_vit.training import HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationDataArguments
+from hf_vit.training.arguments import ClassificationArguments
 from hf_vit.training.load_data import load_targets
 from hf_vit.training.tasks.image_classification import open_labeled
 
@@ -146,7 +144,7 @@ opened = []
 decode_image = datasets.decode_image
 datasets.decode_image = lambda *image: (opened.append(1), decode_image(*image))[1]
 args = HfViTTrainingArguments(output_dir="output", use_cpu=True)
-data = ClassificationDataArguments(dataset_name="photos", train_val_split=0)
+data = ClassificationArguments(dataset_name="photos", train_val_split=0)
 try:
     load_targets(partial(open_labeled, data), data, args)
 except ValueError as error:

@@ -14,7 +14,7 @@ from hf_vit.data import load_keypoint_detection, load_semantic_segmentation
 from hf_vit.data.datasets import TargetData
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.load_data import load_targets, with_model_classes
-from hf_vit.training.tasks.shared import MaskDataArguments
+from hf_vit.training.tasks.shared import MaskArguments
 
 from ..helpers.dense_trainings import NUM_TRAIN, make_trainer, write_scenes
 from ..helpers.object_trainings import write_figures, write_objects
@@ -27,7 +27,7 @@ def scenes(tmp_path: Path) -> Path:
 
 def load(scenes: Path, **options: object) -> TargetData:
     args = HfViTTrainingArguments(output_dir=str(scenes / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
-    data_args = MaskDataArguments(dataset_name=str(scenes), **options)
+    data_args = MaskArguments(dataset_name=str(scenes), **options)
     return load_targets(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
 
 

@@ -1,15 +1,15 @@
 """Command lines as values of options, which `hf_vit.training` takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from hf_vit import cli, training
-from hf_vit.commands.generate import options_of_types
+from hf_vit.commands.generate import evaluation_options, options_of_types
 from hf_vit.options.recipe import shareable, with_recipe
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training.run import EvaluatedModel, EvaluationArguments, find_task
 from hf_vit.training.run import evaluate as run_evaluation
+from hf_vit.training.run import find_task
 
 
 Arguments = Sequence[str | Mapping[str, Any]]
@@ -20,8 +20,14 @@ def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
     first = arguments[0] if arguments else ""
     if isinstance(first, Mapping):
         return {**first, **values_of(types, arguments[1:])}
+    return parsed(options_of_types(types, ()), arguments)
+
+
+def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> dict[str, Any]:
+    """The values that a command line gives to options as the page of a command has them."""
+    first = arguments[0] if arguments else ""
     is_recipe = first.endswith((".yaml", ".json"))
-    page = {"options": {option["name"]: option for option in options_of_types(types, ())}, "words": [], "recipe": True}
+    page = {"options": {option["name"]: option for option in options}, "words": [], "recipe": True}
     namespace, unknown = cli.Parser(page).parse_known_args(list(arguments[is_recipe:]))
     values = vars(namespace)
     cli.check(page, values, unknown)
@@ -32,9 +38,7 @@ def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
     """The values that the command line of an evaluation gives."""
     named = dict(pairwise(arguments))
     task_class = find_task({"model_name_or_path": named["--model_name_or_path"], "task": named.get("--task")})
-    kinds = task_class.fields()
-    options = (kinds[name] for name in ("data", *task_class.evaluation_options))
-    return values_of((EvaluatedModel, EvaluationArguments, *options), arguments)
+    return parsed(evaluation_options(task_class), arguments)
 
 
 def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:

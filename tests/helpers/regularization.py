@@ -1,5 +1,6 @@
 """A small training with what regularizes it, for the tests of several files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ from datasets import DatasetDict
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import AugmentationArguments, HfViTTrainer, HfViTTrainingArguments, make_trainer
-from hf_vit.training.regularization import RegularizationArguments
 
 from .datasets import load_digits
 from .references import draw_weights
@@ -17,14 +17,14 @@ from .references import draw_weights
 NUM_TRAIN, NUM_TEST = 44, 10
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 # Without mixtures, whose partners are of one batch, a step does not depend on how it is split.
-SPLITTABLE = RegularizationArguments(classification_loss="bce")
-EVERYTHING = RegularizationArguments(
+SPLITTABLE = AugmentationArguments(classification_loss="bce")
+EVERYTHING = AugmentationArguments(
     mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, classification_loss="bce", token_drop_rate=0.25
 )
 
 
 def regularized_trainer(
-    folder: Path, batch_size: int, regularization: RegularizationArguments = SPLITTABLE, **options: Any
+    folder: Path, batch_size: int, regularization: AugmentationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
     """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
     digits = load_digits()
@@ -46,17 +46,15 @@ def regularized_trainer(
         repeated_augmentations=2,
         **{**defaults, **options},
     )
-    augmentation = AugmentationArguments(
-        min_crop_scale=1.0, horizontal_flip=0.0, auto_augment="affine", random_erasing=0.0
-    )
+    plain = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     processor = HfViTImageProcessor.for_model(config)
-    return make_trainer(model, processor, splits, augmentation, args, regularization=regularization)
+    return make_trainer(model, processor, splits, replace(regularization, **plain), args)
 
 
 def train_regularized(
     folder: Path,
     batch_size: int,
-    regularization: RegularizationArguments = SPLITTABLE,
+    regularization: AugmentationArguments = SPLITTABLE,
     checkpoint: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:

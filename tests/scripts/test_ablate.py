@@ -125,5 +125,5 @@ def test_the_script_understands_all_variants(file: Path, tmp_path: Path) -> None
         recipe = script.variant_of(ablation, variant)
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(recipe))
         command = [str(tmp_path / f"{number}.yaml"), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
-        _, *parts = parse_arguments(TASKS[name].argument_types(), command)
+        parts = parse_arguments(TASKS[name].argument_types(), command)
         assert [part.seed for part in parts if isinstance(part, HfViTTrainingArguments)] == [0]

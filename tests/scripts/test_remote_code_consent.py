@@ -18,7 +18,7 @@ from hf_vit import (
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
 from hf_vit.training.distillation.open_teacher import load_classifier
 from hf_vit.training.tasks.zero_shot_image_classification import (
-    ImageTextModelArguments,
+    ImageTextArguments,
     encoder_options,
     make_tokenizer,
 )
@@ -181,7 +181,7 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
     folder = str(save_foreign(tmp_path))
     ours = HfViTForImageClassification(small_config())
     ours.save_pretrained(tmp_path / "ours")
-    for_texts = ImageTextModelArguments(model_name_or_path=None, tokenizer_name=folder)
+    for_texts = ImageTextArguments(dataset_name="captions", tokenizer_name=folder)
     openings: list[tuple[str, Callable[[], object]]] = [
         ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
         ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),

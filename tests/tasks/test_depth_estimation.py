@@ -17,8 +17,8 @@ from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
 from hf_vit.training.tasks import depth_estimation
 from hf_vit.training.tasks.depth_estimation import (
+    DepthArguments,
     DepthEvaluator,
-    DepthModelArguments,
     choose_max_depth,
 )
 
@@ -190,7 +190,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None
     torch.nn.init.constant_(source.model.norm.weight, 3.0)
     source.save_pretrained(tmp_path)
     HfViTImageProcessor(size=16).save_pretrained(tmp_path)
-    arguments = DepthModelArguments(model_name_or_path=str(tmp_path), head="conv")
+    arguments = DepthArguments(dataset_name="rooms", model_name_or_path=str(tmp_path), head="conv")
     model, _ = load_model(HfViTForDepthEstimation, arguments)
     assert (model.options.head, model.options.max_depth) == ("conv", 80)
     assert torch.equal(model.model.norm.weight, source.model.norm.weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
 from hf_vit.data.augmentation.views import MultiCrop, ViewColors
-from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, ViewArguments
+from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
 
 from ..helpers.dense_trainings import scores_of
 from ..helpers.options import task_of
@@ -127,17 +127,17 @@ def test_processes_draw_the_views_that_one_draws() -> None:
 )
 def test_views_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ViewArguments(**options)
+        JointEmbeddingArguments(dataset_name="photos", **options)
 
 
 def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
     config = HfViTConfig.from_preset("tiny", image_size=(32, 64), patch_size=4)
     processor = HfViTImageProcessor()
-    assert ViewArguments().make(config, processor).size == (32, 64)
-    crops = ViewArguments(global_size=24, local_size=8).make(config, processor)
+    assert JointEmbeddingArguments(dataset_name="photos").make_views(config, processor).size == (32, 64)
+    crops = JointEmbeddingArguments(dataset_name="photos", global_size=24, local_size=8).make_views(config, processor)
     assert (crops.size, crops.local_size) == ((24, 48), (8, 16))
     with pytest.raises(ValueError, match="local_size=10 is not a multiple"):
-        ViewArguments(local_size=10).make(config, processor)
+        JointEmbeddingArguments(dataset_name="photos", local_size=10).make_views(config, processor)
 
 
 def test_it_opens_as_it_was_saved(workplace: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.training.arguments import UnlabeledDataArguments
+from hf_vit.training.arguments import UnlabeledArguments
 from hf_vit.training.publishing.report import describe_data
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
@@ -257,8 +257,8 @@ def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
 def test_a_path_may_have_commas(tmp_path: Path) -> None:
     (tmp_path / "here, there").mkdir()
     photos, more = str(tmp_path / "here, there"), str(tmp_path / "more")
-    assert UnlabeledDataArguments(dataset_name=photos).sources == [photos]
-    assert UnlabeledDataArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
+    assert UnlabeledArguments(dataset_name=photos).sources == [photos]
+    assert UnlabeledArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
     assert describe_data(photos, "unknown", {"test": 5}, "test").name == "here, there"
 
 

@@ -13,9 +13,8 @@ from transformers import Dinov2Config, Dinov2Model
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.training.models import load_model, whole_image_processor
 from hf_vit.training.tasks.semantic_segmentation import (
-    SemanticEvaluationArguments,
+    SemanticArguments,
     SemanticEvaluator,
-    SemanticModelArguments,
     balanced_weights,
 )
 
@@ -69,9 +68,13 @@ def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
     assert weights[2] == 1  # not seen
     assert balanced_weights(masks, 2, power=1) == pytest.approx([0.5556, 5])
     with pytest.raises(ValueError, match=r"class_balance=1\.5 must lie in \[0, 1\]"):
-        SemanticModelArguments(class_balance=1.5)
+        SemanticArguments(dataset_name="roads", class_balance=1.5)
     with pytest.raises(ValueError, match="leave one of the two out"):
-        SemanticModelArguments(class_balance=0.5, config_overrides={"segmentation_config": {"class_weights": [1, 2]}})
+        SemanticArguments(
+            dataset_name="roads",
+            class_balance=0.5,
+            config_overrides={"segmentation_config": {"class_weights": [1, 2]}},
+        )
 
 
 def test_a_balanced_loss_is_saved_with_the_model(scenes: Path, tmp_path: Path) -> None:
@@ -133,7 +136,9 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
     names = NAMES
     for head, options in (("linear", {}), ("conv", {"num_layers": 1}), ("conv", {})):
         overrides = json.dumps({"segmentation_config": options})
-        arguments = SemanticModelArguments(model_name_or_path=str(saved), head=head, config_overrides=overrides)
+        arguments = SemanticArguments(
+            dataset_name="roads", model_name_or_path=str(saved), head=head, config_overrides=overrides
+        )
         model, _ = load_model(HfViTForSemanticSegmentation, arguments, names)
         is_kept = (head, options) == ("conv", {})
         is_same = torch.equal(
@@ -144,7 +149,9 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
         assert (model.options.head, model.options.dice_weight) == (head, 0.5)
         assert torch.equal(model.model.norm.weight, source.model.norm.weight)
         caplog.clear()
-    arguments = SemanticModelArguments(str(saved), head="linear", config_overrides={"hidden_size": 64})
+    arguments = SemanticArguments(
+        dataset_name="roads", model_name_or_path=str(saved), head="linear", config_overrides={"hidden_size": 64}
+    )
     with pytest.raises(ValueError, match=r"The weights of .* do not fit"):
         load_model(HfViTForSemanticSegmentation, arguments, names)
 
@@ -152,9 +159,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
 def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     plain = trainer.evaluate()["eval_loss"]
-    trainer.evaluator = SemanticEvaluator(
-        trainer.processing_class, NAMES, SemanticEvaluationArguments(8, [1.0, 0.5], True)
-    )
+    trainer.evaluator = SemanticEvaluator(trainer.processing_class, NAMES, 8, [1.0, 0.5], True)
     found = trainer.evaluate()
     metric, processor = trainer.evaluator.metric, trainer.processing_class
     metric.reset()

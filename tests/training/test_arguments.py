@@ -10,12 +10,12 @@ import torch
 
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import AugmentationArguments, HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ClassificationDataArguments, ModelArguments, usable_cores
+from hf_vit.training.arguments import ClassificationArguments, ModelArguments, usable_cores
 
 from ..helpers.options import parse_arguments
 
 
-TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
+TYPES = (ClassificationArguments, AugmentationArguments, HfViTTrainingArguments)
 YAML = """
 dataset_name: photos
 preset: tiny
@@ -31,19 +31,19 @@ use_cpu: true
 
 def test_a_yaml_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(YAML)
-    model, data, _, args = parse_arguments(
+    options, _, args = parse_arguments(
         TYPES, [str(tmp_path / "recipe.yaml"), "--preset", "small", "--output_dir", str(tmp_path)]
     )
-    assert (model.preset, model.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
-    assert (data.dataset_name, data.skip_unreadable, data.max_train_samples) == ("photos", True, None)
+    assert (options.preset, options.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
+    assert (options.dataset_name, options.skip_unreadable, options.max_train_samples) == ("photos", True, None)
     assert args.save_strategy == "no"
     assert (args.learning_rate, args.label_names) == (5e-4, ["labels", "others"])
 
 
 def test_a_json_file_does_too(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
-    _, data, augmentation, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
-    assert (data.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
+    options, augmentation, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
+    assert (options.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
 
 
 @pytest.mark.parametrize("has_accelerator", [False, True])

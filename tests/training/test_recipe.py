@@ -10,10 +10,9 @@ from hf_vit.data.formats.keypoints import flip_pairs_of
 from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, shareable
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import TASKS, AugmentationArguments, HfViTTrainingArguments
-from hf_vit.training.arguments import ClassificationDataArguments, ModelArguments
-from hf_vit.training.regularization import RegularizationArguments
+from hf_vit.training.arguments import ClassificationArguments
 from hf_vit.training.run import words_of
-from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments
+from hf_vit.training.tasks.semantic_segmentation import SemanticArguments
 
 from ..helpers.options import given_arguments, parse_arguments
 
@@ -34,7 +33,7 @@ COMMAND = [
     *("--config_overrides", '{"patch_size": 8}', "--hub_token=hf_secret", "--seed", "1", "--hub_token", "hf_secret"),
     *("--resume_from_checkpoint", "last", "--seed", "2"),
 ]
-TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
+TYPES = (ClassificationArguments, AugmentationArguments, HfViTTrainingArguments)
 
 
 def given(*arguments: str) -> dict[str, Any]:
@@ -90,16 +89,17 @@ def test_a_value_must_be_one_of_those_to_choose_from(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("classification_loss: hinge")
     message = r"classification_loss='hinge' must be one of cross_entropy, bce"
     with pytest.raises(ValueError, match=message):
-        parse_arguments((RegularizationArguments,), [str(tmp_path / "recipe.yaml")])
+        parse_arguments((AugmentationArguments,), [str(tmp_path / "recipe.yaml")])
 
 
 def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
-    file.write_text("eval_scales: [1, 0.5]\neval_flip: true\neval_window_size: 8")
-    (options,) = parse_arguments((SemanticEvaluationArguments,), [str(file)])
-    command = ["--eval_scales", "1", "0.5", "--eval_flip", "--eval_window_size", "8"]
-    assert (options,) == parse_arguments((SemanticEvaluationArguments,), command)
-    assert given_arguments((SemanticEvaluationArguments,), [str(file), "--eval_scales", "2"]) == {
+    file.write_text("dataset_name: roads\neval_scales: [1, 0.5]\neval_flip: true\neval_window_size: 8")
+    (options,) = parse_arguments((SemanticArguments,), [str(file)])
+    command = ["--dataset_name", "roads", "--eval_scales", "1", "0.5", "--eval_flip", "--eval_window_size", "8"]
+    assert (options,) == parse_arguments((SemanticArguments,), command)
+    assert given_arguments((SemanticArguments,), [str(file), "--eval_scales", "2"]) == {
+        "dataset_name": "roads",
         "eval_scales": [2.0],
         "eval_flip": True,
         "eval_window_size": 8,
@@ -139,14 +139,14 @@ def test_places_are_a_list_or_a_text_with_commas() -> None:
     types = TASKS["masked-image-modeling"].argument_types()
     places = ["photos", "more"]
     for given in (places, tuple(places), "photos,more"):
-        assert build(types, {"dataset_name": given, "output_dir": "out"})[1].sources == places
-    assert build(types, {"dataset_name": ["a, b"], "output_dir": "out"})[1].sources == ["a, b"]
+        assert build(types, {"dataset_name": given, "output_dir": "out"})[0].sources == places
+    assert build(types, {"dataset_name": ["a, b"], "output_dir": "out"})[0].sources == ["a, b"]
 
 
 def test_names_in_a_list_are_those_names() -> None:
     def data_of(task: str, **options: Any) -> dict[str, Any]:
         types = TASKS[task.replace("_", "-")].argument_types()
-        return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[1].source_options()
+        return parse_arguments(types, [{"dataset_name": "data", "output_dir": "out", **options}])[0].source_options()
 
     names = ["sky", "door, double", "[x]"]
     for task in ("semantic_segmentation", "object_detection", "universal_segmentation"):

@@ -162,7 +162,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
         for name, value in trial.items():
             setattr(args, name, value)
-        task.model.whiten_patches = False  # which reads images, and changes no step's time
+        task.options.whiten_patches = False  # which reads images, and changes no step's time
         trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

@@ -23,11 +23,11 @@ def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
     sizes, is_gray, max_objects = look_at_images(task)
-    name = task.model.model_name_or_path
+    name = task.options.model_name_or_path
     saved = {} if name is None else read_config_of(name)
-    config = plan_config(task.model) if name is None else saved | task.model.overrides()
+    config = plan_config(task.options) if name is None else saved | task.options.overrides()
     architecture = str((saved.get("architectures") or [""])[0])
-    is_stream = isinstance(task.data, StreamArguments) and task.data.streaming
+    is_stream = isinstance(task.options, StreamArguments) and task.options.streaming
     has_gpu = args.device.type != "cpu"
     return Facts(
         start="scratch" if name is None else start_of(task, architecture),

@@ -54,17 +54,17 @@ class Planner:
         self.start = time.monotonic() - import_seconds()
         self.budget: tuple[Budget, Pace] | None = None  # that the training is to keep, once it is planned
         self.task, self.options, self.report, self.has_recipe = task, given, report, has_recipe
-        overrides = task.model.overrides()
+        overrides = task.options.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
         launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
-        self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.model.preset or "", ())}
-        self.overrides: Options = task.model.config_overrides or {}
+        self.given = {*given, *overrides, *nested, *launched, *PRESETS.get(task.options.preset or "", ())}
+        self.overrides: Options = task.options.config_overrides or {}
         if task.args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
                 f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
                 f"{given.get(lengths[0])} gives it. Leave one of the two out."
             )
-        if task.args.minutes is not None and isinstance(task.data, StreamArguments) and task.data.streaming:
+        if task.args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
             raise ValueError(
                 f"--minutes {task.args.minutes:g} plans epochs of images, of which a stream does not tell the number. "
                 "Give --max_steps in its place."
@@ -93,7 +93,7 @@ class Planner:
             return task, UNPLANNED
         facts = of_first_process(gather_facts(task))
         batch = self.known_batch(task, facts)
-        held_out = {name: vars(task.data)[name] for name in ("train_val_split", "validation_as_test")}
+        held_out = {name: vars(task.options)[name] for name in ("train_val_split", "validation_as_test")}
         minutes = self.minutes(facts)
         if minutes is None:
             sizes = self.sizes(task, facts)
@@ -177,7 +177,7 @@ class Planner:
         task = kind.from_options(values)
         if loaded is not None:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
-            task.data.holds_out = loaded.data.holds_out
+            task.options.holds_out = loaded.options.holds_out
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
@@ -227,7 +227,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
 
 def warn_of_few_steps(task: Task, steps: int) -> None:
     """Warns of a training from scratch that is too short to learn."""
-    if task.model.model_name_or_path is None and steps < TOO_FEW_STEPS:
+    if task.options.model_name_or_path is None and steps < TOO_FEW_STEPS:
         logger.warning(
             f"{steps} steps from scratch are too few to learn much. Set --max_steps {task.defaults.steps}, or "
             "--minutes 10, or start from a trained model with --model_name_or_path."

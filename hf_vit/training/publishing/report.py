@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,9 @@ def describe_stream(args: StreamArguments) -> dict[str, str]:
     return {"training images": f"a stream, each drawn among {args.shuffle_buffer_size:,}"}
 
 
-def describe_options(options: Any) -> str:
-    """Returns a dataclass of options in one line."""
-    return ", ".join(f"{name} {value}" for name, value in asdict(options).items())
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Returns the values of options in one line."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:

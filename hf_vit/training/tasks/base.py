@@ -27,10 +27,10 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...options.field import evaluation_option, option, start_option
 from ...options.recipe import recipe_of
-from ...options.resolve import Options, build
+from ...options.resolve import Options, build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
-from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
+from ..arguments import HfViTTrainingArguments, StreamArguments
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
 from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
@@ -41,9 +41,9 @@ from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
-    describe_options,
     describe_stream,
     describe_training,
+    describe_values,
     evaluation_split,
     in_columns,
     report_average,
@@ -55,6 +55,7 @@ from ..whitening import NUM_IMAGES, whiten_patches
 
 
 logger = logging.get_logger(__name__)
+EVALUATED = ("Data", "Training images", "Evaluation")  # groups of options that evaluations of models share
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -114,9 +115,7 @@ class Task(ABC):
     options.
 
     Args:
-        model: Which model to train.
-        data: On which images.
-        augmentation: How they are changed at random.
+        options: Which model to train, on which images, how they are changed at random, and how it is evaluated.
         args: How to train.
     """
 
@@ -133,21 +132,18 @@ class Task(ABC):
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
     data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
     chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
-    evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # in place of those of `HfViTTrainingArguments`
     argument_help: ClassVar[Mapping[str, str]] = {}  # the same of help texts
     defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
 
-    model: ModelArguments
-    data: ImageDataArguments
-    augmentation: Any
+    options: Any
     args: HfViTTrainingArguments
 
     loaded: TargetData = field(init=False)
     data_notes: list[str] = field(init=False, default_factory=list)  # what the data lack, for the card
 
     def __post_init__(self) -> None:
-        check_apart(self.data.sources, self.args.output_dir)
+        check_apart(self.options.sources, self.args.output_dir)
 
     @property
     def num_needed_classes(self) -> int:
@@ -175,13 +171,17 @@ class Task(ABC):
         """Returns the task of a training with the given values of options, by name; raises as `build`."""
         return cls(*build(cls.argument_types(), values, **cls.argument_defaults))
 
+    def augmentation_values(self) -> dict[str, Any]:
+        """Returns how training images are changed at random, by the names of the options."""
+        return values_of(self.options, "Augmentation")
+
     def open_data(self) -> TargetData:
         """Opens images and targets."""
-        return self.load_source(self.data.dataset_name, **self.data.source_options())
+        return self.load_source(self.options.dataset_name, **self.options.source_options())
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.data, self.args, needs_validation=self.chooses_threshold)
+        return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_threshold)
 
     def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
         """Opens and checks the data of an evaluation.
@@ -194,7 +194,7 @@ class Task(ABC):
             The name of the split, and data with this split alone, whose classes are numbered as by the model.
         """
         was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
-        return load_evaluation_targets(self.open_data, self.data, saved.split, label2id, self.args, was_streamed)
+        return load_evaluation_targets(self.open_data, self.options, saved.split, label2id, self.args, was_streamed)
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
@@ -210,8 +210,8 @@ class Task(ABC):
 
     def open_model(self) -> tuple[PreTrainedModel, Any]:
         """Returns the new or saved model to train, and its image processor."""
-        options = self.options_of_head(), self.options_of_fresh_head()
-        model, processor = load_model(self.model_class, self.model, self.loaded.names, *options)
+        head = self.options_of_head(), self.options_of_fresh_head()
+        model, processor = load_model(self.model_class, self.options, self.loaded.names, *head)
         return model, self.make_processor(processor, model.config)
 
     def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
@@ -250,10 +250,9 @@ class Task(ABC):
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
         """Returns the augmented examples to train on."""
-        transform, column, data = self.make_transform(processor, config), self.augmented_column, self.data
+        transform, column, data = self.make_transform(processor, config), self.augmented_column, self.options
         if self.loaded.stream is None:
             return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column)
-        assert isinstance(data, StreamArguments)
         return AugmentedStream(
             self.loaded.stream,
             transform,
@@ -281,7 +280,7 @@ class Task(ABC):
         """Checks what can be wrong whatever the data are, before any of them is read; raises as `load_data`."""
         check_packages("This task", *self.packages)
         check_optimizer(self.args)
-        plan_config(self.model)
+        plan_config(self.options)
         inputs = signature(self.model_class.forward).parameters
         if unknown := {*(self.args.label_names or ())} - inputs.keys():
             raise ValueError(
@@ -305,7 +304,7 @@ class Task(ABC):
     def note_data(self) -> list[str]:
         """Warns of what the data lack and returns sentences on it; `ValueError` if there is nothing to tell apart."""
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
-        if self.data.check_images:
+        if self.options.check_images:
             notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
             notes += self.note_duplicates() if len(splits) > 1 else []
         if not names:
@@ -320,8 +319,8 @@ class Task(ABC):
 
     def note_duplicates(self) -> list[str]:
         """Returns sentences on images that occur more than once; raises as `note_duplicates` of `data_notes`."""
-        splits, accepted = self.loaded.splits, self.data.allow_duplicates
-        if isinstance(self.data, StreamArguments) and self.data.streaming:
+        splits, accepted = self.loaded.splits, self.options.allow_duplicates
+        if isinstance(self.options, StreamArguments) and self.options.streaming:
             return ["Duplicates were not looked for, as the training images are a stream."]
         return on_first_process(self.args, lambda: note_duplicates(splits, evaluation_split(splits), accepted))
 
@@ -338,7 +337,7 @@ class Task(ABC):
             ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
         model, processor = self.open_model()
-        if self.model.whiten_patches:
+        if self.options.whiten_patches:
             whiten_patches(model, self.sample_inputs(model, processor), self.args.seed)
         return self.make_trainer_of(model, processor)
 
@@ -382,12 +381,12 @@ class Task(ABC):
         check_packages("This task", *self.packages)
         model = open_trained(self.model_class, saved.model_name_or_path)
         recipe = recipe_of(Path(saved.model_name_or_path))
-        if self.data.train_val_split is None and recipe:
-            self.data.train_val_split = recipe.get("train_val_split", HELD_OUT)
-            self.data.validation_as_test = recipe.get("validation_as_test", False)
+        if self.options.train_val_split is None and recipe:
+            self.options.train_val_split = recipe.get("train_val_split", HELD_OUT)
+            self.options.validation_as_test = recipe.get("validation_as_test", False)
         for name in self.data_meaning:
-            if vars(self.data)[name] is None:
-                setattr(self.data, name, recipe.get(name))
+            if vars(self.options)[name] is None:
+                setattr(self.options, name, recipe.get(name))
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()
@@ -422,14 +421,14 @@ class Task(ABC):
 
     def describe_held_out(self) -> str:
         """Returns, in words, whether training images are held out, and what for."""
-        if not self.data.holds_out:
+        if not self.options.holds_out:
             return "no training image is held out"
         purposes = [
             *(["choose the best step"] if chooses_step(self.args) else []),
             *(["choose the threshold"] if self.chooses_threshold else []),
             *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
         ]
-        as_test = "; the validation split is the test" if self.data.validation_as_test else ""
+        as_test = "; the validation split is the test" if self.options.validation_as_test else ""
         return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}{as_test}"
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -463,12 +462,12 @@ class Task(ABC):
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             **({"input size": size} if size else {}),
-            "augmentation": describe_options(self.augmentation),
+            "augmentation": describe_values(self.augmentation_values()),
             **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **({} if trainer.distillation is None else trainer.distillation.facts()),
             **({"resumed with changes": " / ".join(changes)} if changes else {}),
             "evaluation": trainer.evaluator.describe_evaluation(),
-            **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
+            **(describe_stream(self.options) if isinstance(self.options, StreamArguments) else {}),
         }
 
     def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:
@@ -493,8 +492,8 @@ class Task(ABC):
         (curves,) = CURVES.values()
         draw_curves(trainer.state.log_history, folder / curves)
         data = describe_data(
-            self.data.dataset_name,
-            self.data.dataset_license,
+            self.options.dataset_name,
+            self.options.dataset_license,
             self.count_examples(),
             split,
             self.loaded.names,

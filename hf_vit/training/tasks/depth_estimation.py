@@ -22,11 +22,10 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ...options.field import NOT_NEGATIVE, POSITIVE, data_option, evaluation_option, model_option, source_option
-from ...options.resolve import Options
 from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
-from .shared import BATCH_OF_16, AnnotatedDataArguments, DenseTask, TaskModelArguments, size_of
+from .shared import BATCH_OF_16, DenseArguments, DenseTask, size_of
 
 
 logger = logging.get_logger(__name__)
@@ -132,33 +131,21 @@ def _resized(depth: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @dataclass
-class DepthModelArguments(TaskModelArguments):
-    """Which model to train for depth."""
+class DepthArguments(DenseArguments):
+    """Which model to train for depth, on which images, and how it is evaluated."""
 
     task_config = "depth_config"
-
-    head: str | None = model_option(
-        None, "dpt, conv or linear; dpt, or that of the saved model, by default.", essential=True
-    )
-
-
-@dataclass
-class DepthDataArguments(AnnotatedDataArguments):
-    """Images and depth maps."""
-
-    loader_options = (*AnnotatedDataArguments.loader_options, "depth_column_name", "depth_scale")
+    task_options = ("head",)
+    loader_options = (*DenseArguments.loader_options, "depth_column_name", "depth_scale")
 
     dataset_name: str = source_option("Folder of <split>/images and <split>/depths, parquet files, or a Hub name.")
     depth_column_name: str | None = data_option(None, "Column of the depth maps, where it is not clear by itself.")
     depth_scale: float | None = data_option(
         None, "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.", POSITIVE
     )
-
-
-@dataclass
-class DepthEvaluationArguments(Options):
-    """How depth is evaluated."""
-
+    head: str | None = model_option(
+        None, "dpt, conv or linear; dpt, or that of the saved model, by default.", essential=True
+    )
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
         None, "Part of the images that counts, as usual for NYU (eigen) or KITTI.", essential=True, resume="free"
     )
@@ -192,7 +179,6 @@ result["depth"].save("depth.png")  # the lowest value is black, the highest whit
 (result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
 print(result["predicted_depth"])  # (height, width)""",
     )
-    evaluation_options = ("evaluation",)
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,
@@ -200,9 +186,7 @@ print(result["predicted_depth"])  # (height, width)""",
         "metric_for_best_model": "abs_rel",
     }
 
-    model: DepthModelArguments
-    data: DepthDataArguments
-    evaluation: DepthEvaluationArguments
+    options: DepthArguments
 
     depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # see `sample_depths`, by split
 
@@ -220,7 +204,7 @@ print(result["predicted_depth"])  # (height, width)""",
         super().check_evaluator(evaluator)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
-        is_given = self.evaluation.max_eval_depth is not None or "max_depth" in self.model.given_options()
+        is_given = self.options.max_eval_depth is not None or "max_depth" in self.options.given_options()
         for split, depths in self.depths.items():
             share = float(((depths <= least) | (depths > most)).float().mean())
             note = f"{share:.1%} of the valid {split} pixels lie outside {least:g} to {most:g} m"
@@ -252,7 +236,7 @@ print(result["predicted_depth"])  # (height, width)""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
         """Returns the evaluator; raises `ValueError` if the model's predictions cannot be aligned so."""
-        options, evaluation = model.options, self.evaluation
+        options, evaluation = model.options, self.options
         max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
         metric = DepthMetric(
             min_depth=evaluation.min_eval_depth,

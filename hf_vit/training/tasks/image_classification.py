@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from datasets import DatasetDict, IterableDataset
@@ -20,10 +20,9 @@ from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
-from ...options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, Range, augmentation_option
-from ...options.resolve import Options
+from ...options.resolve import values_of
 from ...visualize.plots import draw_confusion_matrix
-from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
+from ..arguments import ClassificationArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
 from ..distillation.arguments import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
@@ -31,37 +30,9 @@ from ..load_stream import load_stream
 from ..models import input_size, load_model
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
-from ..regularization import RegularizationArguments, regularize
+from ..regularization import AugmentationArguments, regularize
 from ..saving.output_files import write_whole
 from .shared import SupervisedTask
-
-
-@dataclass
-class AugmentationArguments(Options):
-    """How training images are changed at random, in this order."""
-
-    min_crop_scale: float = augmentation_option(
-        0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
-    )
-    crop_padding: int = augmentation_option(
-        0,
-        "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
-        "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
-        NOT_NEGATIVE,
-    )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
-    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
-        "trivialaugment",
-        "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
-        "or blur; DeiT III).",
-        synonyms="aa randaugment",
-    )
-    randaugment_num_ops: int = augmentation_option(2, "Operations that randaugment does to an image.", COUNT)
-    randaugment_magnitude: int = augmentation_option(9, "How much each of them does, 0 to 30.", Range(0, 30))
-    color_jitter: float = augmentation_option(
-        0.0, "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.", PROBABILITY
-    )
-    random_erasing: float = augmentation_option(0.25, "Probability that a rectangle is blanked out.", PROBABILITY)
 
 
 def load_classifier(
@@ -134,7 +105,6 @@ def make_trainer(
     splits: DatasetDict,
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
-    regularization: RegularizationArguments | None = None,
     stream: IterableDataset | None = None,
 ) -> EvaluatorTrainer:
     """Returns the trainer of a classifier on images that are opened already; see `ImageClassification`.
@@ -143,9 +113,8 @@ def make_trainer(
         model: The classifier.
         processor: Its image processor.
         splits: Images with labels; without validation images it sets `args.eval_strategy` to "no".
-        augmentation: How training images are changed at random.
+        augmentation: How training images and batches are changed at random, and the loss.
         args: How to train.
-        regularization: What happens to batches, and the loss.
         stream: The training images, of which "train" is a sample, if they are a stream.
 
     Raises:
@@ -153,12 +122,7 @@ def make_trainer(
             some regularization does not go with the model.
     """
     task = ImageClassification(
-        ModelArguments(),
-        ClassificationDataArguments(dataset_name="in memory"),
-        augmentation,
-        args,
-        DistillationArguments(),
-        regularization or RegularizationArguments(),
+        ClassificationArguments(dataset_name="in memory"), args, DistillationArguments(), augmentation
     )
     task.loaded = with_names(splits, stream)
     return task.make_trainer_of(model, processor)
@@ -176,7 +140,7 @@ class ImageClassification(SupervisedTask):
     """Image classification with one label per image.
 
     Args:
-        regularization: What happens to batches, and the loss.
+        augmentation: How images and batches are changed at random, and the loss.
     """
 
     model_class = HfViTForImageClassification
@@ -192,17 +156,20 @@ class ImageClassification(SupervisedTask):
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
 
-    data: ClassificationDataArguments
+    options: ClassificationArguments
     augmentation: AugmentationArguments
-    regularization: RegularizationArguments
+
+    def augmentation_values(self) -> dict[str, Any]:
+        """Returns how training images are changed at random, by the names of the options."""
+        return values_of(self.augmentation, "Augmentation")
 
     def open_data(self) -> TargetData:
         """Opens images and labels."""
-        return open_labeled(self.data)
+        return open_labeled(self.options)
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_stream(self.data, self.args) if self.data.streaming else super().load_training_data()
+        return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split, of a stream that of those that are evaluated."""
@@ -223,13 +190,13 @@ class ImageClassification(SupervisedTask):
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
-        return load_classifier(self.model, self.loaded.names, self.distillation.uses_token)
+        return load_classifier(self.options, self.loaded.names, self.distillation.uses_token)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
-        return {**arguments, **regularize(model, self.regularization, smoothing, distillation)}
+        return {**arguments, **regularize(model, self.augmentation, smoothing, distillation)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
         """Returns the evaluator."""
@@ -237,7 +204,7 @@ class ImageClassification(SupervisedTask):
 
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images."""
-        size, options = input_size(processor), asdict(self.augmentation)
+        size, options = input_size(processor), self.augmentation_values()
         return image_classification_augmentation(size, num_channels=config.num_channels, **options)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
@@ -251,10 +218,10 @@ class ImageClassification(SupervisedTask):
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
-        return self.regularization.describe()
+        return self.augmentation.describe()
 
 
-def open_labeled(args: ClassificationDataArguments) -> TargetData:
+def open_labeled(args: ClassificationArguments) -> TargetData:
     """Opens images with labels."""
     options = {**args.source_options(), "label_column_name": args.label_column_name}
     return with_names(load_image_classification(args.dataset_name, **options))

@@ -28,14 +28,14 @@ from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
-from ...options.resolve import Options
+from ...options.resolve import values_of
 from ...visualize.pretraining import draw_views
+from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
-from .shared import TaskModelArguments
 from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
@@ -50,8 +50,8 @@ view_option = partial(option, group="Views")
 
 
 @dataclass
-class JointEmbeddingModelArguments(TaskModelArguments):
-    """Which model to train, and by which loss."""
+class JointEmbeddingArguments(UnlabeledArguments):
+    """Which model to train, by which loss, on which images, and how their views are drawn, in this order."""
 
     task_config = "joint_embedding_config"
     task_options = ("objective", "gaussian_weight", "embedding_size")
@@ -71,19 +71,6 @@ class JointEmbeddingModelArguments(TaskModelArguments):
     embedding_size: int | None = model_option(
         None, "Number of values that views are compared by; 64 by default.", COUNT
     )
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns the same, with the mask token that "dino" needs."""
-        fields = super().overrides()
-        if (fields.get(self.task_config) or {}).get("objective") == "dino":
-            return {"use_mask_token": True, **fields}
-        return fields
-
-
-@dataclass
-class ViewArguments(Options):
-    """How the views of an image are drawn, in this order."""
-
     num_global_views: int = view_option(2, "Views of most of an image.")
     num_local_views: int = view_option(4, "Smaller views, of a part of it; 0 for none.")
     global_size: int | None = view_option(
@@ -118,7 +105,7 @@ class ViewArguments(Options):
         if len(self.local_scale) != 2 or not 0 < self.local_scale[0] <= self.local_scale[1] <= 1:
             raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], the smaller one first.")
 
-    def make(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
+    def make_views(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
         """Returns what draws the views for a model; `ValueError` if a number does not fit it or the others."""
         size = size_of_views("global_size", self.global_size, 1.0, config)
         local_size = size_of_views("local_size", self.local_size, 0.5, config)
@@ -135,6 +122,13 @@ class ViewArguments(Options):
             per_channel(processor.image_mean if normalizes else 0.0, config.num_channels),
             per_channel(processor.image_std if normalizes else 1.0, config.num_channels),
         )
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the same, with the mask token that "dino" needs."""
+        fields = super().overrides()
+        if (fields.get(self.task_config) or {}).get("objective") == "dino":
+            return {"use_mask_token": True, **fields}
+        return fields
 
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
@@ -372,28 +366,31 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         "metric_for_best_model": "loss",
     }
 
-    model: JointEmbeddingModelArguments
-    augmentation: ViewArguments
+    options: JointEmbeddingArguments
+
+    def augmentation_values(self) -> dict[str, Any]:
+        """Returns how views are drawn, by the names of the options."""
+        return values_of(self.options, "Views")
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
         """Returns the evaluator."""
-        views = self.augmentation.make(model.config, processor)
+        views = self.options.make_views(model.config, processor)
         return JointEmbeddingEvaluator(processor, self.known, model.options, views)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
         """Returns the collator of training and evaluation batches."""
-        return UnlabeledImageCollator(processor, self.augmentation.make(model.config, processor).num_drawn)
+        return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns what brings images to the size that views are cut out of; these are drawn for whole batches."""
-        height, width = (max(1, math.ceil(side * self.augmentation.canvas)) for side in input_size(processor))
+        height, width = (max(1, math.ceil(side * self.options.canvas)) for side in input_size(processor))
         return cropped_example_augmentation(
             image_only, (height, width), config.num_channels, min_crop_scale=1.0, horizontal_flip=0.0
         )
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns what draws views."""
-        views = self.augmentation.make(model.config, processor)
+        views = self.options.make_views(model.config, processor)
         transform = DrawViews(views, self.args.process_index, self.args.world_size)
         return {"batch_transforms": [transform]}
 

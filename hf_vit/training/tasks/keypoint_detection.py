@@ -31,16 +31,10 @@ from ...options.field import (
     model_option,
     source_option,
 )
-from ...options.resolve import Options
 from ...visualize.keypoints import draw_poses
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
-from .shared import (
-    ObjectDataArguments,
-    SupervisedTask,
-    TaskModelArguments,
-    augmentation_options,
-)
+from .shared import ObjectArguments, SupervisedTask
 
 
 Target = dict[str, Any]
@@ -131,21 +125,12 @@ class KeypointEvaluator(Evaluator):
 
 
 @dataclass
-class KeypointModelArguments(TaskModelArguments):
-    """Which model to train for keypoints."""
+class KeypointArguments(ObjectArguments):
+    """Which model to train for keypoints, on which crops of objects, how they are changed, and how it is evaluated."""
 
     task_config = "keypoint_config"
-
-    head: str | None = model_option(
-        None, "classic or simple; classic, or that of the saved model, by default.", essential=True
-    )
-
-
-@dataclass
-class KeypointDataArguments(ObjectDataArguments):
-    """Images and keypoints."""
-
-    loader_options = (*ObjectDataArguments.loader_options, "whole_image", "flip_pairs")
+    task_options = ("head",)
+    loader_options = (*ObjectArguments.loader_options, "whole_image", "flip_pairs")
 
     dataset_name: str = source_option(
         "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."
@@ -158,12 +143,9 @@ class KeypointDataArguments(ObjectDataArguments):
         "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
         essential=True,
     )
-
-
-@dataclass
-class KeypointAugmentationArguments(Options):
-    """How the crops of objects are changed at random, and their keypoints with them."""
-
+    head: str | None = model_option(
+        None, "classic or simple; classic, or that of the saved model, by default.", essential=True
+    )
     box_padding: float = augmentation_option(
         1.25, "How many times as wide and high as its box the crop of an object is; not of whole images.", POSITIVE
     )
@@ -177,12 +159,6 @@ class KeypointAugmentationArguments(Options):
     photometric: float = augmentation_option(
         0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
     )
-
-
-@dataclass
-class KeypointEvaluationArguments(Options):
-    """How keypoints are evaluated."""
-
     flip_test: bool = evaluation_option(
         True, "Whether the mirror image of each crop counts too, which takes twice as long.", essential=True
     )
@@ -230,7 +206,6 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     collator_class = KeypointDetectionCollator
     examples = "objects"
     parts = "objects with {} keypoints"
-    evaluation_options = ("evaluation",)
     defaults = KEYPOINTS
     argument_defaults: ClassVar[dict[str, Any]] = {
         "per_device_train_batch_size": 32,
@@ -239,10 +214,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         "metric_for_best_model": "nme",
     }
 
-    model: KeypointModelArguments
-    data: KeypointDataArguments
-    augmentation: KeypointAugmentationArguments
-    evaluation: KeypointEvaluationArguments
+    options: KeypointArguments
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of the keypoints."""
@@ -258,13 +230,13 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 
     def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
         """Returns a norm that is independent of other images, so that a batch may be split at will."""
-        has_norm = self.model.given_options().get("head") != "simple"
+        has_norm = self.options.given_options().get("head") != "simple"
         return {"keypoint_config": {"norm": "instance"}} if has_norm else {}
 
     @property
     def box_padding(self) -> float:
         """How many times as wide and high as its box the crop of an object is."""
-        return 1.0 if self.data.whole_image else self.augmentation.box_padding
+        return 1.0 if self.options.whole_image else self.options.box_padding
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
         """Returns an image processor that cuts out objects."""
@@ -283,7 +255,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform that cuts out objects."""
         assert isinstance(self.loaded, KeypointData)
-        options = {**augmentation_options(self.augmentation), "box_padding": self.box_padding}
+        options = {**self.augmentation_options(), "box_padding": self.box_padding}
         return keypoint_augmentation(
             to_pair(config.image_size),
             num_channels=config.num_channels,
@@ -293,7 +265,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
         """Returns the evaluator."""
-        options, evaluation = model.options, self.evaluation
+        options, evaluation = model.options, self.options
         ends = evaluation.normalize_by
         metric = KeypointMetric(
             self.loaded.names,
@@ -315,5 +287,5 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     def describe_size(self, config: HfViTConfig) -> str:
         """Returns the size of crops, in words."""
         height, width = to_pair(config.image_size)
-        part = "the whole image" if self.data.whole_image else f"a crop {self.box_padding:g} times the box"
+        part = "the whole image" if self.options.whole_image else f"a crop {self.box_padding:g} times the box"
         return f"{height} x {width} pixels, {part}"

@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -26,12 +26,11 @@ from ...model.task_masked_image_modeling import (
     unpatchify,
 )
 from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
-from ...options.resolve import Options
 from ...visualize.pretraining import draw_reconstructions
+from ..arguments import UnlabeledArguments
 from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from .shared import TaskModelArguments
 from .unlabeled import NeighborEvaluator, UnlabeledTask
 
 
@@ -39,8 +38,8 @@ BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/21
 
 
 @dataclass
-class MaskedImageModelArguments(TaskModelArguments):
-    """Which model to train, and by which masks."""
+class MaskedImageArguments(UnlabeledArguments):
+    """Which model to train, by which masks, on which images, and how they are changed at random."""
 
     task_config = "masked_image_modeling_config"
     task_options = ("objective", "mask_ratio", "mask_type", "norm_pix_loss")
@@ -57,6 +56,10 @@ class MaskedImageModelArguments(TaskModelArguments):
     )
     mask_type: str | None = model_option(None, "random, by default, or blockwise.")
     norm_pix_loss: bool | None = model_option(None, "Whether mae predicts normalized patches; true by default.")
+    min_crop_scale: float = augmentation_option(
+        0.2, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+    )
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
 
     def overrides(self) -> dict[str, Any]:
         """Returns the same, with the mask token that "simmim" needs."""
@@ -64,16 +67,6 @@ class MaskedImageModelArguments(TaskModelArguments):
         if (fields.get(self.task_config) or {}).get("objective") == "simmim":
             return {"use_mask_token": True, **fields}
         return fields
-
-
-@dataclass
-class MaskedImageAugmentationArguments(Options):
-    """How training images are changed at random, in this order."""
-
-    min_crop_scale: float = augmentation_option(
-        0.2, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
-    )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
 
 
 @dataclass(frozen=True)
@@ -185,8 +178,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
         "learning_rate": f"0 stands for {BASE_LEARNING_RATE} x images per step / {BASE_BATCH}, as in MAE.",
     }
 
-    model: MaskedImageModelArguments
-    augmentation: MaskedImageAugmentationArguments
+    options: MaskedImageArguments
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,7 +198,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images, which draws the seed of a mask too."""
         return cropped_example_augmentation(
-            draw_mask_seed, input_size(processor), config.num_channels, **asdict(self.augmentation)
+            draw_mask_seed, input_size(processor), config.num_channels, **self.augmentation_values()
         )
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:

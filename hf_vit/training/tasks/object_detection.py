@@ -38,20 +38,13 @@ from ...options.field import (
     model_option,
     source_option,
 )
-from ...options.resolve import Options
 from ...visualize.detection import draw_detections
 from ...visualize.plots import draw_precision_recall
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import (
-    BATCH_OF_16,
-    ObjectDataArguments,
-    SupervisedTask,
-    TaskModelArguments,
-    augmentation_options,
-)
+from .shared import BATCH_OF_16, ObjectArguments, SupervisedTask
 
 
 logger = logging.get_logger(__name__)
@@ -175,22 +168,12 @@ def warn_of_full_images(data: TargetData, num_queries: int) -> None:
 
 
 @dataclass
-class DetectionModelArguments(TaskModelArguments):
-    """Which model to train for object detection."""
+class DetectionArguments(ObjectArguments):
+    """Which model to train for object detection, on which images, and how they are changed with their boxes."""
 
     task_config = "detection_config"
     task_options = ("decoder",)
-
-    decoder: str | None = model_option(
-        None, "deformable or queries; deformable, or that of the saved model, by default.", essential=True
-    )
-
-
-@dataclass
-class DetectionDataArguments(ObjectDataArguments):
-    """Images and boxes."""
-
-    loader_options = (*ObjectDataArguments.loader_options, "bbox_format")
+    loader_options = (*ObjectArguments.loader_options, "bbox_format")
 
     dataset_name: str = source_option(
         "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
@@ -204,16 +187,9 @@ class DetectionDataArguments(ObjectDataArguments):
     class_names: Names | None = data_option(
         None, 'Names of the classes, "cat,dog", where the data do not have them.', essential=True
     )
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the names of the classes."""
-        return {**super().source_options(), "class_names": self.class_names or None}
-
-
-@dataclass
-class DetectionAugmentationArguments(Options):
-    """How training images are changed at random, and their boxes with them, in this order."""
-
+    decoder: str | None = model_option(
+        None, "deformable or queries; deformable, or that of the saved model, by default.", essential=True
+    )
     keep_aspect_ratio: bool = augmentation_option(
         False,
         "Images keep their proportions, their shorter side being that of image_size; else they are squeezed into it.",
@@ -230,6 +206,10 @@ class DetectionAugmentationArguments(Options):
     multi_scale: bool = augmentation_option(
         False, "Every batch has a size of its own, from 0.75 to 1.25 times image_size."
     )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with the names of the classes."""
+        return {**super().source_options(), "class_names": self.class_names or None}
 
 
 @dataclass
@@ -262,9 +242,7 @@ print(len(result["boxes"]), "objects")""",
         "metric_for_best_model": "map",
     }
 
-    model: DetectionModelArguments
-    data: DetectionDataArguments
-    augmentation: DetectionAugmentationArguments
+    options: DetectionArguments
 
     def options_of_processor(self) -> dict[str, Any]:
         """Returns that no boxes are left out until validation images choose it."""
@@ -284,13 +262,13 @@ print(len(result["boxes"]), "objects")""",
 
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images and boxes."""
-        options = augmentation_options(self.augmentation)
+        options = self.augmentation_options()
         del options["multi_scale"]  # of batches
         return detection_augmentation(to_pair(config.image_size), num_channels=config.num_channels, **options)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
         """Returns the collator, of batches of several sizes if asked for."""
-        return ObjectDetectionCollator(processor, self._sizes(model.config) if self.augmentation.multi_scale else None)
+        return ObjectDetectionCollator(processor, self._sizes(model.config) if self.options.multi_scale else None)
 
     def _sizes(self, config: HfViTConfig) -> list[tuple[int, int]]:
         patch = to_pair(config.patch_size)

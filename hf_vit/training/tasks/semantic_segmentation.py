@@ -18,46 +18,13 @@ from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...options.field import COUNT, POSITIVE, PROBABILITY, evaluation_option, model_option
-from ...options.resolve import Options
 from ...visualize.segmentation import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import (
-    BATCH_OF_16,
-    DenseTask,
-    MaskDataArguments,
-    TaskModelArguments,
-    most_frequent_classes,
-    size_of,
-)
+from .shared import BATCH_OF_16, DenseTask, MaskArguments, most_frequent_classes, size_of
 
 
-@dataclass
-class SemanticEvaluationArguments(Options):
-    """How semantic segmentation is evaluated."""
-
-    eval_window_size: int | None = evaluation_option(
-        None,
-        "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
-        COUNT,
-        essential=True,
-        resume="free",
-    )
-    eval_scales: list[float] = evaluation_option(
-        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, essential=True, resume="free"
-    )
-    eval_flip: bool = evaluation_option(
-        False, "Whether the mirror image of each copy counts too.", essential=True, resume="free"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.eval_scales:
-            raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
-
-
-WHOLE_IMAGE = SemanticEvaluationArguments()
 MOST_COUNTED = 500  # masks by which classes are weighed
 
 
@@ -75,15 +42,19 @@ class SemanticEvaluator(Evaluator):
         self,
         processor: BaseImageProcessor,
         names: Sequence[str],
-        evaluation: SemanticEvaluationArguments = WHOLE_IMAGE,
+        window: int | None = None,
+        scales: Sequence[float] = (1.0,),
+        flip: bool = False,
     ) -> None:
         super().__init__(processor, SemanticSegmentationMetric(names))
-        self.evaluation = evaluation
+        self.window = window
+        self.scales = tuple(scales)
+        self.flip = flip
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
-        if self.evaluation != WHOLE_IMAGE:
+        if (self.window, self.scales, self.flip) != (None, (1.0,), False):
             return [self._segment_one(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
@@ -97,8 +68,7 @@ class SemanticEvaluator(Evaluator):
     def _segment_one(
         self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]
     ) -> ImageResult:
-        window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
-        outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
+        outputs = model.segment(pixels, self.window, scales=self.scales, flip=self.flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
@@ -126,11 +96,9 @@ class SemanticEvaluator(Evaluator):
 
     def describe_evaluation(self) -> str:
         """Returns in which windows and copies images are seen, in words."""
-        evaluation = self.evaluation
-        window = evaluation.eval_window_size
         return (
-            f"{'the whole image' if window is None else f'windows of {window} pixels'} at scale "
-            f"{', '.join(map(str, evaluation.eval_scales))}{', and mirrored' if evaluation.eval_flip else ''}"
+            f"{'the whole image' if self.window is None else f'windows of {self.window} pixels'} at scale "
+            f"{', '.join(map(str, self.scales))}{', and mirrored' if self.flip else ''}"
         )
 
     def describe_limits(self) -> str:
@@ -167,10 +135,11 @@ def balanced_weights(masks: Iterable[Tensor], num_classes: int, power: float) ->
 
 
 @dataclass
-class SemanticModelArguments(TaskModelArguments):
-    """Which model to train for semantic segmentation."""
+class SemanticArguments(MaskArguments):
+    """Which model to train for semantic segmentation, on which images, and how it is evaluated."""
 
     task_config = "segmentation_config"
+    task_options = ("head",)
 
     head: str | None = model_option(
         None, "conv, linear, mask or simple; conv, or that of the saved model, by default.", essential=True
@@ -181,11 +150,26 @@ class SemanticModelArguments(TaskModelArguments):
         "things are found, and fewer pixels are right.",
         PROBABILITY,
     )
+    eval_window_size: int | None = evaluation_option(
+        None,
+        "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
+        COUNT,
+        essential=True,
+        resume="free",
+    )
+    eval_scales: list[float] = evaluation_option(
+        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, essential=True, resume="free"
+    )
+    eval_flip: bool = evaluation_option(
+        False, "Whether the mirror image of each copy counts too.", essential=True, resume="free"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_balance and "class_weights" in self.given_options():
             raise ValueError("class_balance chooses class_weights: leave one of the two out.")
+        if not self.eval_scales:
+            raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
 
 
 @dataclass
@@ -203,13 +187,10 @@ class SemanticSegmentation(DenseTask):
 (classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
-    evaluation_options = ("evaluation",)
     defaults = SEGMENTATION
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
-    model: SemanticModelArguments
-    data: MaskDataArguments
-    evaluation: SemanticEvaluationArguments
+    options: SemanticArguments
 
     @property
     def num_needed_classes(self) -> int:
@@ -218,7 +199,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
 
     def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
         """Returns a norm that is independent of other images, so that a batch may be split at will."""
-        has_norm = self.model.given_options().get("head") == "linear"
+        has_norm = self.options.given_options().get("head") == "linear"
         return {"segmentation_config": {"norm": "layer"}} if has_norm else {}
 
     @cached_property
@@ -226,11 +207,11 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """How much the pixels of each class count where classes are balanced, by training masks from all over."""
         examples = self.loaded.examples("train")
         counted = examples.select(range(0, len(examples), -(-len(examples) // MOST_COUNTED)))
-        return balanced_weights(counted.read_targets(), len(self.loaded.names), self.model.class_balance)
+        return balanced_weights(counted.read_targets(), len(self.loaded.names), self.options.class_balance)
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns how much each class counts, if that is asked for."""
-        return {"segmentation_config": {"class_weights": self.class_weights}} if self.model.class_balance else {}
+        return {"segmentation_config": {"class_weights": self.class_weights}} if self.options.class_balance else {}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
@@ -252,6 +233,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
                 "what masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
                 "--reduce_labels."
             )
-        if (window := self.evaluation.eval_window_size) is not None:
+        if (window := self.options.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")
-        return SemanticEvaluator(processor, self.loaded.names, self.evaluation)
+        return SemanticEvaluator(
+            processor, self.loaded.names, window, self.options.eval_scales, self.options.eval_flip
+        )

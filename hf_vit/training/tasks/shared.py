@@ -1,8 +1,8 @@
 """What several tasks share: options of arguments, targets that somebody has written down, predictions for pixels."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from ...options.field import (
     data_option,
     source_option,
 )
-from ...options.resolve import Options
 from ..arguments import ImageDataArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..models import describe_whole_images, whole_image_processor
@@ -33,33 +32,12 @@ from .base import Task
 PLACES = 64  # rows and columns of what a naive baseline knows of images of all sizes
 
 
-@dataclass
-class TaskModelArguments(ModelArguments):
-    """Which model to train, with options of its head that have a name of their own."""
-
-    task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
-    task_options: ClassVar[tuple[str, ...]] = ("head",)  # those of them that are fields here
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns all overrides with the head's options; raises `ValueError` if one is given twice."""
-        fields = super().overrides()
-        options = fields.get(self.task_config) or {}
-        given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
-        if twice := sorted(given.keys() & options.keys()):
-            raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
-        return {**fields, self.task_config: {**options, **given}} if given else fields
-
-    def given_options(self) -> dict[str, Any]:
-        """Returns the options of the head that are given; raises as `overrides`."""
-        return self.overrides().get(self.task_config) or {}
-
-
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
 @dataclass
-class AnnotatedDataArguments(ImageDataArguments):
-    """Images with annotations of places in them."""
+class AnnotatedArguments(ModelArguments, ImageDataArguments):
+    """Which model to train, and on which images with annotations of places in them."""
 
     loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
 
@@ -71,11 +49,31 @@ class AnnotatedDataArguments(ImageDataArguments):
 
 
 @dataclass
-class MaskDataArguments(AnnotatedDataArguments):
+class DenseArguments(AnnotatedArguments):
+    """The same with how training images are changed at random, and their targets with them, in this order."""
+
+    keep_aspect_ratio: bool = augmentation_option(
+        True,
+        "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
+    )
+    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
+    max_scale: float = augmentation_option(2.0, "Largest scale.", POSITIVE)
+    max_class_share: float = augmentation_option(
+        0.75, "Crops of class masks are drawn again if one class has more; 1 takes any.", SHARE
+    )
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    max_rotation: float = augmentation_option(0.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
+    photometric: float = augmentation_option(
+        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
+    )
+
+
+@dataclass
+class MaskArguments(DenseArguments):
     """Images and masks of classes."""
 
     loader_options = (
-        *AnnotatedDataArguments.loader_options,
+        *DenseArguments.loader_options,
         *("mask_column_name", "classes_file", "reduce_labels", "binary_masks"),
     )
 
@@ -96,10 +94,10 @@ class MaskDataArguments(AnnotatedDataArguments):
 
 
 @dataclass
-class ObjectDataArguments(AnnotatedDataArguments):
+class ObjectArguments(AnnotatedArguments):
     """Images with boxes, whatever else is known of the objects."""
 
-    loader_options = (*AnnotatedDataArguments.loader_options, "objects_column_name", "box_errors")
+    loader_options = (*AnnotatedArguments.loader_options, "objects_column_name", "box_errors")
 
     objects_column_name: str | None = data_option(None, "Column of the objects, where it is not clear by itself.")
     box_errors: Literal["raise", "clip", "drop"] = data_option(
@@ -122,49 +120,28 @@ class SupervisedTask(Task):
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
 
+    def augmentation_options(self) -> dict[str, Any]:
+        """Returns the options of augmentation as those of `hf_vit.data` take them, with a range of scales."""
+        options = self.augmentation_values()
+        scale_range = options.pop("min_scale"), options.pop("max_scale")
+        return {**options, "scale_range": scale_range}
+
     def options_of_processor(self) -> dict[str, Any]:
         """Returns the options of this task's image processor."""
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
         """Returns an image processor that leaves nothing of an image out, given that of the model to start from."""
-        keeps_aspect_ratio = self.augmentation.keep_aspect_ratio
+        keeps_aspect_ratio = self.options.keep_aspect_ratio
         return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
 
     def describe_size(self, config: HfViTConfig) -> str:
         """Returns the size of images for a model, in words; empty if the image processor tells."""
-        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
+        return describe_whole_images(config, self.options.keep_aspect_ratio)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher."""
         return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
-
-
-@dataclass
-class DenseAugmentationArguments(Options):
-    """How training images are changed at random, and their targets with them, in this order."""
-
-    keep_aspect_ratio: bool = augmentation_option(
-        True,
-        "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
-    )
-    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
-    max_scale: float = augmentation_option(2.0, "Largest scale.", POSITIVE)
-    max_class_share: float = augmentation_option(
-        0.75, "Crops of class masks are drawn again if one class has more; 1 takes any.", SHARE
-    )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
-    max_rotation: float = augmentation_option(0.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
-    photometric: float = augmentation_option(
-        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
-    )
-
-
-def augmentation_options(augmentation: Any) -> dict[str, Any]:
-    """Returns a dataclass of options as the augmentations of `hf_vit.data` take them, with a range of scales."""
-    options = asdict(augmentation)
-    scale_range = options.pop("min_scale"), options.pop("max_scale")
-    return {**options, "scale_range": scale_range}
 
 
 @dataclass
@@ -173,12 +150,10 @@ class DenseTask(SupervisedTask):
 
     collator_class = DensePredictionCollator
 
-    augmentation: DenseAugmentationArguments
-
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images and targets."""
         return dense_augmentation(
-            to_pair(config.image_size), num_channels=config.num_channels, **augmentation_options(self.augmentation)
+            to_pair(config.image_size), num_channels=config.num_channels, **self.augmentation_options()
         )
 
 

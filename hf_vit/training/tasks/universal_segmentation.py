@@ -36,7 +36,7 @@ from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import BATCH_OF_16, DenseTask, MaskDataArguments, most_frequent_classes, size_of
+from .shared import BATCH_OF_16, DenseTask, MaskArguments, most_frequent_classes, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
@@ -197,8 +197,8 @@ class MaskAnnealing(TrainerCallback):
 
 
 @dataclass
-class UniversalDataArguments(MaskDataArguments):
-    """Images, and masks of things and stuff."""
+class UniversalArguments(MaskArguments):
+    """Which model to train for universal segmentation, and on which images."""
 
     dataset_name: str = source_option(
         "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
@@ -243,7 +243,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 
-    data: UniversalDataArguments
+    options: UniversalArguments
 
     @property
     def num_needed_classes(self) -> int:

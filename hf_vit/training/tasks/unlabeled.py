@@ -19,7 +19,7 @@ from ...data.collators import masked_image_target
 from ...data.datasets import TargetDataset
 from ...evaluation.evaluator import BaseEvaluator
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy, classify_by_neighbors
-from ..arguments import UnlabeledDataArguments
+from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
 from .base import EvaluatedModel, Task
@@ -100,13 +100,13 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
 class UnlabeledTask(Task):
     """A pretraining without labels."""
 
-    data: UnlabeledDataArguments
+    options: UnlabeledArguments
 
     loaded: UnlabeledImages = field(init=False)
 
     def load_training_data(self) -> UnlabeledImages:
         """Opens and checks the images of a training, and warns of few."""
-        loaded = load_images(self.data, self.args)
+        loaded = load_images(self.options, self.args)
         if loaded.stream is None and loaded.num_train < FEW_IMAGES:
             logger.warning(
                 f"{loaded.num_train:,} images are few to learn from without labels: the encoder may be no better a "

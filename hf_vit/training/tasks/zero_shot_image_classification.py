@@ -4,7 +4,7 @@ Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -50,9 +50,8 @@ from ...options.field import (
     source_option,
     start_option,
 )
-from ...options.resolve import Options
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
-from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
+from ..arguments import ClassificationArguments, HfViTTrainingArguments, ImageDataArguments, ModelArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import evaluation_images, open_data
 from ..models import input_size, load_model
@@ -61,15 +60,15 @@ from ..publishing.model_card import Usage
 from ..publishing.report import evaluation_split, public_name, score_split
 from .base import Task
 from .image_classification import ClassificationEvaluator, open_labeled
-from .shared import TaskModelArguments
 
 
 @dataclass
-class ImageTextModelArguments(TaskModelArguments):
-    """Which model to train: an image tower and a text tower."""
+class ImageTextArguments(ModelArguments, ImageDataArguments):
+    """Which towers of images and texts to train, on which captions, and on which labeled images to evaluate them."""
 
     task_config = "contrastive_config"
     task_options = ("loss",)
+    loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
 
     model_name_or_path: str | None = start_option(
         None,
@@ -98,6 +97,34 @@ class ImageTextModelArguments(TaskModelArguments):
     freeze_vision: bool = model_option(
         False, "Keep the image tower of the saved model as it is; only the text tower is trained (LiT)."
     )
+    dataset_name: str = source_option(
+        "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
+        "captions, or a Hub name."
+    )
+    caption_column_name: str | None = data_option(
+        None, "Column of a caption or a list of them, where it is not clear by itself."
+    )
+    min_crop_scale: float = augmentation_option(
+        0.5, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+    )
+    horizontal_flip: float = augmentation_option(
+        0.5, "Probability of a mirror image; 0 where captions tell left from right.", PROBABILITY
+    )
+    zero_shot_dataset: str | None = evaluation_option(
+        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", essential=True, resume="free"
+    )
+    zero_shot_config_name: str | None = evaluation_option(
+        None, "Configuration of such a dataset on the Hub.", resume="free"
+    )
+    zero_shot_label_column_name: str | None = evaluation_option(
+        None, "Column of its labels, where it is not clear by itself.", resume="free"
+    )
+    zero_shot_split: str | None = evaluation_option(
+        None, "Its split: test, else validation, else train, by default.", resume="free"
+    )
+    prompt_templates: list[str] = evaluation_option(
+        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged.", essential=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +134,10 @@ class ImageTextModelArguments(TaskModelArguments):
             raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
         self.refuse_beside("text_model_name_or_path", "tokenizer_name", "vocab_size", "text_preset")
         self.refuse_beside("tokenizer_name", "vocab_size")
+        if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
+            raise ValueError(
+                f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
+            )
 
     def refuse_beside(self, source: str, *options: str) -> None:
         """Raises `ValueError` if one of `options` is given beside a `source` of tokens that settles it."""
@@ -129,66 +160,11 @@ class ImageTextModelArguments(TaskModelArguments):
         return replace(self, config_overrides={**fields, "text_config": text})
 
 
-@dataclass
-class ImageTextDataArguments(ImageDataArguments):
-    """Images and captions."""
-
-    loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
-
-    dataset_name: str = source_option(
-        "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
-        "captions, or a Hub name."
-    )
-    caption_column_name: str | None = data_option(
-        None, "Column of a caption or a list of them, where it is not clear by itself."
-    )
-
-
-@dataclass
-class ImageTextAugmentationArguments(Options):
-    """How training images are changed at random, in this order."""
-
-    min_crop_scale: float = augmentation_option(
-        0.5, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
-    )
-    horizontal_flip: float = augmentation_option(
-        0.5, "Probability of a mirror image; 0 where captions tell left from right.", PROBABILITY
-    )
-
-
-@dataclass
-class ZeroShotArguments(Options):
-    """On which labeled images to evaluate classes by their names, after the training."""
-
-    zero_shot_dataset: str | None = evaluation_option(
-        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", essential=True, resume="free"
-    )
-    zero_shot_config_name: str | None = evaluation_option(
-        None, "Configuration of such a dataset on the Hub.", resume="free"
-    )
-    zero_shot_label_column_name: str | None = evaluation_option(
-        None, "Column of its labels, where it is not clear by itself.", resume="free"
-    )
-    zero_shot_split: str | None = evaluation_option(
-        None, "Its split: test, else validation, else train, by default.", resume="free"
-    )
-    prompt_templates: list[str] = evaluation_option(
-        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged.", essential=True
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
-            raise ValueError(
-                f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
-            )
-
-
 VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
 
 
 def load_image_text_model(
-    args: ImageTextModelArguments, captions: Iterable[str]
+    args: ImageTextArguments, captions: Iterable[str]
 ) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
     """Returns the model to train and its processor; its tokenizer is trained on `captions` where `args` name none."""
     name, text_name = args.model_name_or_path, args.text_model_name_or_path
@@ -209,7 +185,7 @@ def load_image_text_model(
     return model, HfViTProcessor(image_processor, tokenizer)
 
 
-def has_fresh_text(args: ImageTextModelArguments) -> bool:
+def has_fresh_text(args: ImageTextArguments) -> bool:
     """Returns whether the text tower starts from scratch."""
     has_text = args.model_name_or_path is not None and has_tokenizer(args.model_name_or_path)
     return args.text_model_name_or_path is None and not has_text
@@ -220,7 +196,7 @@ def has_tokenizer(name_or_path: str) -> bool:
     return not Path(name_or_path).is_file() and find_file(name_or_path, "tokenizer_config.json") is not None
 
 
-def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
+def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a fresh text tower or of the library's encoder; raises `ValueError` if none fits."""
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
@@ -361,9 +337,7 @@ class ImageTextEvaluator(BaseEvaluator):
         )
 
 
-def load_zero_shot(
-    args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
-) -> TargetData | None:
+def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArguments) -> TargetData | None:
     """Opens a split of labeled images, if any are asked for, checked and limited as those with captions.
 
     Raises `ValueError` if there is no such split.
@@ -371,13 +345,13 @@ def load_zero_shot(
     if args.zero_shot_dataset is None:
         return None
     check_packages("The zero-shot evaluation", "sklearn")
-    data = ClassificationDataArguments(
+    data = ClassificationArguments(
         dataset_name=args.zero_shot_dataset,
         dataset_config_name=args.zero_shot_config_name,
         label_column_name=args.zero_shot_label_column_name,
-        skip_unreadable=captions.skip_unreadable,
-        check_images=captions.check_images,
-        max_eval_samples=captions.max_eval_samples,
+        skip_unreadable=args.skip_unreadable,
+        check_images=args.check_images,
+        max_eval_samples=args.max_eval_samples,
     )
     opened = open_data(partial(open_labeled, data), training_args)
     split = args.zero_shot_split or evaluation_split(opened.splits)
@@ -458,12 +432,8 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         "batches of 16 pairs are NOT one of 64, which has 16 times as many comparisons. For a larger batch take more "
         "processes, or --gradient_checkpointing.",
     }
-    evaluation_options = ("zero_shot",)
 
-    model: ImageTextModelArguments
-    data: ImageTextDataArguments
-    augmentation: ImageTextAugmentationArguments
-    zero_shot: ZeroShotArguments
+    options: ImageTextArguments
 
     labeled: TargetData | None = field(init=False, default=None)  # a split of images to evaluate by names of classes
     zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # of the card, once that is evaluated
@@ -483,18 +453,18 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     def note_data(self) -> list[str]:
         """Opens and checks the labeled images, too."""
-        self.labeled = load_zero_shot(self.zero_shot, self.data, self.args)
+        self.labeled = load_zero_shot(self.options, self.args)
         return super().note_data()
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
         """Returns the model to train and its processor; raises `ValueError` for an adapter of a fresh text tower."""
-        if self.args.lora_rank is not None and has_fresh_text(self.model):
+        if self.args.lora_rank is not None and has_fresh_text(self.options):
             raise ValueError(
                 f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower would "
                 "start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
             )
         captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
-        return load_image_text_model(self.model, captions)
+        return load_image_text_model(self.options, captions)
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
         """Returns the processor of a trained model; raises `ValueError` if it has no tokenizer."""
@@ -512,7 +482,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     def make_transform(self, processor: HfViTProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images, which draws a caption too."""
         size = input_size(processor.image_processor)
-        return cropped_example_augmentation(draw_caption, size, config.num_channels, **asdict(self.augmentation))
+        return cropped_example_augmentation(draw_caption, size, config.num_channels, **self.augmentation_values())
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates captions and, by the names of their classes, labeled images, if there are some."""
@@ -523,13 +493,13 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
         """Returns the accuracy on labeled images, on all processes; writes their scores as `zero_shot_…`."""
-        processor, templates = trainer.processing_class, self.zero_shot.prompt_templates
+        processor, templates = trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, labeled.names, class_embeds)
         (split,) = labeled.splits
         with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
             scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
-        source, chance = public_name(str(self.zero_shot.zero_shot_dataset)), 1 / len(labeled.names)
+        source, chance = public_name(str(self.options.zero_shot_dataset)), 1 / len(labeled.names)
         if self.args.repeated_augmentations > 1:
             raise ValueError(
                 f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
@@ -558,7 +528,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         count = sum(map(len, self.loaded.splits["train"]["captions"]))
         return {
             "loss": f"{model.options.loss}, over all images and texts of a batch of {batch}",
-            "image tower": "kept as it was" if self.model.freeze_vision else "trained",
+            "image tower": "kept as it was" if self.options.freeze_vision else "trained",
             "text tower": tower if own.encoder_config is None else f"{encoder.model_type}, trained",
             "texts": f"{len(tokenizer):,} tokens, cut off after {tokenizer.model_max_length}",
             "captions": f"{count:,}, of which one of each image is drawn in every epoch",
