@@ -177,7 +177,7 @@ def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
         for bounded in kind.defaults.sizes(native):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
             task = planner_of(kind, command).task_with(options)
-            config = plan_config(task.model)
+            config = plan_config(task.options)
             assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
             assert 25 <= (config["image_size"] // config["patch_size"]) ** 2 <= 800
