@@ -24,7 +24,7 @@ from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.named_recipes import recipes_of
 from ..training.tasks import TASKS
-from ..training.tasks.base import EVALUATED, EvaluatedModel, EvaluationArguments, Task
+from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
 
 
 FILE = Path(__file__).with_name("options.json")
@@ -157,7 +157,10 @@ def training_options(task: type[Task]) -> Iterator[Option]:
 
 def evaluation_options(task: type[Task]) -> Iterator[Option]:
     """Yields the options of evaluations of a task."""
-    own = options_of_types((EvaluatedModel, EvaluationArguments), EVALUATION)
+    own = sorted(
+        options_of_types((EvaluationArguments,), EVALUATION),
+        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # those of the library follow
+    )
     shared = options_of_types((task.fields()["options"],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
         if option["name"] in (defaults := task.evaluation_defaults()):

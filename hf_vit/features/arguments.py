@@ -11,7 +11,7 @@ from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArgu
 from .encoder import FEATURES
 
 
-extraction_option = partial(option, group="Extraction")
+extraction_option = partial(option, group="Extraction", essential=True)
 
 
 @dataclass
@@ -36,25 +36,21 @@ class ExtractionArguments(SourceArguments):
         resume="free",
     )
     features: list[str] = extraction_option(
-        ["mean"], "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + ".", essential=True
+        ["mean"], "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + "."
     )
-    dtype: str = extraction_option("float32", "Type of the numbers that are written, or float16.", essential=True)
-    batch_size: int = extraction_option(32, "Images that go through the model at a time.", COUNT, essential=True)
+    dtype: str = extraction_option("float32", "Type of the numbers that are written, or float16.")
+    batch_size: int = extraction_option(32, "Images that go through the model at a time.", COUNT)
     rows_per_shard: int = extraction_option(
-        4096, "Images of a file: what one process does, and at most loses if it is killed.", COUNT, essential=True
+        4096, "Images of a file: what one process does, and at most loses if it is killed.", COUNT
     )
     num_workers: int = extraction_option(
-        0,
-        "Processes that read images, for each that runs the model.",
-        NOT_NEGATIVE,
-        essential=True,
-        synonyms="workers",
+        0, "Processes that read images, for each that runs the model.", NOT_NEGATIVE, synonyms="workers"
     )
     skip_unreadable: bool = extraction_option(
-        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
+        False, "Leave images out that cannot be read, rather than stop.", resume="free"
     )
     use_cpu: bool = extraction_option(
-        False, "Leave GPUs alone.", brief="Leave GPUs alone.", essential=True, synonyms="cpu no_cuda", resume="free"
+        False, "Leave GPUs alone.", brief="Leave GPUs alone.", synonyms="cpu no_cuda", resume="free"
     )
 
     def __post_init__(self) -> None:

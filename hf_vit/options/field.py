@@ -107,7 +107,7 @@ data_option = partial(option, group="Data")
 training_images_option = partial(option, group="Training images")
 model_option = partial(option, group="Model")
 augmentation_option = partial(option, group="Augmentation")
-evaluation_option = partial(option, group="Evaluation")
+evaluation_option = partial(option, group="Evaluation", essential=True)
 
 # Options that several classes declare, each with its own help
 source_option = partial(

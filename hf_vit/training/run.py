@@ -46,7 +46,7 @@ from .saving.checkpoints import on_first_process
 from .saving.output_files import evaluation_files, write_whole
 from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
-from .tasks.base import EVALUATED, EvaluatedModel, EvaluationArguments, Task, file_name
+from .tasks.base import EVALUATED, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
 
 
@@ -367,23 +367,22 @@ def complete_evaluation(
     return scores
 
 
-def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluatedModel]:
-    """Returns the task of the saved model that is to be evaluated, and this model."""
+def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArguments]:
+    """Returns the task of the saved model that is to be evaluated, and its arguments."""
     values = with_recipe(values)
     task_class = find_task(values)
     kinds = task_class.fields()
-    types = (kinds["options"], EvaluationArguments, EvaluatedModel)
-    own = [option for kind in types[1:] for option in options_of(kind)]
-    for name, option in options_of(types[0]).items():
+    own = options_of(EvaluationArguments)
+    for name, option in options_of(kinds["options"]).items():
         if name in values and name not in own and option["group"] not in EVALUATED:
             raise ValueError(f"{name}={values[name]!r} is an option of trainings. Leave it out.")
-    options, args, saved = build(types, values, **task_class.evaluation_defaults())
-    given = {"options": options, "args": args}
+    options, args = build((kinds["options"], EvaluationArguments), values, **task_class.evaluation_defaults())
     options.refuse_training_options()
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
         raise ValueError(f"{useless[0]} is an option of trainings. Leave it out.")
-    args.name_output(saved.model_name_or_path, options.sources)
-    return task_class(**{name: given[name] if name in given else kind() for name, kind in kinds.items()}), saved
+    args.name_output(options.sources)
+    others = {name: kind() for name, kind in kinds.items() if name not in ("options", "args")}
+    return task_class(options, args, **others), args
 
 
 def find_task(values: Mapping[str, Any]) -> type[Task]:

@@ -27,7 +27,7 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...options.field import evaluation_option, option, start_option
 from ...options.recipe import recipe_of
-from ...options.resolve import Options, build, values_of
+from ...options.resolve import build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
 from ..arguments import HfViTTrainingArguments, StreamArguments
@@ -60,42 +60,36 @@ CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
 @dataclass
-class EvaluatedModel(Options):
-    """Which model to evaluate, and on what."""
+class EvaluationArguments(HfViTTrainingArguments):
+    """Which model to evaluate, and the library's arguments, of which those on evaluation and hardware count."""
 
     model_name_or_path: str = start_option(
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
     )
     task: str | None = evaluation_option(
-        None, "What it was trained for, where its configuration does not name a class of the task.", essential=True
+        None, "What it was trained for, where its configuration does not name a class of the task."
     )
     split: str | None = evaluation_option(
         None,
         "Which images to evaluate: test, validation (held out of train as in training where there is no "
         "such split) or train; by default the first of these that there is.",
-        essential=True,
     )
     overwrite: bool = option(False, "Replace the files of an earlier evaluation.", group="Output", essential=True)
-
-
-@dataclass
-class EvaluationArguments(HfViTTrainingArguments):
-    """The library's arguments, of which those on evaluation and hardware count."""
-
     output_dir: str = evaluation_option(
         "outputs/evaluation/{model}-on-{data}",
         "Folder for the scores. That of the default gets a number if it is taken.",
-        essential=True,
         synonyms="output out save_dir out_dir project_dir name",
         resume="free",
     )
     eval_strategy: str = "no"
     report_to: str = "none"
 
-    def name_output(self, model: str, sources: Iterable[str]) -> None:
+    def name_output(self, sources: Iterable[str]) -> None:
         """Puts the names of model and data into the default folder, on all processes the same; keeps a given one."""
         if self.output_dir == type(self).output_dir:
-            folder = self.output_dir.format(model=file_name(model), data="-".join(map(file_name, sources)))
+            folder = self.output_dir.format(
+                model=file_name(self.model_name_or_path), data="-".join(map(file_name, sources))
+            )
             self.output_dir = str(on_first_process(self, lambda: free_folder(folder)))
 
 
@@ -183,7 +177,7 @@ class Task(ABC):
         """Opens and checks the splits of a training."""
         return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_threshold)
 
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
+    def load_evaluation_data(self, saved: EvaluationArguments, label2id: dict[str, int]) -> tuple[str, TargetData]:
         """Opens and checks the data of an evaluation.
 
         Args:
@@ -370,7 +364,7 @@ class Task(ABC):
             trainer.add_callback(EvaluationPictures(trainer))
         return trainer
 
-    def make_evaluation_trainer(self, saved: EvaluatedModel) -> tuple[EvaluatorTrainer, str]:
+    def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
         """Returns the trainer that evaluates a saved model, and the name of the split.
 
         Raises:

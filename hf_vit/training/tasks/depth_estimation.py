@@ -147,19 +147,14 @@ class DepthArguments(DenseArguments):
         None, "dpt, conv or linear; dpt, or that of the saved model, by default.", essential=True
     )
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
-        None, "Part of the images that counts, as usual for NYU (eigen) or KITTI.", essential=True, resume="free"
+        None, "Part of the images that counts, as usual for NYU (eigen) or KITTI.", resume="free"
     )
     eval_alignment: Literal["median", "scale_shift"] | None = evaluation_option(
-        None,
-        "What is fitted to the truth first; scale_shift for relative depth, else nothing.",
-        essential=True,
-        resume="free",
+        None, "What is fitted to the truth first; scale_shift for relative depth, else nothing.", resume="free"
     )
-    min_eval_depth: float = evaluation_option(
-        1e-3, "Least depth that counts, in meters.", NOT_NEGATIVE, essential=True
-    )
+    min_eval_depth: float = evaluation_option(1e-3, "Least depth that counts, in meters.", NOT_NEGATIVE)
     max_eval_depth: float | None = evaluation_option(
-        None, "Largest depth that counts, in meters; the model's max_depth by default.", POSITIVE, essential=True
+        None, "Largest depth that counts, in meters; the model's max_depth by default.", POSITIVE
     )
 
 

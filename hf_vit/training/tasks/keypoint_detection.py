@@ -160,16 +160,15 @@ class KeypointArguments(ObjectArguments):
         0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
     )
     flip_test: bool = evaluation_option(
-        True, "Whether the mirror image of each crop counts too, which takes twice as long.", essential=True
+        True, "Whether the mirror image of each crop counts too, which takes twice as long."
     )
     pck_threshold: float = evaluation_option(
-        0.2, "Largest error of a keypoint that counts as right, as a share of the length.", POSITIVE, essential=True
+        0.2, "Largest error of a keypoint that counts as right, as a share of the length.", POSITIVE
     )
     normalize_by: Names | None = evaluation_option(
         None,
         "Two keypoints whose distance is the length that errors are relative to: "
         "left_shoulder,right_hip. Else it is of the box.",
-        essential=True,
     )
 
     def __post_init__(self) -> None:

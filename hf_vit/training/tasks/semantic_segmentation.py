@@ -154,15 +154,12 @@ class SemanticArguments(MaskArguments):
         None,
         "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
         COUNT,
-        essential=True,
         resume="free",
     )
     eval_scales: list[float] = evaluation_option(
-        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, essential=True, resume="free"
+        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, resume="free"
     )
-    eval_flip: bool = evaluation_option(
-        False, "Whether the mirror image of each copy counts too.", essential=True, resume="free"
-    )
+    eval_flip: bool = evaluation_option(False, "Whether the mirror image of each copy counts too.", resume="free")
 
     def __post_init__(self) -> None:
         super().__post_init__()

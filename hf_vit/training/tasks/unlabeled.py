@@ -22,7 +22,7 @@ from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy,
 from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
-from .base import EvaluatedModel, Task
+from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
@@ -114,7 +114,9 @@ class UnlabeledTask(Task):
             )
         return loaded
 
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, UnlabeledImages]:
+    def load_evaluation_data(
+        self, saved: EvaluationArguments, label2id: dict[str, int]
+    ) -> tuple[str, UnlabeledImages]:
         """Refuses: outside of a training, the features are what is evaluated."""
         raise ValueError(
             f"{saved.model_name_or_path} was trained without labels, and has no task of its own to evaluate. "

@@ -111,19 +111,19 @@ class ImageTextArguments(ModelArguments, ImageDataArguments):
         0.5, "Probability of a mirror image; 0 where captions tell left from right.", PROBABILITY
     )
     zero_shot_dataset: str | None = evaluation_option(
-        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", essential=True, resume="free"
+        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", resume="free"
     )
     zero_shot_config_name: str | None = evaluation_option(
-        None, "Configuration of such a dataset on the Hub.", resume="free"
+        None, "Configuration of such a dataset on the Hub.", resume="free", essential=False
     )
     zero_shot_label_column_name: str | None = evaluation_option(
-        None, "Column of its labels, where it is not clear by itself.", resume="free"
+        None, "Column of its labels, where it is not clear by itself.", resume="free", essential=False
     )
     zero_shot_split: str | None = evaluation_option(
-        None, "Its split: test, else validation, else train, by default.", resume="free"
+        None, "Its split: test, else validation, else train, by default.", resume="free", essential=False
     )
     prompt_templates: list[str] = evaluation_option(
-        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged.", essential=True
+        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged."
     )
 
     def __post_init__(self) -> None:
