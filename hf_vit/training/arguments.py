@@ -29,7 +29,7 @@ from ..options.field import (
     start_option,
     training_images_option,
 )
-from ..options.resolve import Options, check_numbers, convert_all
+from ..options.resolve import Options, check_numbers, convert_all, values_of
 from .library_checks import check_library
 from .training_options import SCHEDULE_FREE, TrainingOptions, check_optimization, parse_changes
 
@@ -151,9 +151,6 @@ class SourceArguments(Options):
 class ImageDataArguments(SourceArguments):
     """Images to train or to evaluate on, whatever their targets are."""
 
-    # Refused in evaluations
-    training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license", "allow_duplicates")
-
     skip_unreadable: bool = data_option(
         False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
     )
@@ -192,9 +189,9 @@ class ImageDataArguments(SourceArguments):
     def refuse_training_options(self) -> None:
         """Raises `ValueError` if an option is given that has a meaning in trainings alone."""
         defaults = {item.name: item.default for item in fields(self)}
-        for name in self.training_only:
-            if vars(self)[name] != defaults[name]:
-                raise ValueError(f"{name}={vars(self)[name]!r} is an option of trainings. Leave it out.")
+        for name, value in values_of(self, "Training images").items():
+            if value != defaults[name]:
+                raise ValueError(f"{name}={value!r} is an option of trainings. Leave it out.")
 
 
 @dataclass
@@ -227,11 +224,6 @@ class StreamArguments(Options):
 @dataclass
 class ClassificationArguments(ModelArguments, ImageDataArguments, StreamArguments):
     """Which classifier to train, and on which images."""
-
-    training_only = (
-        *ImageDataArguments.training_only,
-        *("streaming", "shuffle_buffer_size", "shard_by_process", "class_names"),
-    )
 
     dataset_name: str = source_option(
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
