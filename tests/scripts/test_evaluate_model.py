@@ -58,6 +58,13 @@ def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
         plan_evaluation({"recipe": tmp_path / "recipe.yaml"})
 
 
+@pytest.mark.parametrize(("name", "value"), [("min_scale", 0.5), ("preset", "small"), ("head", "conv")])
+def test_options_of_trainings_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    model = config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
+    with pytest.raises(ValueError, match=f"{name}={value!r} is an option of trainings"):
+        plan_evaluation({"model_name_or_path": model, "dataset_name": "scenes", name: value})
+
+
 @pytest.mark.parametrize(
     ("model", "data", "name"),
     [
