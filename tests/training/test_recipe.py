@@ -9,10 +9,11 @@ import yaml
 from hf_vit.data.formats.keypoints import flip_pairs_of
 from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, shareable
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training import TASKS, AugmentationArguments, HfViTTrainingArguments
+from hf_vit.training import TASKS, HfViTTrainingArguments
 from hf_vit.training.arguments import ClassificationDataArguments, ModelArguments
 from hf_vit.training.regularization import RegularizationArguments
 from hf_vit.training.run import words_of
+from hf_vit.training.tasks.image_classification import AugmentationArguments
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments
 
 from ..helpers.options import given_arguments, parse_arguments
