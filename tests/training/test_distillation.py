@@ -22,7 +22,7 @@ from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training.distillation.arguments import DistillationArguments, make_distillation
 from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
 from hf_vit.training.distillation.methods import TokenDistillation
-from hf_vit.training.distillation.open_teacher import load_encoder, match_classes, with_view
+from hf_vit.training.distillation.open_teacher import match_classes, open_teacher, with_view
 from hf_vit.training.distillation.teacher import TeacherView, read_features
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
@@ -141,7 +141,7 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
 ) -> None:
     save_teacher(kind, tmp_path, NAMES)
     name, processor = str(tmp_path), HfViTImageProcessor.for_model(student.config)
-    teacher = with_view(name, load_encoder(name), student, processor, trust_remote_code=False)
+    teacher = with_view(name, open_teacher(name, is_classifier=False), student, processor, trust_remote_code=False)
     cls, patches = teacher.features(pixels(student.config))
     assert patches.shape == (2, 16, *grid)
     assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)

@@ -12,11 +12,10 @@ from ...options.field import POSITIVE, SHARE, option
 from ...options.resolve import Options
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
-from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view
+from .open_teacher import match_classes, names_of, open_teacher, with_view
 
 
 TEMPERATURE = 3.0
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -82,15 +81,14 @@ def load_teacher(args: DistillationArguments, student_class: type[PreTrainedMode
     """
     if args.teacher is None:
         return None
-    load = load_encoder
-    if (kind := args.kind(student_class)) != "features":
-        load = load_classifier
-        if not issubclass(student_class, HfViTForImageClassification):
-            raise ValueError(
-                f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
-                "for. Say --distillation_type features."
-            )
-    return load(args.teacher, DTYPES[args.teacher_dtype or "float32"], args.teacher_trust_remote_code)
+    is_classifier = (kind := args.kind(student_class)) != "features"
+    if is_classifier and not issubclass(student_class, HfViTForImageClassification):
+        raise ValueError(
+            f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
+            "for. Say --distillation_type features."
+        )
+    dtype = getattr(torch, args.teacher_dtype or "float32")
+    return open_teacher(args.teacher, is_classifier, dtype, args.teacher_trust_remote_code)
 
 
 def make_distillation(

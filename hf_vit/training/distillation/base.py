@@ -92,6 +92,8 @@ class Distillation(StatefulCallback, ABC):
         alpha: Share of the teacher in the loss.
     """
 
+    description: str  # what is distilled, and how, for the card
+
     def __init__(self, teacher: Teacher, alpha: float) -> None:
         self.teacher = teacher
         self.alpha = alpha
@@ -120,10 +122,6 @@ class Distillation(StatefulCallback, ABC):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the student's own loss of a batch, and those that the teacher gives, means over images, by name."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Returns what is distilled, and how."""
 
     @torch.compiler.disable
     def _teach(
@@ -172,7 +170,7 @@ class Distillation(StatefulCallback, ABC):
         name = path.resolve().name if path.exists() else self.teacher.name
         return {
             "teacher": f"{name} ({type(model).__name__}, {model.num_parameters():,} parameters)",
-            "distillation": f"{self.describe()}, alpha {self.alpha:g}",
+            "distillation": f"{self.description}, alpha {self.alpha:g}",
         }
 
 
