@@ -41,8 +41,6 @@ from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
-    describe_options,
-    describe_stream,
     describe_training,
     evaluation_split,
     in_columns,
@@ -332,7 +330,7 @@ class Task(ABC):
     def note_duplicates(self) -> list[str]:
         """Returns sentences on images that occur more than once; raises as `note_duplicates` of `data_notes`."""
         splits, accepted = self.loaded.splits, self.data.allow_duplicates
-        if isinstance(self.data, StreamArguments) and self.data.streaming:
+        if self.loaded.stream is not None:
             return ["Duplicates were not looked for, as the training images are a stream."]
         return on_first_process(self.args, lambda: note_duplicates(splits, evaluation_split(splits), accepted))
 
@@ -470,16 +468,17 @@ class Task(ABC):
     def describe_recipe(self, trainer: EvaluatorTrainer) -> dict[str, str]:
         """Returns the lines of the card's table that the trainer's settings do not tell."""
         changes = trainer.conditions.get("changes")
+        drawn = None if self.loaded.stream is None else vars(self.data)["shuffle_buffer_size"]
         size = self.describe_size(trainer.model.config)
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             **({"input size": size} if size else {}),
-            "augmentation": describe_options(self.augmentation),
+            "augmentation": ", ".join(f"{name} {value}" for name, value in vars(self.augmentation).items()),
             **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **({} if trainer.distillation is None else trainer.distillation.facts()),
             **({"resumed with changes": " / ".join(changes)} if changes else {}),
             "evaluation": trainer.evaluator.describe_evaluation(),
-            **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
+            **({"training images": f"a stream, each drawn among {drawn:,}"} if drawn else {}),
         }
 
     def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:
