@@ -165,7 +165,8 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 def size_transforms(args: TrainingOptions, model: nn.Module) -> list[BatchTransform]:
     """Returns transforms to the sizes that are asked for, if any; `ValueError` if the model cannot train on them."""
-    if not args.progressive_sizes and not args.multi_scale_sizes:
+    heights = args.progressive_sizes or args.multi_scale_sizes
+    if not heights:
         return []
     name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
     vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
@@ -174,16 +175,14 @@ def size_transforms(args: TrainingOptions, model: nn.Module) -> list[BatchTransf
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
             raise ValueError(f"{name} does not go with {refused.__name__}, {reason}.")
-    if args.multi_scale_sizes:
-        return [MultiScaleSizes(sizes_of(name, args.multi_scale_sizes, vit.config))]
-    assert args.progressive_sizes is not None
-    sizes = sizes_of(name, args.progressive_sizes, vit.config)
+    sizes = sizes_of(name, heights, vit.config)
+    if not args.progressive_sizes:
+        return [MultiScaleSizes(sizes)]
     last = to_pair(vit.config.image_size)
     if sizes[-1] != last:
         raise ValueError(
-            f"progressive_sizes={args.progressive_sizes} must end at {last[0]}, the height of the images that the "
-            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size "
-            f"{args.progressive_sizes[-1]}."
+            f"progressive_sizes={heights} must end at {last[0]}, the height of the images that the "
+            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size {heights[-1]}."
         )
     return [ProgressiveSizes(sizes)]
 
