@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from ...model.configuration_hf_vit import to_pair
+from ...model.layers import at_least_float32
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_image_classification import classification_loss
-from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, precise, resample_patches, soft_loss
+from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, resample_patches, soft_loss
 from .teacher import Teacher
 
 
@@ -100,7 +101,7 @@ class FeatureDistillation(Distillation):
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
-        tokens = precise(tokens)
+        tokens = at_least_float32(tokens)
         if self.projection is not None:
             tokens = self.projection(tokens)
         grid = student.model.embeddings.patch_embeddings.grid(inputs["pixel_values"])
