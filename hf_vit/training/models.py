@@ -203,6 +203,7 @@ def open_with_options(
     check_fields(overrides)
     allowed = {"ignore_mismatched_sizes": True} if options else {}
     model, info = load_with_info(model_class, name_or_path, {**overrides, **allowed})
+    check_trained(model, name_or_path)
     of_own_head = {name for name, _ in model.named_parameters() if name.startswith(HEADS)}
     is_fresh = of_own_head <= set(info["missing_keys"])
     if not options:
@@ -237,15 +238,14 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
 def load_with_info(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """Opens a saved or published model; returns with it which weights were missing or unexpected.
+    """Opens a saved or published model, unchecked; returns with it which weights were missing or unexpected.
 
     Raises:
         OSError: if there is no such saved model.
-        ValueError: if it is of another kind, an override changes the shape of its weights, or these are not finite.
+        ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
     with naming(name_or_path):
         model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
-    check_trained(model, name_or_path)
     return model, info
 
 

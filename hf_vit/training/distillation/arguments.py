@@ -95,7 +95,7 @@ def make_distillation(
     args: DistillationArguments,
     student: HfViTPreTrainedModel,
     processor: BaseImageProcessor,
-    teacher: PreTrainedModel | None = None,
+    teacher: PreTrainedModel | None,
 ) -> Distillation | None:
     """Returns how the teacher of a training is learned from; None if there is none.
 
@@ -103,16 +103,14 @@ def make_distillation(
         args: Which teacher, and how to learn from it.
         student: The model to train.
         processor: Its image processor.
-        teacher: The teacher, if `load_teacher` has opened it before.
+        teacher: The teacher, as `load_teacher` has opened it.
 
     Raises:
-        OSError: if there is no such teacher, or it has no image processor.
+        OSError: if it has no image processor.
         ValueError: if it cannot teach this student.
     """
-    if args.teacher is None:
+    if args.teacher is None or teacher is None:
         return None
-    teacher = load_teacher(args, type(student)) if teacher is None else teacher
-    assert teacher is not None
     kind, alpha = args.kind(type(student)), ALPHA if args.distillation_alpha is None else args.distillation_alpha
     if kind != "features" and not student.config.use_distillation_token:
         raise ValueError(

@@ -52,11 +52,11 @@ def open_teacher(
     ours = HfViTForImageClassification if is_classifier else HfViTModel
     auto = AutoModelForImageClassification if is_classifier else AutoModel
     with without_load_report():
-        if config_of_others(name) is None:
+        if is_of_others(name):
+            model, info = open_auto(auto, name, dtype, trust_remote_code)
+        else:
             model, info = load_with_info(ours, name, {})
             model = model.to(dtype)
-        else:
-            model, info = open_auto(auto, name, dtype, trust_remote_code)
     check_trained(model, f"The teacher {name!r}")
     # The tokens of an encoder do not go through the pooling.
     if missing := sorted(weight for weight in info["missing_keys"] if is_classifier or "pool" not in weight):
@@ -69,18 +69,18 @@ def open_teacher(
     return model
 
 
-def config_of_others(name: str) -> dict[str, Any] | None:
-    """Returns the config.json of a model that only its own library opens, and None for those that we open too."""
+def is_of_others(name: str) -> bool:
+    """Returns whether only its own library opens a model."""
     if Path(name).is_file():
-        return None
+        return False
     try:
         file = find_file(name, CONFIG_NAME)
     except OSError:
-        return None  # there is no such model: what opens ours tells
+        return False  # there is no such model: what opens ours tells
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
     is_known = config.get("model_type") == HfViTConfig.model_type or find_configured(config) is not None
-    return config if config and (is_other_timm or not is_known) else None
+    return bool(config) and (is_other_timm or not is_known)
 
 
 def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
