@@ -24,6 +24,7 @@ from transformers.models.vit import ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.data.augmentation.classification import small_affine
+from hf_vit.evaluation.classification import majority_baseline
 
 
 @dataclass
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
     if demo.held_out or demo.peer:
         return
     trainer.save_model()
-    majority = training.majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
+    majority = majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
     info = training.TrainingInfo.from_trainer(
         trainer,
         model_name="A small ViT on handwritten digits",

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe
 from ..evaluation.retrieval import retrieval_average_precision
+from ..training.saving.output_files import write_whole
 from .files import FeatureSplit
 
 
+# Titles and formats of the columns of the table
 COLUMNS = {
-    "knn_accuracy": "k-NN",
-    "linear_probe_accuracy": "linear probe",
-    "linear_probe_C": "C",
-    "retrieval_map": "mAP in train",
-    "retrieval_map_among_scored": "mAP among these",
+    "knn_accuracy": ("k-NN", ".2%"),
+    "linear_probe_accuracy": ("linear probe", ".2%"),
+    "linear_probe_C": ("C", "g"),
+    "retrieval_map": ("mAP in train", ".2%"),
+    "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
 PAIRS_AT_A_TIME = 2**24  # of a test image and one that it is compared with
@@ -91,19 +93,13 @@ def _parts(queries: Tensor, others: Tensor) -> Iterator[Tensor]:
 
 def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
     """Returns scores by feature as lines of text."""
-    rows = [["", *COLUMNS.values()]]
-    rows += [
-        [name, *(_format(column, of_feature.get(column)) for column in COLUMNS)] for name, of_feature in scores.items()
-    ]
+    rows = [["", *(title for title, _ in COLUMNS.values())]]
+    for name, found in scores.items():
+        cells = (format(found[column], spec) if column in found else "-" for column, (_, spec) in COLUMNS.items())
+        rows.append([name, *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [[name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])] for name, *cells in rows]
     return "\n".join(map("  ".join, aligned))
-
-
-def _format(column: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:g}" if column == "linear_probe_C" else f"{value:.2%}"
 
 
 def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable[[str], None]) -> None:
@@ -117,7 +113,7 @@ def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable
     """
     found = evaluate_features(train, test)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE_NAME).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
     echo(
         f"{len(test.labels):,} {test.name} images of {found['classes']} classes beside {len(train.labels):,} of train"
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.formats.files import SPLITS, listed
+from ..training.saving.output_files import write_whole
 
 
 SETTINGS_NAME = "features.json"
@@ -71,9 +72,7 @@ class FeatureSettings:
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
             raise ValueError(f"{folder} holds {listed(others)}, which are no features. Give another --output_dir.")
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(file)
+        write_whole(file, json.dumps(asdict(self), indent=2) + "\n")
 
     def check_comparable(self, other: "FeatureSettings") -> None:
         """Raises `ValueError` if other features are of another model or another image processor."""
@@ -136,7 +135,6 @@ class FeatureSplit:
     """The features of a split whose images have a class.
 
     Args:
-        folder: Where they are.
         name: Name of the split.
         files: Parquet files, in order.
         labels: Name of the class of each image.
@@ -144,7 +142,6 @@ class FeatureSplit:
         settings: What they are of.
     """
 
-    folder: Path
     name: str
     files: tuple[Path, ...]
     labels: tuple[str, ...]
@@ -197,7 +194,6 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     tables = pa.concat_tables(pq.read_table(file, columns=["label"]) for file in files)
     labels = tables["label"].to_pylist()
     return FeatureSplit(
-        folder=folder,
         name=name,
         files=files,
         labels=tuple(label for label in labels if label is not None),

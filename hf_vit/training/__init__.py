@@ -1,13 +1,11 @@
 """A thin layer on the library's Trainer: arguments, metrics, safe saving, tasks, publishing and model cards."""
 
-from ..evaluation.classification import image_classification_metrics, majority_baseline
+from ..evaluation.classification import image_classification_metrics
 from .arguments import HfViTTrainingArguments
-from .errors import CheckpointError, NotFiniteError, Preempted
+from .errors import NotFiniteError, Preempted
 from .optim.parameter_groups import make_parameter_groups
 from .publishing.hub import publish
 from .publishing.model_card import TrainingInfo, write_model_card
-from .regularization import AugmentationArguments
-from .run import run
 from .saving.checkpoints import last_checkpoint
 from .tasks import TASKS
 from .tasks.base import Task
@@ -18,8 +16,6 @@ from .trainer import HfViTTrainer
 
 __all__ = [
     "TASKS",
-    "AugmentationArguments",
-    "CheckpointError",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
@@ -29,11 +25,9 @@ __all__ = [
     "TrainingInfo",
     "image_classification_metrics",
     "last_checkpoint",
-    "majority_baseline",
     "make_parameter_groups",
     "make_trainer",
     "publish",
-    "run",
     "train_tokenizer",
     "write_model_card",
 ]

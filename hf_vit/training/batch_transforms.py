@@ -115,33 +115,23 @@ REFUSED = {
 
 
 @dataclass(frozen=True)
-class ProgressiveSizes:
-    """Images grow while a model trains, as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
+class ImageSizes:
+    """A `BatchTransform` to several sizes of images.
 
     Args:
-        sizes: Heights and widths in pixels, each for an equal share of the steps.
+        sizes: Heights and widths in pixels.
+        is_drawn: Whether the size of every batch is drawn among them, all as likely, so that a model works at all of
+            them. Else each is that of an equal share of the steps, in their order: images grow while a model trains,
+            as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
     """
 
     sizes: tuple[Size, ...]
+    is_drawn: bool = False
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch at the size whose turn it is."""
-        return resize_batch(batch, self.sizes[int(progress * len(self.sizes))])
-
-
-@dataclass(frozen=True)
-class MultiScaleSizes:
-    """Every batch has a size that is drawn for it, so that a model works at all of them.
-
-    Args:
-        sizes: Heights and widths in pixels, all as likely.
-    """
-
-    sizes: tuple[Size, ...]
-
-    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch at a random size."""
-        return resize_batch(batch, self.sizes[int(torch.randint(len(self.sizes), ()))])
+        """Returns the batch at the size that is drawn, or whose turn it is."""
+        count = len(self.sizes)
+        return resize_batch(batch, self.sizes[int(torch.randint(count, ()) if self.is_drawn else progress * count)])
 
 
 def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
@@ -165,7 +155,8 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 def size_transforms(args: TrainingOptions, model: nn.Module) -> list[BatchTransform]:
     """Returns transforms to the sizes that are asked for, if any; `ValueError` if the model cannot train on them."""
-    if not args.progressive_sizes and not args.multi_scale_sizes:
+    heights = args.progressive_sizes or args.multi_scale_sizes
+    if not heights:
         return []
     name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
     vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
@@ -174,29 +165,24 @@ def size_transforms(args: TrainingOptions, model: nn.Module) -> list[BatchTransf
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
             raise ValueError(f"{name} does not go with {refused.__name__}, {reason}.")
-    if args.multi_scale_sizes:
-        return [MultiScaleSizes(sizes_of(name, args.multi_scale_sizes, vit.config))]
-    assert args.progressive_sizes is not None
-    sizes = sizes_of(name, args.progressive_sizes, vit.config)
+    sizes = tuple(size_of(name, height, vit.config) for height in heights)
     last = to_pair(vit.config.image_size)
-    if sizes[-1] != last:
+    if args.progressive_sizes and sizes[-1] != last:
         raise ValueError(
-            f"progressive_sizes={args.progressive_sizes} must end at {last[0]}, the height of the images that the "
-            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size "
-            f"{args.progressive_sizes[-1]}."
+            f"progressive_sizes={heights} must end at {last[0]}, the height of the images that the "
+            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size {heights[-1]}."
         )
-    return [ProgressiveSizes(sizes)]
+    return [ImageSizes(sizes, is_drawn=not args.progressive_sizes)]
 
 
-def sizes_of(name: str, heights: list[int], config: HfViTConfig) -> tuple[Size, ...]:
-    """Returns the sizes of images of these heights, in the proportions of `config.image_size`; errors quote `name`."""
+def size_of(name: str, height: int, config: HfViTConfig) -> Size:
+    """Returns the size of images of a height, in the proportions of `config.image_size`; errors quote `name`."""
     patch = to_pair(config.patch_size)
-    for height in heights:
-        if height < 1 or height % patch[0]:
-            below, above = height // patch[0] * patch[0], (height // patch[0] + 1) * patch[0]
-            fitting = f"{below} or {above}" if below > 0 else f"{patch[0]}"
-            raise ValueError(
-                f"{name}={heights}: {height} is not a multiple of the patch height {patch[0]} (patch_size="
-                f"{config.patch_size}). The nearest that fit: {fitting}."
-            )
-    return tuple(size_of_height(height, to_pair(config.image_size), patch) for height in heights)
+    if height % patch[0]:
+        below = height // patch[0] * patch[0]
+        fitting = " or ".join(str(near) for near in (below, below + patch[0]) if near)
+        raise ValueError(
+            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). The "
+            f"nearest that fit: {fitting}."
+        )
+    return size_of_height(height, to_pair(config.image_size), patch)

@@ -10,7 +10,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ..data.fingerprint import file_list, fingerprint
 from ..options.library import options_of
 from ..options.resume import as_json, check_changes, compared_options
-from .arguments import StreamArguments
 from .saving.checkpoints import read_conditions
 from .tasks.base import Task
 
@@ -35,7 +34,7 @@ def describe_data(task: Task) -> dict[str, Any]:
         if split in task.loaded.splits
         for kind, value in fingerprint(task.loaded.splits[split], sources).items()
     }
-    if isinstance(task.options, StreamArguments) and task.options.streaming:
+    if task.loaded.stream is not None:
         local = [source for source in sources if Path(source).exists()]
         found["files of the stream"] = file_list(local)
     return found

@@ -185,23 +185,20 @@ def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False)
 
 def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
     """Warns of images that are transparent, of which each process reads a share; returns sentences of the card."""
-    encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
+    encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
     found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
     with ThreadPoolExecutor() as threads:
         for start in range(0, len(own), CHUNK_SIZE):
-            indices = own[start : start + CHUNK_SIZE]
-            answers = threads.map(shows_transparency, encoded[indices]["image"])
-            found += [index for index, answer in zip(indices, answers, strict=True) if answer]
-            num_read += len(indices)
+            chunk = encoded[own[start : start + CHUNK_SIZE]]
+            answers = threads.map(shows_transparency, chunk["image"])
+            found += [file for file, answer in zip(chunk["file"], answers, strict=True) if answer]
+            num_read += len(chunk["file"])
             if time.monotonic() > end:
                 break
     shares = gather_object([(found, num_read)])
-    names = rows.select_columns("file")
     # Of keypoints, there is a row for each object.
-    files = list(
-        dict.fromkeys(names[index]["file"] for index in sorted(index for part, _ in shares for index in part))
-    )
+    files = sorted({file for part, _ in shares for file in part})
     if not files:
         return []
     count = sum(part for _, part in shares)

@@ -1,6 +1,6 @@
 """The model that a training starts from, and its image processor."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -203,21 +203,20 @@ def open_with_options(
     check_fields(overrides)
     allowed = {"ignore_mismatched_sizes": True} if options else {}
     model, info = load_with_info(model_class, name_or_path, {**overrides, **allowed})
+    check_trained(model, name_or_path)
     of_own_head = {name for name, _ in model.named_parameters() if name.startswith(HEADS)}
     is_fresh = of_own_head <= set(info["missing_keys"])
     if not options:
         return model, (), is_fresh
-    mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
-    changed = {*info["missing_keys"], *info["unexpected_keys"], *mismatched}
-    encoder = {
-        "missing_keys": _without_heads(info["missing_keys"]),
-        "unexpected_keys": _without_heads(info["unexpected_keys"]),
-        "mismatched_keys": [mismatched[name] for name in _without_heads(mismatched)],
-    }
+    of_head, encoder = [], {}
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        # An entry of the last kind has both shapes after the name.
+        named = [(key if isinstance(key, str) else key[0], key) for key in info[kind]]
+        of_head += [name for name, _ in named if name.startswith(HEADS)]
+        encoder[kind] = [key for name, key in named if not name.startswith(HEADS)]
     check_weights(model, encoder, name_or_path, has_new_labels=False)
     saved = (model.state_dict().keys() - set(info["missing_keys"])) | set(info["unexpected_keys"])
     has_saved_head = any(name.startswith(HEADS) for name in saved)
-    of_head = [name for name in changed if name.startswith(HEADS)]
     if not has_saved_head or all(name.startswith(LOSS_WEIGHTS) for name in of_head):
         return model, (), is_fresh
     if all(any(part in name for part in QUERY_WEIGHTS) for name in of_head):
@@ -227,10 +226,6 @@ def open_with_options(
         return model, (), is_fresh
     logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
     return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head)), True
-
-
-def _without_heads(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith(HEADS)]
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
@@ -243,15 +238,14 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
 def load_with_info(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """Opens a saved or published model; returns with it which weights were missing or unexpected.
+    """Opens a saved or published model, unchecked; returns with it which weights were missing or unexpected.
 
     Raises:
         OSError: if there is no such saved model.
-        ValueError: if it is of another kind, an override changes the shape of its weights, or these are not finite.
+        ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
     with naming(name_or_path):
         model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
-    check_trained(model, name_or_path)
     return model, info
 
 

@@ -15,11 +15,12 @@ from transformers.utils import ModelOutput
 
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.layers import at_least_float32
 from ..model.task_image_classification import HfViTForImageClassification
 from ..options.field import COUNT, NOT_NEGATIVE, PROBABILITY, SHARE, SHARE_LEFT_OUT, Range, augmentation_option, option
 from ..options.resolve import Options, values_of
 from .batch_transforms import BatchTransform, Mixing
-from .distillation.base import Distillation, precise
+from .distillation.base import Distillation
 from .distillation.methods import FeatureDistillation
 from .training_options import training_options_of
 
@@ -117,7 +118,7 @@ class BinaryCrossEntropy:
             labels: (B, K) probabilities, or (B,) int64 class numbers.
             num_items_in_batch: Number of images of all batches of a step on all processes; B if not given.
         """
-        logits = precise(outputs.logits)
+        logits = at_least_float32(outputs.logits)
         if not labels.is_floating_point():
             losses = F.cross_entropy(logits, labels, reduction="none")  # (B,)
         else:

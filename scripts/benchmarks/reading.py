@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.data.augmentation.datasets import AugmentedStream
+from hf_vit.training.regularization import AugmentationArguments
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
@@ -70,7 +71,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     splits, stream = data.load_image_classification(path), None
     if streaming:
         stream = data.stream_image_classification(path, train_val_split=0).train
-    augmentation = training.AugmentationArguments(auto_augment="none", random_erasing=0.0)
+    augmentation = AugmentationArguments(auto_augment="none", random_erasing=0.0)
     trainer = training.make_trainer(
         HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, augmentation,
         trainer_args, stream=stream,

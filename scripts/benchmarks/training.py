@@ -30,6 +30,7 @@ from transformers import Trainer, TrainerCallback, get_cosine_schedule_with_warm
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.training import HfViTTrainer
+from hf_vit.training.regularization import AugmentationArguments
 
 from .classification import MAKE_MODEL
 from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save
@@ -67,7 +68,7 @@ def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "
         **json.loads(options),
     )
     model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
-    splits, augmentation = DatasetDict(train=images), training.AugmentationArguments()
+    splits, augmentation = DatasetDict(train=images), AugmentationArguments()
     return training.make_trainer(model, processor, splits, augmentation, training_args)
 
 

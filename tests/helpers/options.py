@@ -10,6 +10,7 @@ from hf_vit.options.recipe import shareable, with_recipe
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training.run import evaluate as run_evaluation
 from hf_vit.training.run import find_task
+from hf_vit.training.run import run as run_training
 
 
 Arguments = Sequence[str | Mapping[str, Any]]
@@ -69,4 +70,4 @@ def run(
     """Trains by a command line, as the command does: it exits with one line about what is wrong."""
     with cli.exit_in_one_line():
         values = values_of(task_class.argument_types(), arguments)
-    training.run(task_class, values, report)
+    run_training(task_class, values, report)

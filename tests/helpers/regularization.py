@@ -8,7 +8,8 @@ import torch
 from datasets import DatasetDict
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.training import AugmentationArguments, HfViTTrainer, HfViTTrainingArguments, make_trainer
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_trainer
+from hf_vit.training.regularization import AugmentationArguments
 
 from .datasets import load_digits
 from .references import draw_weights

@@ -16,7 +16,7 @@ from hf_vit import (
     HfViTPreTrainedModel,
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
-from hf_vit.training.distillation.open_teacher import load_classifier
+from hf_vit.training.distillation.open_teacher import open_teacher
 from hf_vit.training.tasks.zero_shot_image_classification import (
     ImageTextArguments,
     encoder_options,
@@ -189,7 +189,7 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
             "Give a text encoder of the library",
             lambda: HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "ours", folder),
         ),
-        ("say --teacher_trust_remote_code true", lambda: load_classifier(folder)),
+        ("say --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
     ]
     for cure, opening in openings:
         with pytest.raises(RemoteCodeError, match=f"brings code of its own, .*{cure}"):

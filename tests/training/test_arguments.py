@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training import AugmentationArguments, HfViTTrainingArguments, ImageClassification
+from hf_vit.training import HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import ClassificationArguments, ModelArguments, usable_cores
+from hf_vit.training.regularization import AugmentationArguments
 
 from ..helpers.options import parse_arguments
 

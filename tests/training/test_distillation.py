@@ -19,10 +19,10 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training.distillation.arguments import DistillationArguments, make_distillation
-from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
+from hf_vit.training.distillation.arguments import DistillationArguments, load_teacher, make_distillation
+from hf_vit.training.distillation.base import Distillation, cosine_loss, hard_loss, resample_patches, soft_loss
 from hf_vit.training.distillation.methods import TokenDistillation
-from hf_vit.training.distillation.open_teacher import load_encoder, match_classes, with_view
+from hf_vit.training.distillation.open_teacher import match_classes, open_teacher, with_view
 from hf_vit.training.distillation.teacher import TeacherView, read_features
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
@@ -112,13 +112,19 @@ def student() -> HfViTForImageClassification:
     return model
 
 
+def distillation_of(args: DistillationArguments, student: HfViTForImageClassification) -> Distillation:
+    """What a student learns, as a training would set it up."""
+    processor = HfViTImageProcessor.for_model(student.config)
+    return make_distillation(args, student, processor, load_teacher(args, type(student)))
+
+
 @pytest.mark.parametrize("kind", ["ours", "vit", "resnet"])
 def test_a_teacher_answers_in_the_order_of_the_students_classes(
     kind: str, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     save_teacher(kind, tmp_path, ["fox", "cat", "dog"])
-    args, processor = DistillationArguments(str(tmp_path)), HfViTImageProcessor.for_model(student.config)
-    distillation = make_distillation(args, student, processor)
+    args = DistillationArguments(str(tmp_path))
+    distillation = distillation_of(args, student)
     teacher, order = distillation.teacher, distillation.order
     assert [teacher.model.config.id2label[number] for number in order] == NAMES
     assert teacher.logits(pixels(student.config)).shape == (2, 3)
@@ -141,7 +147,7 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
 ) -> None:
     save_teacher(kind, tmp_path, NAMES)
     name, processor = str(tmp_path), HfViTImageProcessor.for_model(student.config)
-    teacher = with_view(name, load_encoder(name), student, processor, trust_remote_code=False)
+    teacher = with_view(name, open_teacher(name, is_classifier=False), student, processor, trust_remote_code=False)
     cls, patches = teacher.features(pixels(student.config))
     assert patches.shape == (2, 16, *grid)
     assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)
@@ -179,7 +185,9 @@ def test_a_teacher_whose_colors_are_not_only_scaled_is_refused(
     processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
     args = DistillationArguments(str(tmp_path), distillation_type="features")
     with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the color"):
-        make_distillation(args, student, HfViTImageProcessor.for_model(student.config))
+        make_distillation(
+            args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
+        )
 
 
 def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
@@ -192,7 +200,9 @@ def test_a_teacher_in_half_precision_teaches(student: HfViTForImageClassificatio
     save_teacher("vit", tmp_path, NAMES)
     for kind in ("soft", "features"):
         args = DistillationArguments(str(tmp_path), distillation_type=kind, teacher_dtype="bfloat16")
-        distillation = make_distillation(args, student, HfViTImageProcessor.for_model(student.config))
+        distillation = make_distillation(
+            args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
+        )
         assert {weight.dtype for weight in distillation.teacher.parameters()} == {torch.bfloat16}
         loss = loss_of(student.train(), distillation)
         assert loss.dtype == torch.float32
@@ -309,6 +319,8 @@ def test_teachers_as_wide_as_the_student_need_no_linear_layer(tmp_path: Path) ->
     save_teacher("vit", tmp_path, NAMES)
     args = DistillationArguments(str(tmp_path), distillation_type="features")
     classifier = HfViTForImageClassification(student.config)
-    distillation = make_distillation(args, classifier, HfViTImageProcessor.for_model(student.config))
+    distillation = make_distillation(
+        args, classifier, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(classifier))
+    )
     assert distillation.projection is None
     assert loss_of(classifier.train(), distillation).isfinite()

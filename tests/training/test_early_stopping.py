@@ -9,8 +9,9 @@ import pytest
 from datasets import DatasetDict
 
 from hf_vit.data import hold_out
-from hf_vit.training import AugmentationArguments, HfViTTrainer, HfViTTrainingArguments, last_checkpoint, make_trainer
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint, make_trainer
 from hf_vit.training.arguments import ModelArguments
+from hf_vit.training.regularization import AugmentationArguments
 from hf_vit.training.tasks.image_classification import load_classifier
 
 from ..helpers.datasets import load_digits

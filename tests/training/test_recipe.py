@@ -9,8 +9,9 @@ import yaml
 from hf_vit.data.formats.keypoints import flip_pairs_of
 from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, shareable
 from hf_vit.options.resolve import build, resolve
-from hf_vit.training import TASKS, AugmentationArguments, HfViTTrainingArguments
+from hf_vit.training import TASKS, HfViTTrainingArguments
 from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.training.regularization import AugmentationArguments
 from hf_vit.training.run import words_of
 from hf_vit.training.tasks.semantic_segmentation import SemanticArguments
 

@@ -15,8 +15,7 @@ from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.batch_transforms import (
     REFUSED,
     BatchTransforms,
-    MultiScaleSizes,
-    ProgressiveSizes,
+    ImageSizes,
     resize_batch,
     size_transforms,
 )
@@ -35,7 +34,7 @@ class Growing(HfViTTrainer):
     """Trains on images of three sizes, one after the other, and notes that of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, batch_transforms=[ProgressiveSizes(SIZES)], **kwargs)
+        super().__init__(*args, batch_transforms=[ImageSizes(SIZES)], **kwargs)
         self.heights: list[int] = []
         self.model.register_forward_pre_hook(self._note, with_kwargs=True)
 
@@ -48,7 +47,7 @@ def images(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
 
 
 def test_sizes_have_equal_shares_of_the_steps() -> None:
-    changes = BatchTransforms([ProgressiveSizes(((16, 16), (24, 24), (32, 32)))], seed=0)
+    changes = BatchTransforms([ImageSizes(((16, 16), (24, 24), (32, 32)))], seed=0)
     batch = {"pixel_values": images()}
     heights = [changes(batch, step, 8)["pixel_values"].shape[-1] for step in range(8)]
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # from steps 2 2/3 and 5 1/3 on
@@ -81,7 +80,7 @@ def test_padding_is_resized_with_its_image() -> None:
 def test_a_size_is_drawn_for_every_batch_from_seed_and_step_alone() -> None:
     def draw(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
-        changes = BatchTransforms([MultiScaleSizes(((16, 16), (24, 24), (32, 32)))], seed)
+        changes = BatchTransforms([ImageSizes(((16, 16), (24, 24), (32, 32)), is_drawn=True)], seed)
         return [changes({"pixel_values": images(1)}, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
 
     drawn = draw(0, state=0)
@@ -137,10 +136,10 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])  # of 32 x 48 pixels, patches of 8 x 16
-    assert trainer.batch_transforms.transforms == [ProgressiveSizes(((16, 32), (24, 32), (32, 48)))]
+    assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])
-    assert trainer.batch_transforms.transforms == [MultiScaleSizes(((24, 32), (32, 48), (40, 64)))]
+    assert trainer.batch_transforms.transforms == [ImageSizes(((24, 32), (32, 48), (40, 64)), is_drawn=True)]
     assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one drawn for each batch"
     assert trainer_of(tmp_path).batch_transforms.transforms == []
 
@@ -149,7 +148,7 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     ("options", "message"),
     [
         ({"progressive_sizes": [16, 20, 32]}, r"20 is not a multiple of the patch height 8 .* that fit: 16 or 24\."),
-        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=\[4, 32\]: 4 is not .* The nearest that fit: 8\."),
+        ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* The nearest that fit: 8\."),
         ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),
         ({"progressive_sizes": [16, 24]}, r"must end at 32, .* Add it, or set --image_size 24\."),
         ({"progressive_sizes": [16, 32], "multi_scale_sizes": [32]}, r"Give one of the two\."),

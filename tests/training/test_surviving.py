@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_vit.training import (
-    CheckpointError,
-    HfViTTrainer,
-    ImageClassification,
-    NotFiniteError,
-    Preempted,
-    last_checkpoint,
-)
+from hf_vit.training import HfViTTrainer, ImageClassification, NotFiniteError, Preempted, last_checkpoint
+from hf_vit.training.errors import CheckpointError
 
 from ..helpers import distributed
 from ..helpers.datasets import truncate, write_class_folders, write_pictures

@@ -13,11 +13,10 @@ from ...options.field import POSITIVE, SHARE, option
 from ...options.resolve import Options
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
-from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view
+from .open_teacher import match_classes, names_of, open_teacher, with_view
 
 
 TEMPERATURE = 3.0
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 teacher_option = partial(option, group="Teacher")
@@ -80,22 +79,21 @@ def load_teacher(args: DistillationArguments, student_class: type[PreTrainedMode
     """
     if args.teacher is None:
         return None
-    load = load_encoder
-    if (kind := args.kind(student_class)) != "features":
-        load = load_classifier
-        if not issubclass(student_class, HfViTForImageClassification):
-            raise ValueError(
-                f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
-                "for. Say --distillation_type features."
-            )
-    return load(args.teacher, DTYPES[args.teacher_dtype or "float32"], args.teacher_trust_remote_code)
+    is_classifier = (kind := args.kind(student_class)) != "features"
+    if is_classifier and not issubclass(student_class, HfViTForImageClassification):
+        raise ValueError(
+            f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
+            "for. Say --distillation_type features."
+        )
+    dtype = getattr(torch, args.teacher_dtype or "float32")
+    return open_teacher(args.teacher, is_classifier, dtype, args.teacher_trust_remote_code)
 
 
 def make_distillation(
     args: DistillationArguments,
     student: HfViTPreTrainedModel,
     processor: BaseImageProcessor,
-    teacher: PreTrainedModel | None = None,
+    teacher: PreTrainedModel | None,
 ) -> Distillation | None:
     """Returns how the teacher of a training is learned from; None if there is none.
 
@@ -103,16 +101,14 @@ def make_distillation(
         args: Which teacher, and how to learn from it.
         student: The model to train.
         processor: Its image processor.
-        teacher: The teacher, if `load_teacher` has opened it before.
+        teacher: The teacher, as `load_teacher` has opened it.
 
     Raises:
-        OSError: if there is no such teacher, or it has no image processor.
+        OSError: if it has no image processor.
         ValueError: if it cannot teach this student.
     """
-    if args.teacher is None:
+    if args.teacher is None or teacher is None:
         return None
-    teacher = load_teacher(args, type(student)) if teacher is None else teacher
-    assert teacher is not None
     kind, alpha = args.kind(type(student)), ALPHA if args.distillation_alpha is None else args.distillation_alpha
     if kind != "features" and not student.config.use_distillation_token:
         raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
+from ...model.layers import at_least_float32
 from ...model.pretrained import HfViTPreTrainedModel
 from ..callbacks.stateful import StatefulCallback
 from .teacher import Teacher
@@ -27,7 +28,7 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Source: DeiT, https://arxiv.org/abs/2012.12877.
     """
-    return F.cross_entropy(precise(logits), teacher_logits.argmax(dim=1))
+    return F.cross_entropy(at_least_float32(logits), teacher_logits.argmax(dim=1))
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
@@ -38,7 +39,7 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
-    ours, theirs = ((precise(values) / temperature).log_softmax(dim=1) for values in (logits, teacher_logits))
+    ours, theirs = ((at_least_float32(values) / temperature).log_softmax(dim=1) for values in (logits, teacher_logits))
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
 
 
@@ -47,7 +48,7 @@ def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) 
 
     Tokens count where `visible` (B, n) is true; all do without it.
     """
-    losses = 1 - F.cosine_similarity(precise(tokens), precise(targets), dim=-1)  # (B, n)
+    losses = 1 - F.cosine_similarity(at_least_float32(tokens), at_least_float32(targets), dim=-1)  # (B, n)
     if visible is None:
         return losses.mean()
     return (torch.where(visible, losses, 0).sum(dim=1) / visible.sum(dim=1)).mean()
@@ -57,12 +58,7 @@ def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resamples patches (B, D, h', w') to a grid (h, w), bilinearly; on a coarser one each is a mean of old ones."""
     if patches.shape[-2:] == grid:
         return patches
-    return F.interpolate(precise(patches), grid, mode="bilinear", align_corners=False, antialias=True)
-
-
-def precise(values: Tensor) -> Tensor:
-    """Returns values in float32 at least: a loss in half precision loses the digits that matter."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    return F.interpolate(at_least_float32(patches), grid, mode="bilinear", align_corners=False, antialias=True)
 
 
 ALPHA = 0.5  # share of the teacher in the loss
@@ -92,6 +88,8 @@ class Distillation(StatefulCallback, ABC):
         alpha: Share of the teacher in the loss.
     """
 
+    description: str  # what is distilled, and how, for the card
+
     def __init__(self, teacher: Teacher, alpha: float) -> None:
         self.teacher = teacher
         self.alpha = alpha
@@ -120,10 +118,6 @@ class Distillation(StatefulCallback, ABC):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the student's own loss of a batch, and those that the teacher gives, means over images, by name."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Returns what is distilled, and how."""
 
     @torch.compiler.disable
     def _teach(
@@ -172,7 +166,7 @@ class Distillation(StatefulCallback, ABC):
         name = path.resolve().name if path.exists() else self.teacher.name
         return {
             "teacher": f"{name} ({type(model).__name__}, {model.num_parameters():,} parameters)",
-            "distillation": f"{self.describe()}, alpha {self.alpha:g}",
+            "distillation": f"{self.description}, alpha {self.alpha:g}",
         }
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from ...model.configuration_hf_vit import to_pair
+from ...model.layers import at_least_float32
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_image_classification import classification_loss
-from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, precise, resample_patches, soft_loss
+from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, resample_patches, soft_loss
 from .teacher import Teacher
 
 
@@ -38,6 +39,7 @@ class TokenDistillation(Distillation):
         super().__init__(teacher, alpha)
         self.order = order
         self.temperature = temperature
+        self.description = "token, hard" if temperature is None else f"token, soft, temperature {temperature:g}"
 
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
@@ -48,11 +50,6 @@ class TokenDistillation(Distillation):
         if self.temperature is None:
             return own, {"hard": hard_loss(logits, theirs)}
         return own, {"soft": soft_loss(logits, theirs, self.temperature)}
-
-    def describe(self) -> str:
-        """Returns what is distilled, and how."""
-        kind = "hard" if self.temperature is None else f"soft, temperature {self.temperature:g}"
-        return f"token, {kind}"
 
 
 class FeatureDistillation(Distillation):
@@ -75,8 +72,10 @@ class FeatureDistillation(Distillation):
         config = student.config
         image = torch.zeros(1, config.num_channels, *to_pair(config.image_size), device=teacher.model.device)
         width = teacher.features(image).patches.shape[1]
+        self.description = "features"
         if width != config.hidden_size:
             self.projection = Projection(config.hidden_size, width)
+            self.description += " through a linear layer"
         self._encoded: Tensor | None = None
 
     @contextmanager
@@ -98,7 +97,13 @@ class FeatureDistillation(Distillation):
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the student's own loss, and those of patches and CLS token."""
-        tokens = self._student_tokens(outputs)
+        # (B, L, D'), prefix and patches first. Models with queries return them, as their heads run the blocks.
+        tokens = outputs.get("last_hidden_state", self._encoded)
+        self._encoded = None
+        assert tokens is not None
+        tokens = at_least_float32(tokens)
+        if self.projection is not None:
+            tokens = self.projection(tokens)
         grid = student.model.embeddings.patch_embeddings.grid(inputs["pixel_values"])
         theirs = self.teacher.features(inputs["pixel_values"])
         num_prefix, num_patches = student.config.num_prefix_tokens, grid[0] * grid[1]
@@ -110,18 +115,3 @@ class FeatureDistillation(Distillation):
         if theirs.cls is not None and student.config.use_cls_token:
             parts["cls_feature"] = cosine_loss(tokens[:, :1], theirs.cls[:, None])
         return outputs.loss, parts
-
-    def _student_tokens(self, outputs: ModelOutput) -> Tensor:
-        """Returns the last tokens (B, L, D'), prefix and patches first.
-
-        Models with queries return them, as their heads run the blocks; of all others the encoder does.
-        """
-        tokens = outputs.get("last_hidden_state", self._encoded)
-        self._encoded = None
-        assert tokens is not None
-        tokens = precise(tokens)
-        return tokens if self.projection is None else self.projection(tokens)
-
-    def describe(self) -> str:
-        """Returns what is distilled, and how."""
-        return "features" if self.projection is None else "features through a linear layer"

@@ -21,7 +21,7 @@ from ...convert.source import find_file, read_json
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.modeling_hf_vit import HfViTModel
-from ...model.pretrained import HfViTPreTrainedModel, check_trained
+from ...model.pretrained import check_trained
 from ...model.remote_code import RemoteCodeError, refusing_code
 from ...model.task_image_classification import HfViTForImageClassification
 from ..models import load_with_info, shorten, without_load_report
@@ -34,76 +34,67 @@ FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type 
 TIMM_VITS = ("vit_", "deit", "flexivit_")
 
 
-def load_classifier(name: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Opens any image classifier; `OSError` if there is no such model, `ValueError` if it has learned nothing."""
-    classes = HfViTForImageClassification, AutoModelForImageClassification
-    model, missing = open_model(name, *classes, dtype, trust_remote_code)
-    if missing:
-        raise ValueError(
-            f"The teacher {name!r} holds no weights for {shorten(missing, 3)} of {type(model).__name__}: it has not "
-            f"learned to classify. {FEATURES_INSTEAD}"
-        )
-    return model
+def open_teacher(
+    name: str, is_classifier: bool, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Opens any image classifier, or any encoder of images.
 
+    Args:
+        name: Folder, file of weights, or name on the Hub.
+        is_classifier: Whether it must classify; else its tokens are enough.
+        dtype: Its precision.
+        trust_remote_code: Whether code that it brings may run.
 
-def load_encoder(name: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Opens any encoder of images; `OSError` if there is no such model, `ValueError` if it has learned nothing."""
-    model, missing = open_model(name, HfViTModel, AutoModel, dtype, trust_remote_code)
-    if untrained := [weight for weight in missing if "pool" not in weight]:  # tokens do not go through it
-        raise ValueError(
-            f"The teacher {name!r} holds no weights for {shorten(untrained, 3)} of {type(model).__name__}: it would "
-            "teach what is drawn at random. Give a model that was trained."
-        )
-    return model
-
-
-def open_model(
-    name: str, our_class: type[HfViTPreTrainedModel], auto_class: Any, dtype: torch.dtype, trust_remote_code: bool
-) -> tuple[PreTrainedModel, list[str]]:
-    """Opens a plain ViT by `our_class`, all else by `auto_class`; returns it with the names of missing weights.
-
-    Raises `ValueError` if a weight is not finite, as all that is learned from it would be.
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if it has learned nothing, or a weight is not finite, as all that is learned from it would be.
     """
+    ours = HfViTForImageClassification if is_classifier else HfViTModel
+    auto = AutoModelForImageClassification if is_classifier else AutoModel
     with without_load_report():
-        if config_of_others(name) is None:
-            model, info = load_with_info(our_class, name, {})
-            model, missing = model.to(dtype), sorted(info["missing_keys"])
+        if is_of_others(name):
+            model, info = open_auto(auto, name, dtype, trust_remote_code)
         else:
-            model, missing = open_auto(auto_class, name, dtype, trust_remote_code)
+            model, info = load_with_info(ours, name, {})
+            model = model.to(dtype)
     check_trained(model, f"The teacher {name!r}")
-    return model, missing
+    # The tokens of an encoder do not go through the pooling.
+    if missing := sorted(weight for weight in info["missing_keys"] if is_classifier or "pool" not in weight):
+        cure = "it would teach what is drawn at random. Give a model that was trained."
+        if is_classifier:
+            cure = f"it has not learned to classify. {FEATURES_INSTEAD}"
+        raise ValueError(
+            f"The teacher {name!r} holds no weights for {shorten(missing, 3)} of {type(model).__name__}: {cure}"
+        )
+    return model
 
 
-def config_of_others(name: str) -> dict[str, Any] | None:
-    """Returns the config.json of a model that only its own library opens, and None for those that we open too."""
+def is_of_others(name: str) -> bool:
+    """Returns whether only its own library opens a model."""
     if Path(name).is_file():
-        return None
+        return False
     try:
         file = find_file(name, CONFIG_NAME)
     except OSError:
-        return None  # there is no such model: what opens ours tells
+        return False  # there is no such model: what opens ours tells
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
     is_known = config.get("model_type") == HfViTConfig.model_type or find_configured(config) is not None
-    return config if config and (is_other_timm or not is_known) else None
+    return bool(config) and (is_other_timm or not is_known)
 
 
-def open_auto(
-    auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code: bool
-) -> tuple[PreTrainedModel, list[str]]:
-    """Opens a model by an Auto class; returns it with the names of weights that the checkpoint lacks."""
+def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """Opens a model by an Auto class; returns it with which weights were missing."""
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code, "output_loading_info": True}
     try:
         with refusing_code(name, CONSENT):
-            model, info = auto_class.from_pretrained(
-                name, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
-            )
+            return auto_class.from_pretrained(name, **options)
     except RemoteCodeError:
         raise
     except ValueError as error:
         cure = FEATURES_INSTEAD if auto_class is AutoModelForImageClassification else "Choose another one."
         reason = str(error).splitlines()[0]
         raise ValueError(f"The teacher {name!r} does not open as {auto_class.__name__} ({reason}). {cure}") from error
-    return model, sorted(info["missing_keys"])
 
 
 def with_view(

@@ -8,15 +8,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
-from accelerate.utils import broadcast_object_list
 from torch.utils.data import Subset
 from transformers import TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..publishing.report import evaluation_split
+from ..saving.checkpoints import on_first_process
 from ..tasks.base import Task
 from ..trainer import HfViTTrainer
 from .defaults import EVALUATIONS, Size
@@ -35,17 +35,11 @@ TIMED_IMAGES = 32
 
 # Arguments of a trial, which evaluates, saves and reports nothing
 TRIAL = {
-    **{
-        "eval_strategy": IntervalStrategy.NO,
-        "save_strategy": SaveStrategy.NO,
-        "logging_strategy": IntervalStrategy.NO,
-    },
+    **dict.fromkeys(("eval_strategy", "logging_strategy"), IntervalStrategy.NO),
+    "save_strategy": SaveStrategy.NO,
     "early_stopping_patience": None,
     **{"report_to": [], "push_to_hub": False, "disable_tqdm": True},
 }
-
-
-T = TypeVar("T")
 
 
 class Pace(NamedTuple):
@@ -117,12 +111,6 @@ class Budget:
         return self.plan(best.size, best.pace)
 
 
-def of_first_process(value: T) -> T:
-    """Returns what the first process has, on all of them."""
-    (shared,) = broadcast_object_list([value])
-    return cast(T, shared)
-
-
 class StepTimes(TrainerCallback):
     """Notes when each step has ended, and ends the training when they have been timed for long enough.
 
@@ -168,7 +156,8 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         times = StepTimes(seconds)
         trainer.add_callback(times)
         trainer.train()
-        return of_first_process(Pace(times.step(), time_evaluation(task, trainer)))
+        pace = Pace(times.step(), time_evaluation(task, trainer))
+    return on_first_process(args, lambda: pace)
 
 
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:

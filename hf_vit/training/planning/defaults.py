@@ -3,6 +3,7 @@
 The ladders of sizes are climbed by `budget`.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,11 +76,6 @@ class TaskDefaults:
         """Returns the sizes to choose from for images with shorter sides of so many pixels, the smallest first."""
         return list(dict.fromkeys(size if self.enlarges else size.bounded(native_size) for size in self.ladder))
 
-    def differ(self, facts: Facts, batch: int, steps: int, other_steps: int) -> bool:
-        """Returns whether images are changed otherwise in other steps of `batch` images."""
-        one, other = (self.augmentation(facts, facts.epochs_of(count, batch)) for count in (steps, other_steps))
-        return one != other
-
 
 # Shared numbers
 
@@ -142,23 +138,26 @@ def depth_head(width: int) -> Options:
     return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": 32}}
 
 
+def small_tower(width: int) -> Options:
+    """Returns a Transformer of two blocks for a small model."""
+    return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
+
+
 def masked_head(width: int) -> Options:
     """Returns a decoder half as wide as a small model."""
-    half = width // 2
-    decoder = {"hidden_size": half, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * half}
+    decoder = small_tower(width // 2)
     return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
+
+
+def text_tower(width: int) -> Options:
+    """Returns a text tower as wide as a small model."""
+    return {"text_config": small_tower(width), "contrastive_config": {"projection_dim": width}}
 
 
 def draw_views(facts: Facts, epochs: float) -> Options:
     """Returns that views are cut out of larger images where there is more to see, and are few without a GPU."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
-
-
-def text_tower(width: int) -> Options:
-    """Returns a text tower as wide as a small model."""
-    tower = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
-    return {"text_config": tower, "contrastive_config": {"projection_dim": width}}
 
 
 # The tables
@@ -308,41 +307,30 @@ def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
     return {"max_steps": steps, **evaluated, **saved}
 
 
-def trains_eagerly(facts: Facts, given: Collection[str], size: Size | None) -> bool:
-    """Returns whether attention is to be plain products."""
-    patches = facts.num_patches if size is None else (size.image_size // size.patch_size) ** 2
-    is_slow = facts.has_bf16 and facts.has_slow_sdpa and not is_settled("bf16", given)
-    return is_slow and patches is not None and patches <= MOST_EAGER_PATCHES
-
-
-def fitted_width(facts: Facts, size: Size | None) -> int | None:
-    """Returns the width of a model whose head is to fit it, None where the head stays as it is by default."""
-    if size is not None:
-        return size.hidden_size
-    width = facts.hidden_size
-    is_divisible = width is not None and width % 8 == 0  # by the heads of attention at half of it
-    return width if is_divisible and is_small_encoder(facts) else None
-
-
 def choose_config(
     table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
 ) -> Options:
     """Returns the fields of `HfViTConfig`: those that are given, and of a fresh model and head the chosen ones."""
     config: Options = {}
+    width, patches = facts.hidden_size, facts.num_patches
+    if size is not None:
+        width, patches = size.hidden_size, (size.image_size // size.patch_size) ** 2
     is_small = is_small_encoder(facts)
-    if (facts.start == "scratch" or is_small) and trains_eagerly(facts, given, size):
+    is_slow = facts.has_bf16 and facts.has_slow_sdpa and not is_settled("bf16", given)
+    if (facts.start == "scratch" or is_small) and is_slow and (patches or math.inf) <= MOST_EAGER_PATCHES:
         config["attn_implementation"] = "eager"
     if is_small:
         config |= {name: value for name, value in table.config.items() if name == "drop_path_rate"}
     if facts.start == "scratch":
-        width = facts.hidden_size if size is None else size.hidden_size
         config |= {**(size.config() if size is not None else {}), **table.config}
         if width is not None and width > WIDEST_START:
             del config["initializer_range"]
         if facts.is_gray:
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
-        config |= table.head(facts, fitted_width(facts, size))
+        # A width that the heads of attention divide at half of it; else the head stays as it is by default.
+        is_fitted = size is not None or (is_small and width is not None and width % 8 == 0)
+        config |= table.head(facts, width if is_fitted else None)
     config = {name: value for name, value in config.items() if name not in given}
     nested = {
         name: {**value, **(overrides.get(name) or {})} for name, value in config.items() if isinstance(value, dict)

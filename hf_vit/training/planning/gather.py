@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ...model.configuration_hf_vit import to_pair
-from ..arguments import StreamArguments, usable_cores
+from ..arguments import usable_cores
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
@@ -27,12 +27,13 @@ def gather_facts(task: Task) -> Facts:
     saved = {} if name is None else read_config_of(name)
     config = plan_config(task.options) if name is None else saved | task.options.overrides()
     architecture = str((saved.get("architectures") or [""])[0])
-    is_stream = isinstance(task.options, StreamArguments) and task.options.streaming
+    own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
+    start: Start = "head" if any(part in architecture for part in own_classes) else "backbone"
     has_gpu = args.device.type != "cpu"
     return Facts(
-        start="scratch" if name is None else start_of(task, architecture),
+        start="scratch" if name is None else start,
         is_unlabeled=architecture in UNLABELED,
-        num_images=None if is_stream else task.count_training_images(),
+        num_images=None if task.loaded.stream is not None else task.count_training_images(),
         native_size=int(median(sizes)),
         is_gray=is_gray,
         max_objects=max_objects,
@@ -61,12 +62,6 @@ def look_at_images(task: Task) -> tuple[list[int], bool, int]:
         are_gray.append(image.mode in ("1", "L", "I;16", "LA"))
         counts.append(len(example.get("class_labels", ())))
     return sizes, all(are_gray), max(counts)
-
-
-def start_of(task: Task, architecture: str) -> Start:
-    """Returns what the weights of a saved model of a class are for a task."""
-    own = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    return "head" if any(part in architecture for part in own) else "backbone"
 
 
 def count_patches(config: Mapping[str, Any]) -> int | None:

@@ -16,9 +16,9 @@ from ...model.configuration_hf_vit import PRESETS
 from ...options.recipe import shareable
 from ..arguments import StreamArguments
 from ..load_data import chooses_step
-from ..saving.checkpoints import read_conditions
+from ..saving.checkpoints import on_first_process, read_conditions
 from ..tasks.base import Task
-from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
+from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
 from .facts import Facts
 from .gather import gather_facts
@@ -91,7 +91,7 @@ class Planner:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
         if not self.is_planned:
             return task, UNPLANNED
-        facts = of_first_process(gather_facts(task))
+        facts = on_first_process(task.args, lambda: gather_facts(task))
         batch = self.known_batch(task, facts)
         held_out = {name: vars(task.options)[name] for name in ("train_val_split", "validation_as_test")}
         minutes = self.minutes(facts)
@@ -139,7 +139,7 @@ class Planner:
 
     def seconds(self) -> float:
         """Returns how long the first process has run."""
-        return of_first_process(time.monotonic() - self.start)
+        return on_first_process(self.task.args, lambda: time.monotonic() - self.start)
 
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
@@ -149,13 +149,11 @@ class Planner:
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
-        def measure(size: Size | None, steps: int = needed) -> Pace:
-            trial = self.choose(task, facts, size=size, steps=steps, batch=batch)
+        def measure(size: Size | None) -> Pace:
+            trial = self.choose(task, facts, size=size, steps=needed, batch=batch)
             return measure_pace(self.task_with(trial, task), seconds)
 
         choice = budget.choose(self.sizes(task, facts), needed, measure)
-        if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
-            choice = budget.plan(choice.size, measure(choice.size, choice.steps))
         if choice.steps < LEAST_STEPS:
             raise ValueError(
                 f"--minutes {minutes:g} leaves time for {choice.steps} of at least {LEAST_STEPS} steps, each of "

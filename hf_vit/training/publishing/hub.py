@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import httpx, validate_repo_id  # the client's errors: httpx of hub 1, httpx2 of hub 2
+from huggingface_hub.utils import httpx  # the client's errors: httpx of hub 1, httpx2 of hub 2
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_imports
 from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, logging
@@ -124,7 +124,6 @@ def publish(
         OSError: if there is no token, it may not write there, or the Hub cannot be reached or answers with an error.
     """
     check_upload(folder)
-    validate_repo_id(repo_id)
     # True: without a token the client says how to get one, rather than asking the Hub as nobody.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
     with clear_errors(repo_id, api.endpoint):

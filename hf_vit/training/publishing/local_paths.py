@@ -28,7 +28,7 @@ def names_of_paths(folder: Path) -> dict[str, str]:
     names = {}
     for source in (source for value in given for source in split_sources(value)):
         place = Path(source).expanduser()
-        if os.sep in source and place.name and _is_there(place):
+        if os.sep in source and place.name and os.path.exists(place):
             for path in (source.rstrip(os.sep), os.path.abspath(place), os.path.realpath(place)):
                 names[path] = place.name
     return names
@@ -67,10 +67,3 @@ def _texts(content: Any) -> Iterator[str]:
     elif isinstance(content, dict | list):
         for value in content.values() if isinstance(content, dict) else content:
             yield from _texts(value)
-
-
-def _is_there(place: Path) -> bool:
-    try:
-        return place.exists()
-    except (OSError, ValueError):  # too long, or with a zero byte: it is no path
-        return False

@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
 from ...visualize.plots import draw_class_scores
-from ..arguments import StreamArguments, split_sources
+from ..arguments import split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
@@ -95,13 +95,6 @@ def describe_weights(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
 
 
-def describe_stream(args: StreamArguments) -> dict[str, str]:
-    """Returns how training images were read, if that was during the training."""
-    if not args.streaming:
-        return {}
-    return {"training images": f"a stream, each drawn among {args.shuffle_buffer_size:,}"}
-
-
 def describe_values(values: Mapping[str, Any]) -> str:
     """Returns the values of options in one line."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
@@ -117,7 +110,7 @@ def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> d
     scores = {name: trainer.averaged_scores[name] for name in names if name in trainer.averaged_scores}
     folder = Path(trainer.args.output_dir) / AVERAGE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{split}_scores.json", {name: known(score) for name, score in scores.items()})
+    write_json(folder / f"{split}_scores.json", scores)
     return {f"averaged weights (`{AVERAGE_FOLDER}/`)": scores}
 
 
@@ -139,10 +132,8 @@ def score_split(
     if trainer.is_world_process_zero():
         folder.mkdir(parents=True, exist_ok=True)
         if any(lines):
-            write_lines(
-                folder / f"{split}_predictions.jsonl",
-                ({"file": file, **line} for file, line in zip(examples.rows["file"], lines, strict=False)),
-            )
+            named = ({"file": file, **line} for file, line in zip(examples.rows["file"], lines, strict=False))
+            write_whole(folder / f"{split}_predictions.jsonl", "".join(f"{json.dumps(line)}\n" for line in named))
         pictures |= write_metrics(folder, split, scores, evaluator) | evaluator.draw_scores(folder, split)
     return scores, pictures
 
@@ -152,14 +143,11 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
 
     Returns the file name of the picture by its caption.
     """
-    write_json(folder / f"{split}_scores.json", {name: known(value) for name, value in scores.items()})
+    write_json(folder / f"{split}_scores.json", scores)
     classes = evaluator.per_class()
     if not classes:
         return {}
-    write_json(
-        folder / f"{split}_{evaluator.parts}.json",
-        {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
-    )
+    write_json(folder / f"{split}_{evaluator.parts}.json", classes)
     label = evaluator.class_score
     values = {name: found[label.lower()] for name, found in classes.items()}
     draw_class_scores(values, folder / f"{split}_{evaluator.parts}.png", label)
@@ -172,18 +160,15 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
     return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
 
-def write_json(file: Path, content: Any) -> None:
-    """Writes what JSON can hold."""
-    write_whole(file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+def write_json(file: Path, scores: Mapping[str, Any]) -> None:
+    """Writes scores, or those of classes; there is no NaN in JSON, so it becomes null."""
+    write_whole(file, json.dumps(known(scores), indent=2, allow_nan=False) + "\n")
 
 
-def write_lines(file: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Writes JSON lines."""
-    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def known(value: float) -> float | None:
-    """Returns a score as JSON has it: there is no NaN."""
+def known(value: Any) -> Any:
+    """Returns a score, or a mapping of them, with None for NaN."""
+    if isinstance(value, Mapping):
+        return {name: known(score) for name, score in value.items()}
     return None if math.isnan(value) else value
 
 

@@ -30,7 +30,7 @@ from ...options.recipe import recipe_of
 from ...options.resolve import build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
-from ..arguments import HfViTTrainingArguments, StreamArguments
+from ..arguments import HfViTTrainingArguments
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
 from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
@@ -41,7 +41,6 @@ from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
-    describe_stream,
     describe_training,
     describe_values,
     evaluation_split,
@@ -314,7 +313,7 @@ class Task(ABC):
     def note_duplicates(self) -> list[str]:
         """Returns sentences on images that occur more than once; raises as `note_duplicates` of `data_notes`."""
         splits, accepted = self.loaded.splits, self.options.allow_duplicates
-        if isinstance(self.options, StreamArguments) and self.options.streaming:
+        if self.loaded.stream is not None:
             return ["Duplicates were not looked for, as the training images are a stream."]
         return on_first_process(self.args, lambda: note_duplicates(splits, evaluation_split(splits), accepted))
 
@@ -452,6 +451,7 @@ class Task(ABC):
     def describe_recipe(self, trainer: EvaluatorTrainer) -> dict[str, str]:
         """Returns the lines of the card's table that the trainer's settings do not tell."""
         changes = trainer.conditions.get("changes")
+        drawn = None if self.loaded.stream is None else vars(self.options)["shuffle_buffer_size"]
         size = self.describe_size(trainer.model.config)
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
@@ -461,7 +461,7 @@ class Task(ABC):
             **({} if trainer.distillation is None else trainer.distillation.facts()),
             **({"resumed with changes": " / ".join(changes)} if changes else {}),
             "evaluation": trainer.evaluator.describe_evaluation(),
-            **(describe_stream(self.options) if isinstance(self.options, StreamArguments) else {}),
+            **({"training images": f"a stream, each drawn among {drawn:,}"} if drawn else {}),
         }
 
     def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:

@@ -17,7 +17,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.augmentation.views import MultiCrop, ViewColors
-from ...data.collators import UnlabeledImageCollator, size_of_height
+from ...data.collators import UnlabeledImageCollator
 from ...data.datasets import TargetDataset
 from ...data.targets import image_only
 from ...evaluation.evaluator import Batch, ImageResult
@@ -31,6 +31,7 @@ from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_o
 from ...options.resolve import values_of
 from ...visualize.pretraining import draw_views
 from ..arguments import UnlabeledArguments
+from ..batch_transforms import size_of
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
@@ -133,15 +134,10 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
     """Returns height and width of views in the proportions of images: a given height, or a share of theirs."""
-    size, patch = to_pair(config.image_size), to_pair(config.patch_size)
     if height is None:
-        height = max(1, round(size[0] * share / patch[0])) * patch[0]
-    if height % patch[0]:
-        raise ValueError(
-            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). "
-            f"Give {(height // patch[0] + 1) * patch[0]}, say."
-        )
-    return size_of_height(height, size, patch)
+        patch_height = to_pair(config.patch_size)[0]
+        height = max(1, round(to_pair(config.image_size)[0] * share / patch_height)) * patch_height
+    return size_of(name, height, config)
 
 
 def per_channel(values: float | list[float], num_channels: int) -> tuple[float, ...]:
