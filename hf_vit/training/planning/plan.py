@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
+from ...options.library import options_of
 from ...options.recipe import shareable
 from ..arguments import StreamArguments
 from ..load_data import chooses_step
@@ -193,10 +193,12 @@ def import_seconds() -> float:
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     """Returns what is chosen, a line for each group of options."""
     lines = ["Chosen by data and device; any of it can be given, and all stands in recipe.yaml:"]
-    for name, kind in task.fields().items():
-        names = [option.name for option in fields(kind) if option.name in chosen]
-        if names:
-            lines.append(f"  {name}: {', '.join(f'{option} {brief(chosen[option])}' for option in names)}")
+    groups: dict[str, list[str]] = {}
+    for name, metadata in options_of(*task.argument_types()).items():
+        if name in chosen:
+            group = metadata["group"].partition(" (")[0]  # without the class that declares the library's options
+            groups.setdefault(group, []).append(f"{name} {brief(chosen[name])}")
+    lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)
 
 
