@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from functools import partial
 from typing import Any
 
 from transformers import TrainingArguments
@@ -22,44 +23,36 @@ FREE = (
     *("trackio_bucket_id", "trackio_space_id", "trackio_static_space_id"),
 )
 
+library_option = partial(described, group=LIBRARY_GROUP)
+training_option = partial(described, group="Training", essential=True)
 LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
-    **{name: described(group=LIBRARY_GROUP, resume="free") for name in FREE},
+    **{name: library_option(resume="free") for name in FREE},
     # The essential ones
-    "num_train_epochs": described(
+    "num_train_epochs": training_option(
         brief="How often to go through the training images.",
         range=POSITIVE,
-        group="Training",
-        essential=True,
         synonyms="epochs num_epochs max_epochs",
     ),
-    "max_steps": described(
+    "max_steps": training_option(
         brief="How many steps to train, whatever the epochs are.",
-        group="Training",
-        essential=True,
         synonyms="steps iterations num_steps",
     ),
-    "learning_rate": described(
+    "learning_rate": training_option(
         brief="Largest learning rate.",
         range=NOT_NEGATIVE,
-        group="Training",
-        essential=True,
         synonyms="lr lr0 base_lr",
     ),
-    "per_device_train_batch_size": described(
+    "per_device_train_batch_size": training_option(
         brief="Images of a step, on each process.",
         range=COUNT,
-        group="Training",
-        essential=True,
         synonyms="batch_size batch bs train_batch_size",
         resume="free",
     ),
-    "bf16": described(
+    "bf16": training_option(
         brief="Compute in bfloat16 where that is precise enough.",
-        group="Training",
-        essential=True,
         synonyms="amp mixed_precision half",
     ),
-    "seed": described(brief="Of all that is random.", range=SEED, group="Training", essential=True),
+    "seed": training_option(brief="Of all that is random.", range=SEED),
     "per_device_eval_batch_size": described(
         brief="Images of an evaluation's batch, on each process.",
         range=COUNT,
@@ -79,40 +72,32 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
         resume="free",
     ),
     # Optimizer and schedule
-    "optim": described(group=LIBRARY_GROUP, synonyms="opt optimizer", resume="fixed"),
-    "lr_scheduler_type": described(group=LIBRARY_GROUP, synonyms="sched scheduler lr_scheduler"),
-    "warmup_steps": described(group=LIBRARY_GROUP, range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio"),
-    "weight_decay": described(group=LIBRARY_GROUP, range=NOT_NEGATIVE, synonyms="wd"),
-    "adam_beta1": described(group=LIBRARY_GROUP, range=SHARE_LEFT_OUT),
-    "adam_beta2": described(group=LIBRARY_GROUP, range=SHARE_LEFT_OUT),
-    "adam_epsilon": described(group=LIBRARY_GROUP, range=POSITIVE),
-    "max_grad_norm": described(
-        group=LIBRARY_GROUP, range=NOT_NEGATIVE, synonyms="clip_grad grad_clip gradient_clip_val"
-    ),
-    "gradient_accumulation_steps": described(
-        group=LIBRARY_GROUP, range=COUNT, synonyms="grad_accum_steps accumulate", resume="free"
-    ),
-    "label_smoothing_factor": described(
-        group=LIBRARY_GROUP, range=SHARE_LEFT_OUT, synonyms="smoothing label_smoothing"
-    ),
-    "neftune_noise_alpha": described(group=LIBRARY_GROUP, range=NOT_NEGATIVE),
-    "data_seed": described(group=LIBRARY_GROUP, range=SEED),
+    "optim": library_option(synonyms="opt optimizer", resume="fixed"),
+    "lr_scheduler_type": library_option(synonyms="sched scheduler lr_scheduler"),
+    "warmup_steps": library_option(range=NOT_NEGATIVE, synonyms="warmup warmup_epochs warmup_ratio"),
+    "weight_decay": library_option(range=NOT_NEGATIVE, synonyms="wd"),
+    "adam_beta1": library_option(range=SHARE_LEFT_OUT),
+    "adam_beta2": library_option(range=SHARE_LEFT_OUT),
+    "adam_epsilon": library_option(range=POSITIVE),
+    "max_grad_norm": library_option(range=NOT_NEGATIVE, synonyms="clip_grad grad_clip gradient_clip_val"),
+    "gradient_accumulation_steps": library_option(range=COUNT, synonyms="grad_accum_steps accumulate", resume="free"),
+    "label_smoothing_factor": library_option(range=SHARE_LEFT_OUT, synonyms="smoothing label_smoothing"),
+    "neftune_noise_alpha": library_option(range=NOT_NEGATIVE),
+    "data_seed": library_option(range=SEED),
     # Intervals and resources
-    "logging_steps": described(group=LIBRARY_GROUP, range=POSITIVE, resume="free"),
-    "eval_steps": described(group=LIBRARY_GROUP, range=POSITIVE, resume="free"),
-    "eval_delay": described(group=LIBRARY_GROUP, range=NOT_NEGATIVE, resume="free"),
-    "eval_accumulation_steps": described(group=LIBRARY_GROUP, range=COUNT, resume="free"),
-    "save_steps": described(group=LIBRARY_GROUP, range=POSITIVE, resume="free"),
-    "save_total_limit": described(group=LIBRARY_GROUP, range=NOT_NEGATIVE, resume="free"),
-    "torch_empty_cache_steps": described(group=LIBRARY_GROUP, range=COUNT),
-    "dataloader_num_workers": described(
-        group=LIBRARY_GROUP, range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"
-    ),
-    "dataloader_prefetch_factor": described(group=LIBRARY_GROUP, range=COUNT, resume="free"),
-    "ddp_timeout": described(group=LIBRARY_GROUP, range=COUNT, resume="free"),
-    "ddp_bucket_cap_mb": described(group=LIBRARY_GROUP, range=COUNT, resume="free"),
+    "logging_steps": library_option(range=POSITIVE, resume="free"),
+    "eval_steps": library_option(range=POSITIVE, resume="free"),
+    "eval_delay": library_option(range=NOT_NEGATIVE, resume="free"),
+    "eval_accumulation_steps": library_option(range=COUNT, resume="free"),
+    "save_steps": library_option(range=POSITIVE, resume="free"),
+    "save_total_limit": library_option(range=NOT_NEGATIVE, resume="free"),
+    "torch_empty_cache_steps": library_option(range=COUNT),
+    "dataloader_num_workers": library_option(range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"),
+    "dataloader_prefetch_factor": library_option(range=COUNT, resume="free"),
+    "ddp_timeout": library_option(range=COUNT, resume="free"),
+    "ddp_bucket_cap_mb": library_option(range=COUNT, resume="free"),
     # No part of a recipe
-    "hub_token": described(group=LIBRARY_GROUP, resume="free", private=True),
+    "hub_token": library_option(resume="free", private=True),
     "resume_from_checkpoint": described(
         group="Output", essential=True, synonyms="resume", resume="free", private=True
     ),

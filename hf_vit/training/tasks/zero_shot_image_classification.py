@@ -500,16 +500,6 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
             scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
         source, chance = public_name(str(self.options.zero_shot_dataset)), 1 / len(labeled.names)
-        if self.args.repeated_augmentations > 1:
-            raise ValueError(
-                f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
-                "times, which the loss would take for different ones. Leave it out."
-            )
-        if not self.args.dataloader_drop_last:  # several processes would fill an incomplete batch up
-            raise ValueError(
-                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
-                "two different ones. Leave it out; all images come, in another order, in the next epoch."
-            )
         self.zero_shot_lines = {
             "zero-shot": f"accuracy {scores['accuracy']:.4f} on {len(labeled.splits[split]):,} {split} images of "
             f"{source} (chance {chance:.4f}), by {', '.join(map(repr, templates))}"
