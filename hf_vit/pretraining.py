@@ -47,15 +47,18 @@ class PretrainingResult:
     @property
     def gain(self) -> float | None:
         """By how much pretraining made the main score better, in points of it times 100; None without labels."""
-        if self.tuned is None or self.scratch is None:
-            return None
-        one, other = (result.scores[self.tuned.metric] for result in (self.tuned, self.scratch))
-        return 100 * (one - other if self.tuned.greater_is_better else other - one)
+        return None if self.tuned is None or self.scratch is None else gain_of(self.tuned, self.scratch)
 
     @property
     def best(self) -> TrainingResult | None:
         """The better one of the two models that were trained with labels; None without them."""
         return None if self.gain is None else self.tuned if self.gain >= 0 else self.scratch
+
+
+def gain_of(tuned: TrainingResult, scratch: TrainingResult) -> float:
+    """Return by how much one training has a better main score than another, in points of it times 100."""
+    difference = 100 * (tuned.scores[tuned.metric] - scratch.scores[tuned.metric])
+    return difference if tuned.greater_is_better else -difference
 
 
 def pretrain(
@@ -97,10 +100,10 @@ def pretrain(
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
     known = data if labels is None else labels
-    has_labels = find_labels(task, method, data, labels, report, options)
+    has_labels = find_labels(task, method, data, labels, partial(train, **{"max_steps": 1, **options}), report)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
-    run = partial(train_part, folder, report, options)
+    run = partial(train_part, partial(train, report=report, **options), folder)
     if has_labels:
         report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
     scratch = run("scratch", task, known, shared) if has_labels else None
@@ -112,27 +115,18 @@ def pretrain(
     report(f"With labels: {task} from the encoder, {shared:g} min.")
     fields = keep_geometry(options, scratch.model.config)
     tuned = run("tuned", task, known, shared, model=encoder.output_dir, config_overrides=fields)
-    result = PretrainingResult(encoder, tuned, scratch)
-    report(describe_gain(result))
-    return result
+    report(describe_gain(encoder, tuned, scratch))
+    return PretrainingResult(encoder, tuned, scratch)
 
 
 def train_part(
-    folder: Path,
-    report: Callable[[str], None],
-    options: Mapping[str, Any],
-    name: str,
-    task: str,
-    data: Paths,
-    minutes: float,
-    **given: Any,
+    run: Callable[..., TrainingResult], folder: Path, name: str, task: str, data: Paths, minutes: float, **given: Any
 ) -> TrainingResult:
-    """Runs one of the three trainings, or resumes it.
+    """Run one of the three trainings, or resume it.
 
     Args:
+        run: Trains with the options of all three.
         folder: Output folder of all three.
-        report: Called with lines of text on how it goes.
-        options: Of all three.
         name: Its own folder in that of all.
         task: What to train.
         data: On which images.
@@ -141,8 +135,7 @@ def train_part(
     """
     gc.collect()  # waits for what has read images for the training before, outside of the time of this one
     resumed = {"resume_from_checkpoint": "last"} if any((folder / name).glob("checkpoint-*")) else {}
-    chosen = {**options, **given, **resumed}
-    return train(task, data, report=report, output_dir=folder / name, minutes=minutes, **chosen)
+    return run(task, data, output_dir=folder / name, minutes=minutes, **given, **resumed)
 
 
 def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any]) -> None:
@@ -178,22 +171,14 @@ def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) ->
 
 
 def find_labels(
-    task: str | None,
-    method: str,
-    data: Paths,
-    labels: str | os.PathLike[str] | None,
-    report: Callable[[str], None],
-    options: Mapping[str, Any],
+    task: str | None, method: str, data: Paths, labels: Any, run: Callable[..., object], report: Callable[[str], None]
 ) -> bool:
-    """Returns whether there are labels to compare by; raises as `train` if what is named is bad."""
-
-    def look(task: str, data: Paths) -> None:
-        train(task, data, **{"max_steps": 1, **options, "dry_run": True}, report=lambda _: None)
-
+    """Return whether there are labels to compare by; raise as `train` if `task`, `data` or `labels` is bad."""
+    dry_run = partial(run, dry_run=True, report=lambda _: None)
     if labels is not None:  # which are trained on before these images would be opened
-        look(method, data)
+        dry_run(method, data)
     try:
-        look(task or DEFAULT_TASK, data if labels is None else labels)
+        dry_run(task or DEFAULT_TASK, data if labels is None else labels)
     except ValueError as error:
         if task is not None or labels is not None:
             raise
@@ -209,13 +194,9 @@ def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 
 
-def describe_gain(result: PretrainingResult) -> str:
-    """Returns what pretraining was worth, what of it may be chance, and which model to use."""
-    tuned, scratch, gain = result.tuned, result.scratch, result.gain
-    assert tuned is not None
-    assert scratch is not None
-    assert gain is not None
-    assert result.best is not None
+def describe_gain(encoder: TrainingResult, tuned: TrainingResult, scratch: TrainingResult) -> str:
+    """Return how much pretraining changed the main score, its random error, and the model to use."""
+    gain = gain_of(tuned, scratch)
     name, count = tuned.metric, tuned.num_scored
     one, other = tuned.scores[name], scratch.scores[name]
     chance = ""
@@ -225,6 +206,6 @@ def describe_gain(result: PretrainingResult) -> str:
     verdict = "helped by" if gain >= 0 else "cost"
     return (
         f"Pretraining on your images {verdict} {abs(gain):.1f} points: {name} {one:.4f} with it, {other:.4f} without"
-        f"{chance}.\nThe model to use: {result.best.output_dir}\n"
-        f"The encoder, for the --model_name_or_path of any task: {result.encoder.output_dir}"
+        f"{chance}.\nThe model to use: {(tuned if gain >= 0 else scratch).output_dir}\n"
+        f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}"
     )

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -14,6 +15,8 @@ from .base import StreamedMetric
 
 
 Batch = dict[str, Any]
+Images = list[Image]
+File = str | PathLike[str]
 
 
 class ImageResult(NamedTuple):
@@ -30,6 +33,7 @@ class ImageResult(NamedTuple):
     weight: float | tuple[float, ...] = 1.0
 
 
+@dataclass(eq=False)
 class BaseEvaluator(ABC):
     """Predicts, scores and draws images of one task.
 
@@ -41,15 +45,13 @@ class BaseEvaluator(ABC):
     parts = "classes"  # of which `per_class` gives scores
     class_score = ""  # which of these scores to draw
     tries = False  # whether it takes an evaluation of its own to choose the threshold
-    limits = ""  # what a model with these scores is not good for, in sentences of the card
     is_divisible = False  # whether several GPUs of a process may share a batch
     caption = "Image, truth and prediction"  # of what `draw` draws; empty if it draws nothing
 
-    def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
-        self.processor = processor
-        self.metric = metric
-        self.is_choosing = False  # the threshold, in that evaluation
-        self.threshold: float | None = None  # score above which predictions are drawn; None has not been chosen
+    processor: BaseImageProcessor
+    metric: StreamedMetric
+    is_choosing: bool = field(init=False, default=False)  # the threshold, in that evaluation
+    threshold: float | None = field(init=False, default=None)  # score above which predictions are drawn, once chosen
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # most evaluators need nothing
         """Reads what all images of an evaluation by the trainer are compared with."""
@@ -70,18 +72,12 @@ class BaseEvaluator(ABC):
         """Returns the scores of all images, with `loss` if it is not the mean of the losses of the images."""
         return self.metric.compute()
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class; none where there are no classes."""
-        return self.metric.per_class()
-
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
         """Returns a prediction as `hf-vit predict` prints it; empty if the task has none for single images."""
         return {}
 
-    def draw(  # noqa: B027  # those without a caption draw nothing
-        self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]
-    ) -> None:
-        """Draws images beside their targets and predictions."""
+    def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:  # noqa: B027
+        """Draw images next to their targets and predictions; an evaluator without a caption draws nothing."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
         """Draws further scores into files of a folder that start with the name of the split.
@@ -95,10 +91,6 @@ class BaseEvaluator(ABC):
     def describe_evaluation(self) -> str:
         """Returns how images are evaluated, as a sentence of the card."""
 
-    def describe_limits(self) -> str:
-        """Returns what a model with these scores is not good for, in sentences of the card."""
-        return self.limits
-
 
 class Evaluator(BaseEvaluator):
     """Evaluator of a task with annotated truth."""
@@ -107,7 +99,7 @@ class Evaluator(BaseEvaluator):
     def has_truth(self, target: Any) -> bool:
         """Returns whether a target has any truth to train on and to be evaluated on."""
 
-    lack: str  # of targets without any truth, and what to do about it
+    lack: ClassVar[str]  # of targets without any truth, and what to do about it
 
     def describe_lack(self, targets: Iterable[Any]) -> str:
         """Returns what targets without any truth lack, and what to do about it."""

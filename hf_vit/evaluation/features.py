@@ -5,7 +5,7 @@ Shapes: M training images, B images to classify, D features.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,12 @@ class NeighborAccuracy(StreamedMetric):
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def compute(self) -> dict[str, float]:
-        """Returns the score, if there is one."""
-        known = [record for record in self.records if record is not None]
+        """Return the score, if there is one."""
+        return self.score(self.records)
+
+    def score(self, records: Iterable[bool | None]) -> dict[str, float]:
+        """Return the score of some images, if there is one."""
+        known = [record for record in records if record is not None]
         score = sum(known) / len(known) if known else math.nan
         return dict.fromkeys(self.score_names, score)
 

@@ -225,6 +225,8 @@ class StreamArguments(Options):
 class ClassificationArguments(ModelArguments, ImageDataArguments, StreamArguments):
     """Which classifier to train, and on which images."""
 
+    loader_options = (*ImageDataArguments.loader_options, "label_column_name")
+
     dataset_name: str = source_option(
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
     )

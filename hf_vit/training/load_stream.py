@@ -30,7 +30,6 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     with training_args.main_process_first(desc="opening the data"):
         opened = stream_image_classification(
             args.dataset_name,
-            label_column_name=args.label_column_name,
             class_names=args.class_names or [],
             train_val_split=args.train_val_split,
             **args.source_options(),

@@ -21,13 +21,14 @@ LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 
 
 def load_splits(data: ClassificationArguments, args: HfViTTrainingArguments) -> DatasetDict:
-    return load_targets(partial(open_labeled, data), data, args).splits
+    return load_targets(partial(open_labeled, data.dataset_name, **data.source_options()), data, args).splits
 
 
 def load_evaluation_split(
     data: ClassificationArguments, split: str | None, label2id: dict[str, int], args: HfViTTrainingArguments
 ) -> tuple[str, Dataset]:
-    name, loaded = load_evaluation_targets(partial(open_labeled, data), data, split, label2id, args)
+    load = partial(open_labeled, data.dataset_name, **data.source_options())
+    name, loaded = load_evaluation_targets(load, data, split, label2id, args)
     assert loaded.names == tuple(label2id)
     return name, loaded.splits[name]
 
@@ -146,7 +147,7 @@ datasets.decode_image = lambda *image: (opened.append(1), decode_image(*image))[
 args = HfViTTrainingArguments(output_dir="output", use_cpu=True)
 data = ClassificationArguments(dataset_name="photos", train_val_split=0)
 try:
-    load_targets(partial(open_labeled, data), data, args)
+    load_targets(partial(open_labeled, data.dataset_name, **data.source_options()), data, args)
 except ValueError as error:
     Path(f"{args.process_index}.json").write_text(json.dumps([len(opened), str(error)]))
 PartialState().destroy_process_group()

@@ -12,7 +12,13 @@ from sklearn import metrics as reference
 from transformers import EvalPrediction
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.evaluation.classification import ConfusionMatrix, MacroF1, TopKAccuracy, majority_baseline
+from hf_vit.evaluation.classification import (
+    ClassificationMetric,
+    ConfusionMatrix,
+    MacroF1,
+    TopKAccuracy,
+    majority_baseline,
+)
 from hf_vit.training import image_classification_metrics
 from hf_vit.training.tasks.image_classification import ClassificationEvaluator
 from hf_vit.visualize.plots import draw_confusion_matrix, draw_curves
@@ -73,7 +79,7 @@ def test_majority_baseline_goes_by_the_training_labels() -> None:
 
 def test_an_evaluator_has_the_answer_for_every_image_and_the_confusion_matrix(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(7)]
-    evaluator = ClassificationEvaluator(HfViTImageProcessor(), names)
+    evaluator = ClassificationEvaluator(HfViTImageProcessor(), ClassificationMetric(names))
     pairs = list(zip(torch.from_numpy(LOGITS), LABELS.tolist(), strict=True))
     evaluator.metric.update([evaluator.metric.record(*pair) for pair in pairs])
     scores = evaluator.metric.compute()

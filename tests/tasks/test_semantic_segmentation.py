@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
+from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
 from hf_vit.training.models import load_model, whole_image_processor
 from hf_vit.training.tasks.semantic_segmentation import (
     SemanticArguments,
@@ -50,13 +51,14 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
 
 def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
-    _, predict = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(maps)
+    evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
+    _, predict = evaluator.naive_baseline(maps)
     expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class of all, where no image has one
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
     enlarged = [labels.repeat_interleave(3, dim=0).repeat_interleave(5, dim=1) for labels in maps]
-    _, of_enlarged = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(enlarged)
+    _, of_enlarged = evaluator.naive_baseline(enlarged)
     assert torch.equal(of_enlarged(maps[0]), expected)
 
 
@@ -159,7 +161,9 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
 def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     plain = trainer.evaluate()["eval_loss"]
-    trainer.evaluator = SemanticEvaluator(trainer.processing_class, NAMES, 8, [1.0, 0.5], True)
+    trainer.evaluator = SemanticEvaluator(
+        trainer.processing_class, SemanticSegmentationMetric(NAMES), 8, [1.0, 0.5], True
+    )
     found = trainer.evaluate()
     metric, processor = trainer.evaluator.metric, trainer.processing_class
     metric.reset()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_vit.evaluation.evaluator import ImageResult
+from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer, draw_examples
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
@@ -130,7 +131,7 @@ class WatchingEvaluator(SemanticEvaluator):
 def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
     trainer.args.per_device_eval_batch_size = 1
-    trainer.evaluator = WatchingEvaluator(trainer.processing_class, NAMES)
+    trainer.evaluator = WatchingEvaluator(trainer.processing_class, SemanticSegmentationMetric(NAMES))
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (len(trainer.evaluator.maps), trainer.evaluator.most_alive) == (NUM_VALIDATION, 0)
 
@@ -144,7 +145,7 @@ def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) ->
             super().draw(images, *rest)
 
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
-    trainer.evaluator = DrawingEvaluator(trainer.processing_class, NAMES)
+    trainer.evaluator = DrawingEvaluator(trainer.processing_class, SemanticSegmentationMetric(NAMES))
     for name in ("1.png", "2.png"):
         draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
     assert len(drawn[0]) == NUM_VALIDATION

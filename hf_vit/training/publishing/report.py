@@ -144,7 +144,7 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
     Returns the file name of the picture by its caption.
     """
     write_json(folder / f"{split}_scores.json", scores)
-    classes = evaluator.per_class()
+    classes = evaluator.metric.per_class()
     if not classes:
         return {}
     write_json(folder / f"{split}_{evaluator.parts}.json", classes)

@@ -33,10 +33,10 @@ from ...visualize.plots import draw_curves
 from ..arguments import HfViTTrainingArguments
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_training
-from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes
+from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes, see_labels
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
-from ..models import load_model, open_trained, plan_config
+from ..models import input_size, load_model, open_trained, plan_config
 from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
@@ -120,6 +120,8 @@ class Task(ABC):
     collator_class: ClassVar[type[Any]]  # made from the processor
     augmented_column: ClassVar[str | None] = None  # of an example, that the transform takes; else all of it
     read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # of a row, its target
+    augment: ClassVar[Callable[..., Callable[[Any], Any]]]  # the maker of the transform, given size, channels, options
+    limits: ClassVar[str]  # sentences of the card, with places for `num_classes` and values of `model`
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
@@ -166,7 +168,15 @@ class Task(ABC):
 
     def augmentation_values(self) -> dict[str, Any]:
         """Returns how training images are changed at random, by the names of the options."""
-        return values_of(self.options, "Augmentation")
+        return values_of(self.options, "Augmentation", "Views")
+
+    def augmentation_options(self) -> dict[str, Any]:
+        """Return the arguments of `augment` other than the size and the number of channels."""
+        return self.augmentation_values()
+
+    def augmentation_size(self, processor: Any, config: HfViTConfig) -> tuple[int, int]:
+        """Return the height and width of augmented images."""
+        return input_size(processor)
 
     def open_data(self) -> TargetData:
         """Opens images and targets."""
@@ -176,25 +186,12 @@ class Task(ABC):
         """Opens and checks the splits of a training."""
         return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_threshold)
 
-    def load_evaluation_data(self, saved: EvaluationArguments, label2id: dict[str, int]) -> tuple[str, TargetData]:
-        """Opens and checks the data of an evaluation.
-
-        Args:
-            saved: The model, and the split that is asked for.
-            label2id: The model's number of each class.
-
-        Returns:
-            The name of the split, and data with this split alone, whose classes are numbered as by the model.
-        """
-        was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
-        return load_evaluation_targets(self.open_data, self.options, saved.split, label2id, self.args, was_streamed)
-
-    def options_of_head(self) -> dict[str, dict[str, Any]]:
-        """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
+    def options_of_head(self) -> dict[str, Any]:
+        """Return the options of the head that the data determine."""
         return {}
 
-    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
-        """Returns in the same way the options of a head without saved weights that are not the defaults."""
+    def options_of_fresh_head(self) -> dict[str, Any]:
+        """Return the options of a head without saved weights that are not the defaults."""
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
@@ -203,7 +200,8 @@ class Task(ABC):
 
     def open_model(self) -> tuple[PreTrainedModel, Any]:
         """Returns the new or saved model to train, and its image processor."""
-        head = self.options_of_head(), self.options_of_fresh_head()
+        config = self.options.task_config
+        head = ({config: own} if own else {} for own in (self.options_of_head(), self.options_of_fresh_head()))
         model, processor = load_model(self.model_class, self.options, self.loaded.names, *head)
         return model, self.make_processor(processor, model.config)
 
@@ -211,9 +209,10 @@ class Task(ABC):
         """Returns the collator of training and evaluation batches, a dataclass with the field `keeps_targets`."""
         return self.collator_class(processor)
 
-    @abstractmethod
     def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of training examples, which brings them to the size of the model."""
+        """Return the random transform of training examples, which brings them to the size of the model."""
+        size, options = self.augmentation_size(processor, config), self.augmentation_options()
+        return self.augment(size, num_channels=config.num_channels, **options)
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> Any:
         """Returns the image processor or processor of a trained model."""
@@ -224,18 +223,14 @@ class Task(ABC):
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Returns the evaluator of a model, with its threshold; raises as `make_evaluator` and `check_evaluator`."""
+        """Return the evaluator of a model, with its threshold; raise `ValueError` if a split has no usable target."""
         evaluator = self.make_evaluator(model, processor)
-        self.check_evaluator(evaluator)
-        if self.chooses_threshold:
-            evaluator.threshold = model.options.score_threshold
-        return evaluator
-
-    def check_evaluator(self, evaluator: BaseEvaluator) -> None:
-        """Raises `ValueError` if a split has no truth that the evaluator takes."""
         if isinstance(evaluator, Evaluator):
             for split in self.loaded.splits:
                 check_truth(evaluator, split, self.loaded.examples(split))
+        if self.chooses_threshold:
+            evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     def training_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
         """Returns the arguments of the trainer that this task alone has: a teacher, regularization."""
@@ -297,9 +292,14 @@ class Task(ABC):
     def note_data(self) -> list[str]:
         """Warns of what the data lack and returns sentences on it; `ValueError` if there is nothing to tell apart."""
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
+        accepted = self.options.allow_duplicates
         if self.options.check_images:
             notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
-            notes += self.note_duplicates() if len(splits) > 1 else []
+            if self.loaded.stream is not None and len(splits) > 1:
+                notes.append("Duplicates were not looked for, as the training images are a stream.")
+            elif len(splits) > 1:
+                evaluated = evaluation_split(splits)
+                notes += on_first_process(self.args, lambda: note_duplicates(splits, evaluated, accepted))
         if not names:
             return notes
         return notes + note_classes(
@@ -310,16 +310,12 @@ class Task(ABC):
             is_pixelwise=any("mask" in rows.column_names for rows in splits.values()),
         )
 
-    def note_duplicates(self) -> list[str]:
-        """Returns sentences on images that occur more than once; raises as `note_duplicates` of `data_notes`."""
-        splits, accepted = self.loaded.splits, self.options.allow_duplicates
-        if self.loaded.stream is not None:
-            return ["Duplicates were not looked for, as the training images are a stream."]
-        return on_first_process(self.args, lambda: note_duplicates(splits, evaluation_split(splits), accepted))
-
     def see_classes(self, split: str) -> SeenClasses:
-        """Returns which classes the examples of a split have."""
-        return see_classes(self.loaded.examples(split), len(self.loaded.names), self.args)
+        """Return which classes the examples of a split have; of a stream, those of its first images."""
+        rows, names = self.loaded.splits[split], self.loaded.names
+        if "label" in rows.column_names:
+            return see_labels(rows["label"][:], len(names), split == "train" and self.loaded.stream is not None)
+        return see_classes(self.loaded.examples(split), len(names), self.args)
 
     def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer of a new or a saved model; without validation images it evaluates none.
@@ -381,7 +377,10 @@ class Task(ABC):
             if vars(self.options)[name] is None:
                 setattr(self.options, name, recipe.get(name))
         processor = self.open_processor(model, saved.model_name_or_path)
-        split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
+        was_streamed = recipe.get("streaming", False)
+        split, self.loaded = load_evaluation_targets(
+            self.open_data, self.options, saved.split, model.config.label2id, self.args, was_streamed
+        )
         self.note_data()
         trainer = EvaluatorTrainer(
             model=model,
@@ -409,8 +408,11 @@ class Task(ABC):
         return f"{chosen.value:g}, that of {best} on the validation images{same}"
 
     def count_examples(self) -> dict[str, int]:
-        """Returns the number of examples of each split, of a stream that of those that are evaluated."""
-        return {name: len(rows) for name, rows in self.loaded.splits.items()}
+        """Return the number of examples of each split; of a stream, only of the evaluated splits."""
+        counts = {name: len(rows) for name, rows in self.loaded.splits.items()}
+        if self.loaded.stream is not None and len(counts) > 1:
+            counts.pop("train", None)
+        return counts
 
     def describe_held_out(self) -> str:
         """Returns, in words, whether training images are held out, and what for."""
@@ -479,7 +481,7 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.per_class())  # before the baseline takes the metric
+        classes = in_columns(evaluator.metric.per_class())  # before the baseline takes the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores
@@ -506,7 +508,7 @@ class Task(ABC):
             pictures={**pictures, **CURVES},
             units=evaluator.metric.units,
             parts={evaluator.parts: classes},
-            limits=evaluator.describe_limits(),
+            limits=self.limits.format(num_classes=len(self.loaded.names), model=trainer.plain_model),
             **describe_training(trainer, split),
             **facts,
         )

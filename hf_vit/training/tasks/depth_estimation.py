@@ -3,13 +3,11 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
@@ -17,7 +15,7 @@ from transformers.utils import logging
 from ...data import load_depth_estimation
 from ...data.datasets import TargetDataset
 from ...evaluation.depth import DepthMetric, describe_depth
-from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, File, ImageResult, Images
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
@@ -25,7 +23,7 @@ from ...options.field import NOT_NEGATIVE, POSITIVE, data_option, evaluation_opt
 from ...visualize.depth import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
-from .shared import BATCH_OF_16, DenseArguments, DenseTask, size_of
+from .shared import BATCH_OF_16, DenseArguments, SpatialTask, size_of
 
 
 logger = logging.get_logger(__name__)
@@ -36,16 +34,17 @@ MAX_DEPTHS = (10, 20, 30, 50, 80, 100, 150, 200, 300)
 FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of the valid pixels outside the range
 
 
+@dataclass(eq=False)
 class DepthEvaluator(Evaluator):
     """Predicts and scores the depth of every pixel."""
 
     metric: DepthMetric
+    options: HfViTDepthConfig
 
-    def __init__(self, processor: BaseImageProcessor, metric: DepthMetric, options: HfViTDepthConfig) -> None:
-        super().__init__(processor, metric)
-        self.is_relative = options.depth_estimation_type == "relative"
-        trained = math.inf if self.is_relative or options.max_depth is None else options.max_depth
-        self.max_depth = min(metric.max_depth, trained)
+    def __post_init__(self) -> None:
+        self.is_relative = self.options.depth_estimation_type == "relative"
+        trained = math.inf if self.is_relative or self.options.max_depth is None else self.options.max_depth
+        self.max_depth = min(self.metric.max_depth, trained)
 
     def has_truth(self, target: Tensor) -> bool:
         """Whether any pixel is in the range that is trained and evaluated."""
@@ -86,11 +85,14 @@ class DepthEvaluator(Evaluator):
             total, count = total + depth, count + (depth > 0)
         mean = (total / count).where(count > 0, total.sum() / count.sum())
         mean = 1 / mean if self.is_relative else mean
-        return "mean of the training depth at each pixel", lambda target: _resized(mean, size_of(target))
 
-    def draw(
-        self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
-    ) -> None:
+        def predict(target: Tensor) -> Tensor:
+            resized = F.interpolate(mean[None, None], size=size_of(target), mode="bilinear", align_corners=False)
+            return resized[0, 0]
+
+        return "mean of the training depth at each pixel", predict
+
+    def draw(self, images: Images, predictions: list[Tensor], targets: list[Tensor], file: File) -> None:
         """Draws image, truth, prediction and error side by side."""
         draw_depth(images, predictions, targets, file, relative=self.is_relative)
 
@@ -101,14 +103,6 @@ class DepthEvaluator(Evaluator):
         fitted = "nothing" if metric.alignment is None else metric.alignment.replace("_", " and ")
         return (
             f"{crop}, depths between {metric.min_depth:g} and {metric.max_depth:g} m, fitted in each image: {fitted}"
-        )
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are meters"
-        return (
-            f"{unit}, guessed from one image by what it has seen in training. With another camera, whose field of "
-            "view is wider or narrower, all looks farther or nearer."
         )
 
 
@@ -123,11 +117,6 @@ def choose_max_depth(depths: Tensor) -> int:
     """Returns the least of `MAX_DEPTHS` that 1 % of the depths (N,) exceed at most; the least of all if none fits."""
     fitting = (largest for largest in MAX_DEPTHS if float((depths > largest).float().mean()) <= FEW_DROPPED)
     return next(fitting, MAX_DEPTHS[0])
-
-
-def _resized(depth: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns a depth map (h, w) as (H, W)."""
-    return F.interpolate(depth[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
 
 
 @dataclass
@@ -159,7 +148,7 @@ class DepthArguments(DenseArguments):
 
 
 @dataclass
-class DepthEstimation(DenseTask):
+class DepthEstimation(SpatialTask):
     """Monocular depth."""
 
     model_class = HfViTForDepthEstimation
@@ -173,6 +162,11 @@ result["depth"].save("depth.png")  # the lowest value is black, the highest whit
         own="""sizes = [(image.height, image.width)]
 (result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
 print(result["predicted_depth"])  # (height, width)""",
+    )
+    limits = (
+        "It predicts {model.options.depth_estimation_type} depth from a single image. Accuracy depends on how similar "
+        "the camera is to that of the training data: with a wider or narrower field of view, depths are too small or "
+        "too large."
     )
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
@@ -190,13 +184,13 @@ print(result["predicted_depth"])  # (height, width)""",
         self.depths = {split: sample_depths(self.loaded.examples(split)) for split in self.loaded.splits}
         return super().note_data()
 
-    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
-        """Returns the range of the training depths."""
-        return {"depth_config": {"max_depth": choose_max_depth(self.depths["train"])}}
+    def options_of_fresh_head(self) -> dict[str, Any]:
+        """Return the range of the training depths."""
+        return {"max_depth": choose_max_depth(self.depths["train"])}
 
-    def check_evaluator(self, evaluator: BaseEvaluator) -> None:
-        """Raises `ValueError` if a split has no truth, or most of it is out of range; notes what is out of range."""
-        super().check_evaluator(evaluator)
+    def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
+        """Return the evaluator; raise `ValueError` if most depths of a split are out of range, and note fewer."""
+        evaluator = super().open_evaluator(model, processor)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
         is_given = self.options.max_eval_depth is not None or "max_depth" in self.options.given_options()
@@ -212,6 +206,7 @@ print(result["predicted_depth"])  # (height, width)""",
             if share > FEW_DROPPED:
                 logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
                 self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
+        return evaluator
 
     def describe_targets(self, trainer: Any) -> str:
         """Returns the ranges of depth of data, head and scores, in words."""
@@ -223,9 +218,9 @@ print(result["predicted_depth"])  # (height, width)""",
         """Returns the card's lines on head and loss."""
         options = model.options
         is_relative = options.depth_estimation_type == "relative"
-        up_to = "any depth" if options.max_depth is None else f"depth up to {options.max_depth:g} m"
+        up_to = "any depth" if options.max_depth is None else f"depth up to {model.options.max_depth:g} m"
         return {
-            "head": f"{options.head}, {'relative inverse depth' if is_relative else up_to}",
+            "head": f"{model.options.head}, {'relative inverse depth' if is_relative else up_to}",
             "loss": options.loss or ("ssi" if is_relative else "silog"),
         }
 

@@ -1,7 +1,7 @@
 """Image classification: arguments, evaluator and card lines."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,14 @@ from ...data.formats.files import with_files
 from ...data.targets import label_target
 from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
-from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.resolve import values_of
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationArguments, HfViTTrainingArguments, ModelArguments
-from ..data_notes import SeenClasses, see_labels
 from ..distillation.arguments import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import load_stream
-from ..models import input_size, load_model
+from ..models import load_model
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
 from ..regularization import AugmentationArguments, regularize
@@ -50,15 +48,13 @@ def load_classifier(
     return model, processor
 
 
+@dataclass(eq=False)
 class ClassificationEvaluator(BaseEvaluator):
     """Predicts and scores the class of each image."""
 
     is_divisible = True
     caption = ""
     metric: ClassificationMetric
-
-    def __init__(self, processor: BaseImageProcessor, names: Sequence[str]) -> None:
-        super().__init__(processor, ClassificationMetric(names))
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Returns the logits (B, K) of a batch of pixels and their mask."""
@@ -90,13 +86,6 @@ class ClassificationEvaluator(BaseEvaluator):
     def describe_evaluation(self) -> str:
         """Returns how images are seen, in words."""
         return "each image once, without augmentation"
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            f"It knows {len(self.metric.names)} classes and answers with one of them whatever it is shown. It has "
-            "seen images like those that it was trained on, and its score says little about others."
-        )
 
 
 def make_trainer(
@@ -135,6 +124,11 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
     return TargetData(named, label_target, tuple(first.features["label"].names), stream=stream)
 
 
+def open_labeled(dataset_name: str, **options: Any) -> TargetData:
+    """Return the images with labels that `load_image_classification` finds."""
+    return with_names(load_image_classification(dataset_name, **options))
+
+
 @dataclass
 class ImageClassification(SupervisedTask):
     """Image classification with one label per image.
@@ -144,7 +138,9 @@ class ImageClassification(SupervisedTask):
     """
 
     model_class = HfViTForImageClassification
+    load_source = staticmethod(open_labeled)
     collator_class = ImageClassificationCollator
+    augment = staticmethod(image_classification_augmentation)
     augmented_column = "image"
     read_streamed = staticmethod(label_target)
     pipeline = "image-classification"
@@ -155,6 +151,10 @@ class ImageClassification(SupervisedTask):
     )
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
+    limits = (
+        "It knows {num_classes} classes and answers with one of them whatever it is shown. It has seen images like "
+        "those that it was trained on, and its score says little about others."
+    )
 
     options: ClassificationArguments
     augmentation: AugmentationArguments
@@ -163,30 +163,14 @@ class ImageClassification(SupervisedTask):
         """Returns how training images are changed at random, by the names of the options."""
         return values_of(self.augmentation, "Augmentation")
 
-    def open_data(self) -> TargetData:
-        """Opens images and labels."""
-        return open_labeled(self.options)
-
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
-
-    def count_examples(self) -> dict[str, int]:
-        """Returns the number of images of each split, of a stream that of those that are evaluated."""
-        counts = super().count_examples()
-        if self.loaded.stream is not None and len(counts) > 1:
-            del counts["train"]
-        return counts
 
     @property
     def num_needed_classes(self) -> int:
         """An image has one of several classes."""
         return 2
-
-    def see_classes(self, split: str) -> SeenClasses:
-        """Returns which classes the images of a split have, of a stream those of its first images."""
-        is_stream = split == "train" and self.loaded.stream is not None
-        return see_labels(self.loaded.splits[split]["label"][:], len(self.loaded.names), is_stream)
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
@@ -200,28 +184,13 @@ class ImageClassification(SupervisedTask):
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
         """Returns the evaluator."""
-        return ClassificationEvaluator(processor, self.loaded.names)
-
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of images."""
-        size, options = input_size(processor), self.augmentation_values()
-        return image_classification_augmentation(size, num_channels=config.num_channels, **options)
+        return ClassificationEvaluator(processor, ClassificationMetric(self.loaded.names))
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Scores the most frequent class as the prediction for every image."""
         train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
         return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
 
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Returns nothing: the image processor tells the size."""
-        return ""
-
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
         return self.augmentation.describe()
-
-
-def open_labeled(args: ClassificationArguments) -> TargetData:
-    """Opens images with labels."""
-    options = {**args.source_options(), "label_column_name": args.label_column_name}
-    return with_names(load_image_classification(args.dataset_name, **options))

@@ -4,23 +4,19 @@ Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E e
 """
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from os import PathLike
 from typing import Any, ClassVar
 
 import torch
-from PIL.Image import Image
 from torch import Generator, Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.augmentation.views import MultiCrop, ViewColors
 from ...data.collators import UnlabeledImageCollator
-from ...data.datasets import TargetDataset
 from ...data.targets import image_only
-from ...evaluation.evaluator import Batch, ImageResult
+from ...evaluation.evaluator import Batch, File, ImageResult, Images
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views
@@ -28,16 +24,14 @@ from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
-from ...options.resolve import values_of
 from ...visualize.pretraining import draw_views
-from ..arguments import UnlabeledArguments
 from ..batch_transforms import size_of
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
-from .unlabeled import NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, MaskTokenArguments, NeighborEvaluator, UnlabeledTask
 
 
 SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
@@ -51,9 +45,10 @@ view_option = partial(option, group="Views")
 
 
 @dataclass
-class JointEmbeddingArguments(UnlabeledArguments):
+class JointEmbeddingArguments(MaskTokenArguments):
     """Which model to train, by which loss, on which images, and how their views are drawn, in this order."""
 
+    masking_objective = "dino"
     task_config = "joint_embedding_config"
     task_options = ("objective", "gaussian_weight", "embedding_size")
 
@@ -110,7 +105,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
         """Returns what draws the views for a model; `ValueError` if a number does not fit it or the others."""
         size = size_of_views("global_size", self.global_size, 1.0, config)
         local_size = size_of_views("local_size", self.local_size, 0.5, config)
-        normalizes = processor.do_normalize
+        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
         return MultiCrop(
             size,
             local_size,
@@ -120,16 +115,9 @@ class JointEmbeddingArguments(UnlabeledArguments):
             (self.local_scale[0], self.local_scale[1]),
             self.horizontal_flip,
             ViewColors(**{part.name: vars(self)[part.name] for part in fields(ViewColors)}),
-            per_channel(processor.image_mean if normalizes else 0.0, config.num_channels),
-            per_channel(processor.image_std if normalizes else 1.0, config.num_channels),
+            mean,
+            std,
         )
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns the same, with the mask token that "dino" needs."""
-        fields = super().overrides()
-        if (fields.get(self.task_config) or {}).get("objective") == "dino":
-            return {"use_mask_token": True, **fields}
-        return fields
 
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
@@ -138,11 +126,6 @@ def size_of_views(name: str, height: int | None, share: float, config: HfViTConf
         patch_height = to_pair(config.patch_size)[0]
         height = max(1, round(to_pair(config.image_size)[0] * share / patch_height)) * patch_height
     return size_of(name, height, config)
-
-
-def per_channel(values: float | list[float], num_channels: int) -> tuple[float, ...]:
-    """Returns one number for each channel, given these or one for all."""
-    return (values,) * num_channels if isinstance(values, int | float) else tuple(values)
 
 
 @dataclass(frozen=True)
@@ -230,53 +213,15 @@ class EmbeddedImage:
 
 
 class EmbeddingMetric(NeighborAccuracy):
-    """`NeighborAccuracy`, and the loss of all images as one batch.
-
-    Args:
-        has_classes: Whether classes are known.
-        options: Weight and slices of the loss.
-        num_global: How many of the views are global.
-    """
-
-    def __init__(self, has_classes: bool, options: HfViTJointEmbeddingConfig, num_global: int) -> None:
-        super().__init__(has_classes)
-        self.options = options
-        self.num_global = num_global
-        self._embeds: list[Tensor] = []
-
-    def reset(self) -> None:
-        """Removes all images."""
-        super().reset()
-        self._embeds = []
+    """`NeighborAccuracy` that keeps the embeddings of all images, too."""
 
     def record(self, prediction: Any, target: int | None) -> Any:
         """Returns the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
         return prediction.embeds.float().cpu(), super().record(prediction, target)
 
-    def update(self, records: Iterable[Any]) -> None:
-        """Adds the records of images."""
-        embeds, known = zip(*records, strict=True)
-        self._embeds += embeds
-        super().update(known)
-
     def compute(self) -> dict[str, float]:
-        """Returns the scores, with `loss`."""
-        embeds = torch.stack(self._embeds)  # (N, V, E) of all processes, on each of them
-        if self.options.objective == "dino":
-            first = embeds[:, : self.num_global]
-            assigned = assign(first.flatten(0, 1), self.options.teacher_temperature, add=as_it_is)
-            loss = between_views(
-                embeds, assigned.unflatten(0, first.shape[:2]), self.options.student_temperature, add=as_it_is
-            )
-            return {"loss": float(loss), **super().compute()}
-        generator = Generator().manual_seed(0)
-        slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
-        parts = [
-            gaussian_loss(embeds, part, add=as_it_is) * part.shape[1] for part in slices.split(SLICES_AT_ONCE, dim=1)
-        ]
-        spread, weight = float(sum(parts)) / slices.shape[1], self.options.gaussian_weight
-        likeness = float(view_loss(embeds, self.num_global, add=as_it_is))
-        return {"loss": (1 - weight) * likeness + weight * spread, **super().compute()}
+        """Return the score, if there is one."""
+        return self.score(known for _, known in self.records)
 
 
 def as_it_is(values: Tensor) -> Tensor:
@@ -284,6 +229,7 @@ def as_it_is(values: Tensor) -> Tensor:
     return values
 
 
+@dataclass(eq=False)
 class JointEmbeddingEvaluator(NeighborEvaluator):
     """Scores the loss on views that are always the same, and what the features of whole images are good for.
 
@@ -295,18 +241,8 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     loss_meaning = "the loss of all images as one batch, on views that are the same at every evaluation"
     compared = "the pooled features"
     baseline_name = "one embedding for all, raw pixels"
-    limits = (
-        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-        "features. What the views leave out, such as exact colors, it may not tell apart."
-    )
-
-    def __init__(
-        self, processor: BaseImageProcessor, known: TargetDataset, options: HfViTJointEmbeddingConfig, views: MultiCrop
-    ) -> None:
-        super().__init__(processor, known)
-        self.metric = EmbeddingMetric(len(known) > 0, options, views.num_global)
-        self.options = options
-        self.views = views
+    options: HfViTJointEmbeddingConfig
+    views: MultiCrop
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image, (B, D)."""
@@ -332,13 +268,24 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
             for image, own, number, *parts in zip(images, embeds, classes, *views.values(), strict=True)
         ]
 
-    def draw(
-        self,
-        images: list[Image],
-        predictions: list[EmbeddedImage],
-        targets: list[int | None],
-        file: str | PathLike[str],
-    ) -> None:
+    def compute(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return the scores, with the loss of all images as one batch."""
+        embeds = torch.stack([own for own, _ in self.metric.records])  # (N, V, E) of all processes, on each of them
+        options, num_global = self.options, self.views.num_global
+        if options.objective == "dino":
+            first = embeds[:, :num_global]
+            assigned = assign(first.flatten(0, 1), options.teacher_temperature, add=as_it_is)
+            assigned = assigned.unflatten(0, first.shape[:2])
+            loss = between_views(embeds, assigned, options.student_temperature, add=as_it_is)
+            return {"loss": float(loss), **super().compute(model)}
+        generator = Generator().manual_seed(0)
+        slices = draw_slices(embeds.shape[-1], options.num_slices, embeds.device, generator)
+        sums = (gaussian_loss(embeds, few, add=as_it_is) * few.shape[1] for few in slices.split(SLICES_AT_ONCE, dim=1))
+        spread, weight = float(sum(sums)) / slices.shape[1], options.gaussian_weight
+        likeness = float(view_loss(embeds, num_global, add=as_it_is))
+        return {"loss": (1 - weight) * likeness + weight * spread, **super().compute(model)}
+
+    def draw(self, images: Images, predictions: list[EmbeddedImage], targets: list[int | None], file: File) -> None:
         """Draws each image and its views."""
         draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
 
@@ -348,11 +295,14 @@ class JointEmbedding(UnlabeledTask):
     """Joint embeddings of views, a pretraining without labels."""
 
     model_class = HfViTForJointEmbedding
-    pipeline = "image-feature-extraction"
+    augment = staticmethod(partial(cropped_example_augmentation, image_only))
+    limits = (
+        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
+        "features. What the views leave out, such as exact colors, it may not tell apart."
+    )
     usage = Usage(
         name="describe",
-        stock="""(features,) = describe("image.png")
-print(len(features), "tokens of", len(features[0]), "features")""",
+        stock=DESCRIBE,
         own="""print(outputs.pooler_output.shape, "the features of the image")
 print(outputs.embeds.shape, "the embedding that views are compared by")""",
     )
@@ -364,25 +314,25 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
 
     options: JointEmbeddingArguments
 
-    def augmentation_values(self) -> dict[str, Any]:
-        """Returns how views are drawn, by the names of the options."""
-        return values_of(self.options, "Views")
-
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
         """Returns the evaluator."""
         views = self.options.make_views(model.config, processor)
-        return JointEmbeddingEvaluator(processor, self.known, model.options, views)
+        return JointEmbeddingEvaluator(
+            processor, EmbeddingMetric(len(self.known) > 0), self.known, model.options, views
+        )
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
         """Returns the collator of training and evaluation batches."""
         return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns what brings images to the size that views are cut out of; these are drawn for whole batches."""
-        height, width = (max(1, math.ceil(side * self.options.canvas)) for side in input_size(processor))
-        return cropped_example_augmentation(
-            image_only, (height, width), config.num_channels, min_crop_scale=1.0, horizontal_flip=0.0
-        )
+    def augmentation_options(self) -> dict[str, Any]:
+        """Return no random crop or flip: views are drawn for whole batches."""
+        return {"min_crop_scale": 1.0, "horizontal_flip": 0.0}
+
+    def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
+        """Return the height and width of the images that views are cut out of."""
+        height, width = input_size(processor)
+        return max(1, math.ceil(height * self.options.canvas)), max(1, math.ceil(width * self.options.canvas))
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns what draws views."""

@@ -1,12 +1,10 @@
 """Keypoints: arguments, evaluator, crops of objects and card lines."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from os import PathLike
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
@@ -14,7 +12,7 @@ from ...data import load_keypoint_detection
 from ...data.augmentation.joint import keypoint_augmentation
 from ...data.collators import KeypointDetectionCollator
 from ...data.datasets import KeypointData
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
@@ -34,31 +32,28 @@ from ...options.field import (
 from ...visualize.keypoints import draw_poses
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
-from .shared import ObjectArguments, SupervisedTask
+from .shared import ObjectArguments, SpatialTask
 
 
 Target = dict[str, Any]
 Prediction = dict[str, Tensor]
 
 
+@dataclass(eq=False)
 class KeypointEvaluator(Evaluator):
-    """Predicts and scores the keypoints of objects."""
+    """Predicts and scores the keypoints of objects.
+
+    Args:
+        skeleton: Pairs of keypoints that a line joins in pictures.
+        flip_test: Whether mirror images count too.
+    """
 
     lack = "no keypoint of any is labeled. Check the visibility in the annotations."
     parts = "keypoints"
     class_score = "PCK"
     metric: KeypointMetric
-
-    def __init__(
-        self,
-        processor: BaseImageProcessor,
-        metric: KeypointMetric,
-        skeleton: Sequence[Sequence[int]] = (),
-        flip_test: bool = True,
-    ) -> None:
-        super().__init__(processor, metric)
-        self.skeleton = skeleton  # pairs of keypoints that a line joins in pictures
-        self.flip_test = flip_test  # whether mirror images count too
+    skeleton: Sequence[Sequence[int]] = ()
+    flip_test: bool = True
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the keypoints of each object and its loss, which as in training is without mirror images."""
@@ -100,9 +95,7 @@ class KeypointEvaluator(Evaluator):
 
         return "mean pose in the box", predict
 
-    def draw(
-        self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
-    ) -> None:
+    def draw(self, images: Images, predictions: list[Prediction], targets: list[Target], file: File) -> None:
         """Draws true and predicted keypoints side by side."""
         draw_poses(images, predictions, targets, self.skeleton, file, self.threshold)
 
@@ -114,14 +107,6 @@ class KeypointEvaluator(Evaluator):
             length = "the distance from {} to {}".format(*(metric.names[number] for number in metric.ends))
         mirrored = "each crop and its mirror image" if self.flip_test else "each crop"
         return f"{mirrored}, boxes as given; errors relative to {length}, PCK within {metric.pck_threshold:g} of it"
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            f"It finds {len(self.metric.names)} keypoints of one object, in a box that it is given, and places all of "
-            "them even where some cannot be seen: their scores tell. It has seen objects like those that it was "
-            "trained on, and its score says little about others."
-        )
 
 
 @dataclass
@@ -181,7 +166,7 @@ class KeypointArguments(ObjectArguments):
 
 
 @dataclass
-class KeypointDetection(SupervisedTask):
+class KeypointDetection(SpatialTask):
     """Keypoints of objects in given boxes."""
 
     model_class = HfViTForKeypointDetection
@@ -203,6 +188,12 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     packages = ("matplotlib", "faster_coco_eval")
     chooses_threshold = True
     collator_class = KeypointDetectionCollator
+    augment = staticmethod(keypoint_augmentation)
+    limits = (
+        "It finds {num_classes} keypoints of one object, in a box that it is given, and places all of them even where "
+        "some cannot be seen: their scores tell. It has seen objects like those that it was trained on, and its score "
+        "says little about others."
+    )
     examples = "objects"
     parts = "objects with {} keypoints"
     defaults = KEYPOINTS
@@ -215,22 +206,16 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 
     options: KeypointArguments
 
-    def options_of_head(self) -> dict[str, dict[str, Any]]:
-        """Returns what the data tell of the keypoints."""
-        data = self.loaded
-        assert isinstance(data, KeypointData)
-        return {
-            "keypoint_config": {
-                "flip_pairs": data.flip_pairs,
-                "skeleton": data.skeleton,
-                "oks_sigmas": data.oks_sigmas,
-            }
-        }
+    loaded: KeypointData = field(init=False)
 
-    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
-        """Returns a norm that is independent of other images, so that a batch may be split at will."""
-        has_norm = self.options.given_options().get("head") != "simple"
-        return {"keypoint_config": {"norm": "instance"}} if has_norm else {}
+    def options_of_head(self) -> dict[str, Any]:
+        """Return the pairs, lines and tolerances of the keypoints."""
+        data = self.loaded
+        return {"flip_pairs": data.flip_pairs, "skeleton": data.skeleton, "oks_sigmas": data.oks_sigmas}
+
+    def options_of_fresh_head(self) -> dict[str, Any]:
+        """Return a norm that is independent of other images, so that a batch may be split at will."""
+        return {} if self.options.given_options().get("head") == "simple" else {"norm": "instance"}
 
     @property
     def box_padding(self) -> float:
@@ -251,16 +236,10 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
             }
         )
 
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform that cuts out objects."""
-        assert isinstance(self.loaded, KeypointData)
-        options = {**self.augmentation_options(), "box_padding": self.box_padding}
-        return keypoint_augmentation(
-            to_pair(config.image_size),
-            num_channels=config.num_channels,
-            flip_pairs=self.loaded.flip_pairs,
-            **options,
-        )
+    def augmentation_options(self) -> dict[str, Any]:
+        """Return the arguments of `augment`, with the keypoints that a mirror image swaps."""
+        options = super().augmentation_options()
+        return {**options, "box_padding": self.box_padding, "flip_pairs": self.loaded.flip_pairs}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
         """Returns the evaluator."""

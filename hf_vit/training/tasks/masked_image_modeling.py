@@ -3,20 +3,19 @@
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, D hidden size.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from os import PathLike
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import MaskedImageModelingCollator, draw_mask_seed
-from ...evaluation.evaluator import Batch, ImageResult
-from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...evaluation.evaluator import Batch, File, ImageResult, Images
+from ...evaluation.features import NeighborAccuracy
+from ...model.configuration_hf_vit import to_pair
 from ...model.task_masked_image_modeling import (
     HfViTForMaskedImageModeling,
     PatchScale,
@@ -27,20 +26,19 @@ from ...model.task_masked_image_modeling import (
 )
 from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
 from ...visualize.pretraining import draw_reconstructions
-from ..arguments import UnlabeledArguments
-from ..models import input_size
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from .unlabeled import NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, MaskTokenArguments, NeighborEvaluator, UnlabeledTask
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
 
 
 @dataclass
-class MaskedImageArguments(UnlabeledArguments):
+class MaskedImageArguments(MaskTokenArguments):
     """Which model to train, by which masks, on which images, and how they are changed at random."""
 
+    masking_objective = "simmim"
     task_config = "masked_image_modeling_config"
     task_options = ("objective", "mask_ratio", "mask_type", "norm_pix_loss")
 
@@ -60,13 +58,6 @@ class MaskedImageArguments(UnlabeledArguments):
         0.2, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
     )
     horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns the same, with the mask token that "simmim" needs."""
-        fields = super().overrides()
-        if (fields.get(self.task_config) or {}).get("objective") == "simmim":
-            return {"use_mask_token": True, **fields}
-        return fields
 
 
 @dataclass(frozen=True)
@@ -91,10 +82,6 @@ class MaskedImageEvaluator(NeighborEvaluator):
     loss_meaning = "the loss on masks that are the same at every evaluation"
     compared = "the mean of the patches"
     baseline_name = "mean of each patch, raw pixels"
-    limits = (
-        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-        "features. What it makes of masked patches is a guess from their neighbors."
-    )
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image, (B, D)."""
@@ -132,25 +119,13 @@ class MaskedImageEvaluator(NeighborEvaluator):
             )
         ]
 
-    def draw(
-        self,
-        images: list[Image],
-        predictions: list[MaskedImage],
-        targets: list[int | None],
-        file: str | PathLike[str],
-    ) -> None:
+    def draw(self, images: Images, predictions: list[MaskedImage], targets: list[int | None], file: File) -> None:
         """Draws each image, what is left of it, and its reconstruction."""
-        mean, std = (
-            (self.processor.image_mean, self.processor.image_std) if self.processor.do_normalize else (0.0, 1.0)
-        )
-        draw_reconstructions(
-            [prediction.pixel_values for prediction in predictions],
-            [prediction.mask for prediction in predictions],
-            [prediction.reconstruction for prediction in predictions],
-            mean,
-            std,
-            file,
-        )
+        processor = self.processor
+        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+        names = ("pixel_values", "mask", "reconstruction")
+        pixels, masks, reconstructions = ([vars(prediction)[name] for prediction in predictions] for name in names)
+        draw_reconstructions(pixels, masks, reconstructions, mean, std, file)
 
 
 @dataclass
@@ -158,13 +133,16 @@ class MaskedImageModeling(UnlabeledTask):
     """Masked image modeling, a pretraining without labels."""
 
     model_class = HfViTForMaskedImageModeling
-    pipeline = "image-feature-extraction"
+    augment = staticmethod(partial(cropped_example_augmentation, draw_mask_seed))
     usage = Usage(
         name="describe",
-        stock="""(features,) = describe("image.png")
-print(len(features), "tokens of", len(features[0]), "features")""",
+        stock=DESCRIBE,
         own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
+    )
+    limits = (
+        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
+        "features. What it makes of masked patches is a guess from their neighbors."
     )
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {
@@ -189,17 +167,11 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Returns the evaluator."""
-        return MaskedImageEvaluator(processor, self.known)
+        return MaskedImageEvaluator(processor, NeighborAccuracy(len(self.known) > 0), self.known)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
         """Returns the collator of training and evaluation batches."""
         return MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options)
-
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of images, which draws the seed of a mask too."""
-        return cropped_example_augmentation(
-            draw_mask_seed, input_size(processor), config.num_channels, **self.augmentation_values()
-        )
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on masks, decoder and loss."""

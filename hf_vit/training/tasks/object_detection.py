@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
@@ -17,7 +15,7 @@ from ...data.augmentation.joint import detection_augmentation
 from ...data.collators import ObjectDetectionCollator, multi_scale_sizes
 from ...data.datasets import TargetData
 from ...evaluation.detection import DetectionMetric
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.universal import DEFAULT_THRESHOLD
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
@@ -44,7 +42,7 @@ from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import BATCH_OF_16, ObjectArguments, SupervisedTask
+from .shared import BATCH_OF_16, SIMILAR_IMAGES, ObjectArguments, SpatialTask
 
 
 logger = logging.get_logger(__name__)
@@ -52,16 +50,14 @@ Target = dict[str, Tensor]
 Prediction = dict[str, Tensor]
 
 
+@dataclass(eq=False)
 class DetectionEvaluator(Evaluator):
     """Predicts and scores boxes with classes."""
 
     lack = "none has an object with a box. Check the annotations."
     class_score = "AP"
     metric: DetectionMetric
-
-    def __init__(self, processor: BaseImageProcessor, metric: DetectionMetric, num_queries: int) -> None:
-        super().__init__(processor, metric)
-        self.num_queries = num_queries
+    num_queries: int
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the boxes of each image, and its sums of losses beside what these are divided by."""
@@ -119,9 +115,7 @@ class DetectionEvaluator(Evaluator):
 
         return "mean box of each class", predict
 
-    def draw(
-        self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
-    ) -> None:
+    def draw(self, images: Images, predictions: list[Prediction], targets: list[Target], file: File) -> None:
         """Draws true boxes beside those that are answers."""
         chosen = {} if self.threshold is None else {"threshold": self.threshold}
         draw_detections(images, predictions, targets, self.metric.names, file, **chosen)
@@ -139,18 +133,10 @@ class DetectionEvaluator(Evaluator):
         pairs = f"the {self.num_queries} most likely pairs of a box and a class{repeats}"
         return f"whole images, {pairs}; AP and AR as COCO's"
 
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            f"It knows {len(self.metric.names)} classes, and finds {self.num_queries} objects in an image at most. It "
-            "has seen images like those that it was trained on, and its score says little about others."
-        )
-
 
 def corners_of(size: Tensor) -> Tensor:
     """Returns what the corners (4,) of a box are relative to in an image of a height and width (2,)."""
-    height, width = size.double()
-    return torch.stack((width, height, width, height))
+    return size.double().flip(0).repeat(2)  # width, height, width, height
 
 
 def warn_of_full_images(data: TargetData, num_queries: int) -> None:
@@ -173,7 +159,7 @@ class DetectionArguments(ObjectArguments):
 
     task_config = "detection_config"
     task_options = ("decoder",)
-    loader_options = (*ObjectArguments.loader_options, "bbox_format")
+    loader_options = (*ObjectArguments.loader_options, "bbox_format", "class_names")
 
     dataset_name: str = source_option(
         "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
@@ -207,13 +193,9 @@ class DetectionArguments(ObjectArguments):
         False, "Every batch has a size of its own, from 0.75 to 1.25 times image_size."
     )
 
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the names of the classes."""
-        return {**super().source_options(), "class_names": self.class_names or None}
-
 
 @dataclass
-class ObjectDetection(SupervisedTask):
+class ObjectDetection(SpatialTask):
     """Object detection."""
 
     model_class = HfViTForObjectDetection
@@ -231,8 +213,12 @@ for label, score, box in zip(result["labels"], result["scores"], result["boxes"]
 print(len(result["boxes"]), "objects")""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    limits = (
+        "It knows {num_classes} classes, and finds {model.options.num_queries} objects in an image at most. "
+        + SIMILAR_IMAGES
+    )
     chooses_threshold = True
-    collator_class = ObjectDetectionCollator
+    augment = staticmethod(detection_augmentation)
     defaults = DETECTION
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,
@@ -260,20 +246,17 @@ print(len(result["boxes"]), "objects")""",
         whole.class_scores = class_scores_of(config)
         return whole
 
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of images and boxes."""
-        options = self.augmentation_options()
-        del options["multi_scale"]  # of batches
-        return detection_augmentation(to_pair(config.image_size), num_channels=config.num_channels, **options)
+    def augmentation_options(self) -> dict[str, Any]:
+        """Return the arguments of `augment`, without the option of whole batches."""
+        return {name: value for name, value in super().augmentation_options().items() if name != "multi_scale"}
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
-        """Returns the collator, of batches of several sizes if asked for."""
-        return ObjectDetectionCollator(processor, self._sizes(model.config) if self.options.multi_scale else None)
-
-    def _sizes(self, config: HfViTConfig) -> list[tuple[int, int]]:
-        patch = to_pair(config.patch_size)
-        window = (1, 1) if config.window_size is None else to_pair(config.window_size)
-        return multi_scale_sizes(to_pair(config.image_size), (patch[0] * window[0], patch[1] * window[1]))
+        """Return the collator, of batches of several sizes if asked for."""
+        config = model.config
+        patch, window = to_pair(config.patch_size), to_pair(config.window_size or 1)
+        steps = patch[0] * window[0], patch[1] * window[1]
+        sizes = multi_scale_sizes(to_pair(config.image_size), steps) if self.options.multi_scale else None
+        return ObjectDetectionCollator(processor, sizes)
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
         """Returns the evaluator."""

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 from typing import Any, ClassVar
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import load_semantic_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
@@ -22,14 +20,21 @@ from ...visualize.segmentation import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import BATCH_OF_16, DenseTask, MaskArguments, most_frequent_classes, size_of
+from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
 MOST_COUNTED = 500  # masks by which classes are weighed
 
 
+@dataclass(eq=False)
 class SemanticEvaluator(Evaluator):
-    """Predicts and scores the class of every pixel."""
+    """Predicts and scores the class of every pixel.
+
+    Args:
+        window: Side in pixels of windows that slide over an image; by default it is seen as a whole.
+        scales: Sizes, relative to the image, of copies that are averaged.
+        flip: Whether the mirror image of each copy counts too.
+    """
 
     lack = (
         f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
@@ -37,25 +42,15 @@ class SemanticEvaluator(Evaluator):
     )
     class_score = "IoU"
     metric: SemanticSegmentationMetric
-
-    def __init__(
-        self,
-        processor: BaseImageProcessor,
-        names: Sequence[str],
-        window: int | None = None,
-        scales: Sequence[float] = (1.0,),
-        flip: bool = False,
-    ) -> None:
-        super().__init__(processor, SemanticSegmentationMetric(names))
-        self.window = window
-        self.scales = tuple(scales)
-        self.flip = flip
+    window: int | None = None
+    scales: Sequence[float] = (1.0,)
+    flip: bool = False
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
-        if (self.window, self.scales, self.flip) != (None, (1.0,), False):
-            return [self._segment_one(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
+        if (self.window, *self.scales, self.flip) != (None, 1.0, False):
+            return [self._segment_one(model, batch, index, size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
@@ -65,9 +60,12 @@ class SemanticEvaluator(Evaluator):
         ]
         return [ImageResult(*pair) for pair in zip(maps, losses, strict=True)]
 
-    def _segment_one(
-        self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]
-    ) -> ImageResult:
+    def _segment_one(self, model: PreTrainedModel, batch: Batch, index: int, size: tuple[int, int]) -> ImageResult:
+        pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
+        if (mask := batch.get("patch_attention_mask")) is not None:  # the image is its part without padding
+            rows, columns = (int(mask[index].any(dim=1 - side).sum()) for side in (0, 1))
+            height, width = rows * pixels.shape[-2] // mask.shape[-2], columns * pixels.shape[-1] // mask.shape[-1]
+            pixels, labels = pixels[..., :height, :width], labels[..., :height, :width]
         outputs = model.segment(pixels, self.window, scales=self.scales, flip=self.flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
@@ -88,9 +86,7 @@ class SemanticEvaluator(Evaluator):
         classes = most_frequent_classes(targets, len(self.metric.names))
         return "most frequent class at each place", lambda target: resize_nearest(classes, *size_of(target))
 
-    def draw(
-        self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
-    ) -> None:
+    def draw(self, images: Images, predictions: list[Tensor], targets: list[Tensor], file: File) -> None:
         """Draws image, truth and prediction side by side."""
         draw_segmentation(images, predictions, targets, self.metric.names, file)
 
@@ -100,24 +96,6 @@ class SemanticEvaluator(Evaluator):
             f"{'the whole image' if self.window is None else f'windows of {self.window} pixels'} at scale "
             f"{', '.join(map(str, self.scales))}{', and mirrored' if self.flip else ''}"
         )
-
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            f"It knows {len(self.metric.names)} classes and gives one of them to every pixel, whatever it is shown. "
-            "It has seen images like those that it was trained on, and its score says little about others."
-        )
-
-
-def _own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:
-    """Returns the pixels (1, C, h, w) and labels (1, h, w) of an image in a batch, without padding."""
-    pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
-    if (mask := batch.get("patch_attention_mask")) is None:
-        return pixels, labels
-    height, width = (
-        int(mask[index].any(dim=1 - side).sum()) * (pixels.shape[side - 2] // mask.shape[side - 2]) for side in (0, 1)
-    )
-    return pixels[..., :height, :width], labels[..., :height, :width]
 
 
 def balanced_weights(masks: Iterable[Tensor], num_classes: int, power: float) -> list[float]:
@@ -170,7 +148,7 @@ class SemanticArguments(MaskArguments):
 
 
 @dataclass
-class SemanticSegmentation(DenseTask):
+class SemanticSegmentation(SpatialTask):
     """Semantic segmentation, a class for every pixel."""
 
     model_class = HfViTForSemanticSegmentation
@@ -185,6 +163,9 @@ class SemanticSegmentation(DenseTask):
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
     defaults = SEGMENTATION
+    limits = (
+        "It knows {num_classes} classes and gives one of them to every pixel, whatever it is shown. " + SIMILAR_IMAGES
+    )
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
@@ -194,10 +175,9 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """Every pixel has one of several classes."""
         return 2
 
-    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
-        """Returns a norm that is independent of other images, so that a batch may be split at will."""
-        has_norm = self.options.given_options().get("head") == "linear"
-        return {"segmentation_config": {"norm": "layer"}} if has_norm else {}
+    def options_of_fresh_head(self) -> dict[str, Any]:
+        """Return a norm that is independent of other images, so that a batch may be split at will."""
+        return {"norm": "layer"} if self.options.given_options().get("head") == "linear" else {}
 
     @cached_property
     def class_weights(self) -> list[float]:
@@ -206,9 +186,9 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         counted = examples.select(range(0, len(examples), -(-len(examples) // MOST_COUNTED)))
         return balanced_weights(counted.read_targets(), len(self.loaded.names), self.options.class_balance)
 
-    def options_of_head(self) -> dict[str, dict[str, Any]]:
-        """Returns how much each class counts, if that is asked for."""
-        return {"segmentation_config": {"class_weights": self.class_weights}} if self.options.class_balance else {}
+    def options_of_head(self) -> dict[str, Any]:
+        """Return the weight of each class in the loss, if classes are balanced."""
+        return {"class_weights": self.class_weights} if self.options.class_balance else {}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
@@ -232,6 +212,5 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
             )
         if (window := self.options.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")
-        return SemanticEvaluator(
-            processor, self.loaded.names, window, self.options.eval_scales, self.options.eval_flip
-        )
+        metric = SemanticSegmentationMetric(self.loaded.names)
+        return SemanticEvaluator(processor, metric, window, self.options.eval_scales, self.options.eval_flip)

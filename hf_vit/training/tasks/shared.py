@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ from .base import Task
 
 
 PLACES = 64  # rows and columns of what a naive baseline knows of images of all sizes
-
-
+SIMILAR_IMAGES = "It has seen images like those that it was trained on, and its score says little about others."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
@@ -120,11 +119,27 @@ class SupervisedTask(Task):
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
 
+    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the teacher."""
+        return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
+
+
+@dataclass
+class SpatialTask(SupervisedTask):
+    """A task whose targets have places in the image."""
+
+    collator_class: ClassVar[type[Any]] = DensePredictionCollator
+    augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(dense_augmentation)
+
     def augmentation_options(self) -> dict[str, Any]:
-        """Returns the options of augmentation as those of `hf_vit.data` take them, with a range of scales."""
-        options = self.augmentation_values()
+        """Return the arguments of `augment`, with a range of scales."""
+        options = super().augmentation_options()
         scale_range = options.pop("min_scale"), options.pop("max_scale")
         return {**options, "scale_range": scale_range}
+
+    def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
+        """Return the height and width that the model is configured for."""
+        return to_pair(config.image_size)
 
     def options_of_processor(self) -> dict[str, Any]:
         """Returns the options of this task's image processor."""
@@ -138,23 +153,6 @@ class SupervisedTask(Task):
     def describe_size(self, config: HfViTConfig) -> str:
         """Returns the size of images for a model, in words; empty if the image processor tells."""
         return describe_whole_images(config, self.options.keep_aspect_ratio)
-
-    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the teacher."""
-        return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
-
-
-@dataclass
-class DenseTask(SupervisedTask):
-    """A task that predicts something for every pixel."""
-
-    collator_class = DensePredictionCollator
-
-    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of images and targets."""
-        return dense_augmentation(
-            to_pair(config.image_size), num_channels=config.num_channels, **self.augmentation_options()
-        )
 
 
 def size_of(target: Any) -> tuple[int, int]:

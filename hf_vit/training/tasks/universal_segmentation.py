@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, ClassVar
 
 import torch
-from PIL.Image import Image
 from transformers import (
     BaseImageProcessor,
     PreTrainedModel,
@@ -17,7 +15,7 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.universal import (
     DEFAULT_THRESHOLD,
     INSTANCE,
@@ -36,22 +34,22 @@ from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import BATCH_OF_16, DenseTask, MaskArguments, most_frequent_classes, size_of
+from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
 MIN_INSTANCE_SCORE = 0.05
 
 
+@dataclass(eq=False)
 class UniversalEvaluator(Evaluator):
     """Predicts and scores segments, instances and classes of pixels."""
 
     lack = "no pixel of any is of a mask. Check the masks or annotations."
     metric: UniversalMetric
 
-    def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
-        super().__init__(processor, metric)
-        self.tries = PANOPTIC in metric.parts
+    def __post_init__(self) -> None:
+        self.tries = PANOPTIC in self.metric.parts
         self.class_score = "PQ" if self.tries else "AP"
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
@@ -84,26 +82,22 @@ class UniversalEvaluator(Evaluator):
                 for result in instances
             ]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-        return [ImageResult(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
-
-    def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
-        # Of each image alone, and of the last block.
-        mask = batch.get("patch_attention_mask")
-        alone = [slice(index, index + 1) for index in range(len(batch["pixel_values"]))]
-        return [
+        # Each loss is that of one image, and of the last block.
+        losses = [
             float(
                 universal_segmentation_loss(
-                    outputs.masks_queries_logits[i],
-                    outputs.class_queries_logits[i],
-                    batch["mask_labels"][i],
-                    batch["class_labels"][i],
+                    outputs.masks_queries_logits[index : index + 1],
+                    outputs.class_queries_logits[index : index + 1],
+                    [labels],
+                    [batch["class_labels"][index]],
                     model.options,
                     is_training=False,
-                    patch_attention_mask=None if mask is None else mask[i],
+                    patch_attention_mask=None if mask is None else mask[index : index + 1],
                 )
             )
-            for i in alone
+            for index, labels in enumerate(batch["mask_labels"])
         ]
+        return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
         """Returns label, score and area of each segment or, if there is no panoptic part, of each likely instance."""
@@ -126,9 +120,7 @@ class UniversalEvaluator(Evaluator):
         """Whether there is any mask with a pixel."""
         return bool(target["masks"].any())
 
-    def naive_baseline(
-        self, targets: Iterable[dict[str, Any]]
-    ) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    def naive_baseline(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Any], dict[str, Any]]]:
         """Predicts the most frequent class at each place, whatever the size of the image, each as one segment."""
         maps = (torch.from_numpy(class_map(target)) for target in targets)
         classes = most_frequent_classes(maps, len(self.metric.names))
@@ -146,18 +138,12 @@ class UniversalEvaluator(Evaluator):
 
         return "most frequent class at each place", predict
 
-    def draw(
-        self,
-        images: list[Image],
-        predictions: list[dict[str, Any]],
-        targets: list[dict[str, Any]],
-        file: str | PathLike[str],
-    ) -> None:
+    def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:
         """Draws image, true and predicted segments side by side."""
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
-        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        threshold = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
         found = [prediction[part] for prediction in predictions]
-        draw_panoptic(images, found, targets, self.metric.names, file, **chosen)
+        draw_panoptic(images, found, targets, self.metric.names, file, threshold)
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
@@ -168,13 +154,6 @@ class UniversalEvaluator(Evaluator):
         }
         return f"the whole image; {', '.join(scored[part] for part in self.metric.parts)}"
 
-    def describe_limits(self) -> str:
-        """Returns what the model is not good for, in words."""
-        return (
-            f"It knows {len(self.metric.names)} classes, and finds in an image as many segments as it has queries at "
-            "most. It has seen images like those that it was trained on, and its score says little about others."
-        )
-
 
 class MaskAnnealing(TrainerCallback):
     """Lowers the chance of masked attention with every step, so that the trained model does without it.
@@ -183,12 +162,7 @@ class MaskAnnealing(TrainerCallback):
     """
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: HfViTForUniversalSegmentation,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **kwargs: Any
     ) -> None:
         """Sets the chances of the next step; after the last there is none left."""
         model.anneal_masks(state.global_step / state.max_steps)
@@ -222,7 +196,7 @@ PQ_OR_MASK_AP = "pq or mask_ap"
 
 
 @dataclass
-class UniversalSegmentation(DenseTask):
+class UniversalSegmentation(SpatialTask):
     """Universal segmentation: semantic, instance and panoptic."""
 
     model_class = HfViTForUniversalSegmentation
@@ -240,6 +214,10 @@ print(result["segmentation"].shape, result["segments_info"])""",
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
     data_meaning = ("thing_classes",)
+    limits = (
+        "It knows {num_classes} classes, and finds in an image as many segments as it has queries at most. "
+        + SIMILAR_IMAGES
+    )
     defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 
@@ -248,9 +226,8 @@ print(result["segmentation"].shape, result["segments_info"])""",
     @property
     def num_needed_classes(self) -> int:
         """Semantic masks have one of several classes in every pixel; instances may all be of one."""
-        return (
-            2 if len(self.loaded.names) > 1 and "mask" in next(iter(self.loaded.splits.values())).column_names else 0
-        )
+        has_masks = "mask" in next(iter(self.loaded.splits.values())).column_names
+        return 2 if has_masks and len(self.loaded.names) > 1 else 0
 
     def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer, which chooses the best model by the score that there is."""

@@ -5,20 +5,19 @@ Shapes: B batch, C channels, H W pixels, D size of the features, M images of kno
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import BaseImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...data.collators import masked_image_target
 from ...data.datasets import TargetDataset
 from ...evaluation.evaluator import BaseEvaluator
-from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy, classify_by_neighbors
+from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, classify_by_neighbors
 from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
@@ -26,23 +25,23 @@ from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
+# Use of a model as the stock pipeline of features
+DESCRIBE = """(features,) = describe("image.png")
+print(len(features), "tokens of", len(features[0]), "features")"""
 FEW_IMAGES = 2000  # 900 photos were hardly a better start than random weights, 3,000 were (model_cards/)
 RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
 
 
+@dataclass(eq=False)
 class NeighborEvaluator(BaseEvaluator):
     """Evaluator that classifies an image by its nearest training images, see `classify_by_neighbors`."""
 
-    metric: NeighborAccuracy
-    loss_meaning: str  # in words
-    compared: str  # features, in words
-    baseline_name: str
-    is_baseline = False  # whether it ignores the model; then raw pixels are the features
-
-    def __init__(self, processor: BaseImageProcessor, known: TargetDataset) -> None:
-        super().__init__(processor, NeighborAccuracy(len(known) > 0))
-        self.known = known  # training images whose class is known
-        self._neighbors: tuple[Tensor, Tensor] | None = None  # their features (M, D) and classes (M,)
+    loss_meaning: ClassVar[str]  # in words
+    compared: ClassVar[str]  # features, in words
+    baseline_name: ClassVar[str]
+    known: TargetDataset  # training images whose class is known
+    is_baseline: bool = field(default=False, kw_only=True)  # the features are then raw pixels, whatever the model
+    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # their features (M, D), classes (M,)
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
@@ -69,12 +68,6 @@ class NeighborEvaluator(BaseEvaluator):
             f"weighted at temperature {TEMPERATURE}, by {self.compared}"
         )
 
-    def baseline(self) -> Self:
-        """Returns the evaluator of the baseline."""
-        baseline = copy(self)
-        baseline.is_baseline = True
-        return baseline
-
     def described(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image (B, D), those of the baseline being its pixels at a small size."""
         return raw_pixels(pixel_values) if self.is_baseline else self.features(model, pixel_values)
@@ -97,8 +90,23 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
 
 
 @dataclass
+class MaskTokenArguments(UnlabeledArguments):
+    """Options of a pretraining task of which one objective needs a mask token."""
+
+    masking_objective: ClassVar[str]
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the fields of the configuration that differ, with the mask token if the objective needs it."""
+        fields = super().overrides()
+        needs_token = (fields.get(self.task_config) or {}).get("objective") == self.masking_objective
+        return {"use_mask_token": True, **fields} if needs_token else fields
+
+
+@dataclass
 class UnlabeledTask(Task):
     """A pretraining without labels."""
+
+    pipeline = "image-feature-extraction"
 
     options: UnlabeledArguments
 
@@ -114,10 +122,8 @@ class UnlabeledTask(Task):
             )
         return loaded
 
-    def load_evaluation_data(
-        self, saved: EvaluationArguments, label2id: dict[str, int]
-    ) -> tuple[str, UnlabeledImages]:
-        """Refuses: outside of a training, the features are what is evaluated."""
+    def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
+        """Raise `ValueError`: outside of a training run, only the features are evaluated."""
         raise ValueError(
             f"{saved.model_name_or_path} was trained without labels, and has no task of its own to evaluate. "
             "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
@@ -139,7 +145,7 @@ class UnlabeledTask(Task):
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Evaluates, on all processes, the baseline of the evaluator."""
         assert isinstance(trainer.evaluator, NeighborEvaluator)
-        evaluator = trainer.evaluator.baseline()
+        evaluator = replace(trainer.evaluator, is_baseline=True)
         with trainer.scoring_by(evaluator):
             metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
         return evaluator.baseline_name, {

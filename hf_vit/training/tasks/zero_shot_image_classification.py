@@ -3,27 +3,19 @@
 Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os import PathLike
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from datasets import DatasetDict
-from PIL.Image import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    BaseImageProcessor,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ...convert import load_processor
 from ...convert.processors import load_tokenizer
@@ -32,7 +24,8 @@ from ...data import ImageClassificationCollator, load_image_text
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import ImageTextCollator, draw_caption
 from ...data.datasets import TargetData
-from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
+from ...evaluation.classification import ClassificationMetric
+from ...evaluation.evaluator import BaseEvaluator, Batch, File, ImageResult, Images
 from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
 from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
@@ -147,48 +140,8 @@ class ImageTextArguments(ModelArguments, ImageDataArguments):
                 f"--{source} {vars(self)[source]} has its own tokens and weights. Leave out {', '.join(given)}."
             )
 
-    def text_size(self) -> dict[str, Any]:
-        """Returns the options of `HfViTTextConfig` for the size of a fresh text tower."""
-        size = HfViTConfig.from_preset(self.text_preset or self.preset or "small").to_dict()
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        return {name: size[name] for name in names}
-
-    def with_text(self, options: dict[str, Any]) -> Self:
-        """Returns the same with options of the text tower, before which those go that the user has given."""
-        fields = self.config_overrides or {}
-        text = {**options, **(fields.get("text_config") or {})}
-        return replace(self, config_overrides={**fields, "text_config": text})
-
 
 VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
-
-
-def load_image_text_model(
-    args: ImageTextArguments, captions: Iterable[str]
-) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-    """Returns the model to train and its processor; its tokenizer is trained on `captions` where `args` name none."""
-    name, text_name = args.model_name_or_path, args.text_model_name_or_path
-    if name is not None and text_name is None and has_tokenizer(name):
-        args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
-        model, image_processor = load_model(HfViTForZeroShotImageClassification, args)
-        tokenizer = load_tokenizer(model, name)
-    else:
-        tokenizer = make_tokenizer(args, captions)
-        options = {**args.text_size(), **text_options_of(tokenizer)}
-        if text_name is not None:
-            options = encoder_options(text_name, tokenizer)
-        model, image_processor = load_model(HfViTForZeroShotImageClassification, args.with_text(options))
-        if text_name is not None:
-            model.load_text_weights(text_name)
-    if args.freeze_vision:
-        model.freeze_vision()
-    return model, HfViTProcessor(image_processor, tokenizer)
-
-
-def has_fresh_text(args: ImageTextArguments) -> bool:
-    """Returns whether the text tower starts from scratch."""
-    has_text = args.model_name_or_path is not None and has_tokenizer(args.model_name_or_path)
-    return args.text_model_name_or_path is None and not has_text
 
 
 def has_tokenizer(name_or_path: str) -> bool:
@@ -212,6 +165,15 @@ def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrai
         )
     tokenizer.model_max_length = args.max_text_length or min(MAX_TEXT_LENGTH, longest)
     return tokenizer
+
+
+def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return the options of the text tower: those of the library's encoder, or of a new tower with its size."""
+    if args.text_model_name_or_path is not None:
+        return encoder_options(args.text_model_name_or_path, tokenizer)
+    size = HfViTConfig.from_preset(args.text_preset or args.preset or "small").to_dict()
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return {**{name: size[name] for name in names}, **text_options_of(tokenizer)}
 
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -278,15 +240,7 @@ class ImageTextEvaluator(BaseEvaluator):
     """Scores how well captions find their images among all, and images their captions."""
 
     caption = "Images, their captions, and those that are found for them among all"
-    limits = (
-        "It compares images and short texts as those that it was trained on; its scores are for choosing among "
-        "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
-        "learned whatever bias they have."
-    )
     metric: RetrievalMetric
-
-    def __init__(self, processor: BaseImageProcessor) -> None:
-        super().__init__(processor, RetrievalMetric())
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the embeddings of each image and its captions, which have no loss by themselves."""
@@ -296,11 +250,7 @@ class ImageTextEvaluator(BaseEvaluator):
         return [ImageResult(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
-        """Returns the scores and the loss of all images."""
-        return {"loss": self.loss(model), **super().compute(model)}
-
-    def loss(self, model: PreTrainedModel) -> float:
-        """Returns the loss of all images that were evaluated as one batch, the mean over all captions in turn.
+        """Return the scores, and the loss of all evaluated images as one batch, the mean over all captions in turn.
 
         Each image comes with its first caption, then with its second, ...; one that has fewer starts again.
         """
@@ -312,15 +262,9 @@ class ImageTextEvaluator(BaseEvaluator):
         with torch.no_grad():
             turns = [texts[first + turn % counts] for turn in range(int(counts.max()))]
             losses = torch.stack([loss_of_pairs(images, chosen, scale, bias) for chosen in turns])
-        return float(losses.double().mean())
+        return {"loss": float(losses.double().mean()), **super().compute(model)}
 
-    def draw(
-        self,
-        images: list[Image],
-        predictions: list[ComparedImage],
-        targets: Sequence[Mapping[str, Any]],
-        file: str | PathLike[str],
-    ) -> None:
+    def draw(self, images: Images, predictions: list[ComparedImage], targets: list[Any], file: File) -> None:
         """Draws each image beside its captions and the nearest ones of all that were evaluated."""
         _, texts, _ = self.metric.embeddings()
         captions = [caption for record in self.metric.records for caption in record.captions]
@@ -353,7 +297,8 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
         check_images=args.check_images,
         max_eval_samples=args.max_eval_samples,
     )
-    opened = open_data(partial(open_labeled, data), training_args)
+    load = partial(open_labeled, data.dataset_name, **data.source_options())
+    opened = open_data(load, training_args)
     split = args.zero_shot_split or evaluation_split(opened.splits)
     if split not in opened.splits:
         raise ValueError(f"{data.dataset_name} has no split {split!r}. Choose {' or '.join(opened.splits)}.")
@@ -361,20 +306,16 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
     return replace(opened, splits=DatasetDict({split: images}))
 
 
+@dataclass(eq=False)
 class ZeroShotEvaluator(ClassificationEvaluator):
-    """Scores a model of images and texts as a classifier whose weights are the embeddings of names of classes.
+    """Scores a model of images and texts as a classifier whose weights are the embeddings of the class names.
 
     Args:
-        processor: The image processor.
-        names: Names of the K classes.
-        class_embeds: Their embeddings (K, E) of length 1.
+        class_embeds: Embeddings of the K class names, (K, E) of length 1.
     """
 
     is_divisible = False
-
-    def __init__(self, processor: BaseImageProcessor, names: Sequence[str], class_embeds: Tensor) -> None:
-        super().__init__(processor, names)
-        self.class_embeds = class_embeds
+    class_embeds: Tensor
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Returns the logits (B, K) of a batch of pixels and their mask."""
@@ -407,6 +348,12 @@ class ImageTextContrast(Task):
     model_class = HfViTForZeroShotImageClassification
     load_source = staticmethod(load_image_text)
     collator_class = ImageTextCollator
+    augment = staticmethod(partial(cropped_example_augmentation, draw_caption))
+    limits = (
+        "It compares images and short texts as those that it was trained on; its scores are for choosing among "
+        "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
+        "learned whatever bias they have."
+    )
     pipeline = "zero-shot-image-classification"
     usage = Usage(
         name="classify",
@@ -457,14 +404,32 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return super().note_data()
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-        """Returns the model to train and its processor; raises `ValueError` for an adapter of a fresh text tower."""
-        if self.args.lora_rank is not None and has_fresh_text(self.options):
-            raise ValueError(
-                f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower would "
-                "start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
-            )
-        captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
-        return load_image_text_model(self.options, captions)
+        """Return the model to train and its processor, whose tokenizer is trained on the captions if none is given.
+
+        Raises:
+            OSError: if a model or a tokenizer cannot be read.
+            ValueError: if they do not go together, or an adapter is asked for and the text tower is a fresh one.
+        """
+        args, name, text_name = self.options, self.options.model_name_or_path, self.options.text_model_name_or_path
+        if name is not None and text_name is None and has_tokenizer(name):
+            args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
+            model, image_processor = load_model(self.model_class, args)
+            tokenizer = load_tokenizer(model, name)
+        else:
+            if self.args.lora_rank is not None and text_name is None:
+                raise ValueError(
+                    f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower "
+                    "would start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
+                )
+            tokenizer = make_tokenizer(args, chain.from_iterable(self.loaded.splits["train"]["captions"]))
+            fields, text = args.config_overrides or {}, text_options(args, tokenizer)
+            fields = {**fields, "text_config": {**text, **(fields.get("text_config") or {})}}
+            model, image_processor = load_model(self.model_class, replace(args, config_overrides=fields))
+            if text_name is not None:
+                model.load_text_weights(text_name)
+        if args.freeze_vision:
+            model.freeze_vision()
+        return model, HfViTProcessor(image_processor, tokenizer)
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
         """Returns the processor of a trained model; raises `ValueError` if it has no tokenizer."""
@@ -477,12 +442,11 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> ImageTextEvaluator:
         """Returns the evaluator."""
-        return ImageTextEvaluator(processor.image_processor)
+        return ImageTextEvaluator(processor.image_processor, RetrievalMetric())
 
-    def make_transform(self, processor: HfViTProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns the random transform of images, which draws a caption too."""
-        size = input_size(processor.image_processor)
-        return cropped_example_augmentation(draw_caption, size, config.num_channels, **self.augmentation_values())
+    def augmentation_size(self, processor: HfViTProcessor, config: HfViTConfig) -> tuple[int, int]:
+        """Return the height and width that the image processor gives."""
+        return input_size(processor.image_processor)
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates captions and, by the names of their classes, labeled images, if there are some."""
@@ -495,7 +459,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         """Returns the accuracy on labeled images, on all processes; writes their scores as `zero_shot_…`."""
         processor, templates = trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
-        evaluator = ZeroShotEvaluator(processor.image_processor, labeled.names, class_embeds)
+        evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
         (split,) = labeled.splits
         with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
             scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
