@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
-from .formats.classes import ClassList
+from .formats.classes import ClassList, color_table, index_table
 from .formats.files import NPY_START, listed
 
 
@@ -60,7 +60,7 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     """
     pixels, mode = _read_pixels(source, name)
     if mode in INDEX_MODES:
-        table, values = classes.index_table, pixels.astype(np.uint8) if mode == "1" else pixels
+        table, values = index_table(classes), pixels.astype(np.uint8) if mode == "1" else pixels
         if mode == "I" and not 0 <= values.min() <= values.max() < len(table):
             raise ValueError(f"{name} has values from {values.min()} to {values.max()}. Class numbers lie in 0..254.")
     elif mode in ("RGB", "RGBA"):
@@ -69,7 +69,7 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
                 f"{name} has colors (mode {mode}) and no palette says what they mean. Put a file palette.txt beside "
                 "the splits with a line 'name 255 0 128' for each class, or write class numbers in one band."
             )
-        table, values = classes.color_table, _pack(pixels, (16, 8, 0))
+        table, values = color_table(classes), _pack(pixels, (16, 8, 0))
     else:
         raise ValueError(f"{name} has the mode {mode}. Masks have class numbers in one band, or colors in RGB.")
     labels = table[values]

@@ -20,11 +20,14 @@ from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
 from .columns import SourceOptions
 from .files import (
+    flag_of,
     images_at,
     in_lines,
     listed,
     one_per_split,
+    parse_json,
     raise_faults,
+    read_text,
     split_named,
     split_within,
     subfolders,
@@ -34,7 +37,6 @@ from .files import (
 from .keypoints import KeypointNames
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
 from .orientation import AnnotationOrientation, with_turns
-from .text import flag_of, parse_json, read_text
 
 
 logger = logging.get_logger(__name__)

@@ -15,9 +15,8 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, image_headers, in_lines, listed, raise_faults, report, with_files
+from .files import MAX_NAMED, flag_of, image_headers, in_lines, listed, raise_faults, report, with_files
 from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
-from .text import flag_of
 
 
 logger = logging.get_logger(__name__)

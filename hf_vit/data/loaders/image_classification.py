@@ -24,7 +24,16 @@ from ..formats.classes import (
     names_beside,
     with_class_labels,
 )
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.columns import (
+    TABLE_SUFFIXES,
+    USUAL_NAMES,
+    SourceKeywords,
+    SourceOptions,
+    find_tables,
+    list_tables,
+    load_tables,
+    take_columns,
+)
 from ..formats.files import SPLITS, find_folder, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
@@ -44,7 +53,6 @@ from ..formats.stored import (
     read_tar_labels,
     take_from,
 )
-from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
 
 
 logger = logging.get_logger(__name__)

@@ -8,11 +8,11 @@ from typing import Unpack
 import numpy as np
 
 from ..datasets import KeypointData, TargetData
+from ..formats.boxes import find_voc, find_yolo, load_voc, load_yolo
 from ..formats.coco import find_coco, load_coco_keypoints, load_coco_objects
 from ..formats.columns import SourceKeywords, SourceOptions
 from ..formats.files import first_format
-from ..formats.keypoints import flip_pairs_of, oks_sigmas_of
-from ..formats.landmarks import find_landmarks, load_landmarks
+from ..formats.keypoints import find_landmarks, flip_pairs_of, load_landmarks, oks_sigmas_of
 from ..formats.object_columns import load_detection_columns, load_keypoint_columns
 from ..formats.objects import (
     WHOLE_IMAGE,
@@ -29,8 +29,6 @@ from ..formats.objects import (
 )
 from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
-from ..formats.voc import find_voc, load_voc
-from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target, keypoint_target
 
 

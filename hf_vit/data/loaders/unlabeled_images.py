@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, c
 from transformers.utils import logging
 
 from ..formats.classes import UNLABELED, with_class_column
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, read_table
 from ..formats.files import (
     IMAGE_SUFFIXES,
     SPLITS,
@@ -25,7 +25,6 @@ from ..formats.files import (
 )
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS, report_other_folders
 from ..formats.stored import TAR_SUFFIXES, open_streams, take_from
-from ..formats.tables import find_tables, read_table
 from .image_classification import as_stream, image_and_label, load_labeled, load_labeled_tables, stream_rows
 
 

@@ -8,10 +8,9 @@ from typing import Any, Unpack
 from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
 from ..formats.files import with_files
 from ..formats.stored import load_splits
-from ..formats.tables import find_tables, load_tables
 from ..targets import caption_target
 
 

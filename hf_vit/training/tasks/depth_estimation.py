@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from ...data import load_depth_estimation
 from ...data.datasets import TargetDataset
+from ...evaluation.base import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...evaluation.depth import DepthMetric, describe_depth
-from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss

@@ -20,7 +20,7 @@ from ...data.augmentation.views import MultiCrop, ViewColors
 from ...data.collators import UnlabeledImageCollator
 from ...data.datasets import TargetDataset
 from ...data.targets import image_only
-from ...evaluation.evaluator import Batch, ImageResult
+from ...evaluation.base import Batch, ImageResult
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views

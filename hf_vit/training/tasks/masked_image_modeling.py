@@ -15,7 +15,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import MaskedImageModelingCollator, draw_mask_seed
-from ...evaluation.evaluator import Batch, ImageResult
+from ...evaluation.base import Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_masked_image_modeling import (
     HfViTForMaskedImageModeling,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import load_semantic_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...evaluation.base import Batch, Evaluator, ImageResult
 from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL

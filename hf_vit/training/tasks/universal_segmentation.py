@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, ImageResult
-from ...evaluation.universal import (
+from ...evaluation.base import Batch, Evaluator, ImageResult
+from ...evaluation.segmentation import (
     DEFAULT_THRESHOLD,
     INSTANCE,
     PANOPTIC,

@@ -32,8 +32,8 @@ from ...data import ImageClassificationCollator, load_image_text
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import ImageTextCollator, draw_caption
 from ...data.datasets import TargetData
-from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
-from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
+from ...evaluation.base import BaseEvaluator, Batch, ImageResult
+from ...evaluation.features import ComparedImage, RetrievalMetric, chance_of_retrieval
 from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
