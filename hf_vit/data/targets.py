@@ -276,13 +276,9 @@ def detection_target(row: Row) -> dict[str, Tensor]:
     These are `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool,
     `areas` (N,) float32 in square pixels, and `size` (2,) int64, height and width of the image.
     """
-    return {
-        "boxes": torch.tensor(row["boxes"], dtype=torch.float32).reshape(-1, 4),
-        "class_labels": torch.tensor(row["class_labels"], dtype=torch.int64),
-        "is_crowd": torch.tensor(row["is_crowd"], dtype=torch.bool),
-        "areas": torch.tensor(row["areas"], dtype=torch.float32),
-        "size": torch.tensor([row["height"], row["width"]]),
-    }
+    dtypes = {"boxes": torch.float32, "class_labels": torch.int64, "is_crowd": torch.bool, "areas": torch.float32}
+    target = {name: torch.tensor(row[name], dtype=dtype) for name, dtype in dtypes.items()}
+    return target | {"boxes": target["boxes"].reshape(-1, 4), "size": torch.tensor([row["height"], row["width"]])}
 
 
 def keypoint_target(row: Row) -> dict[str, Any]:
@@ -291,12 +287,8 @@ def keypoint_target(row: Row) -> dict[str, Any]:
     These are `keypoints` (K, 3) float32, x and y in pixels and visibility, `box` (4,) float32, x1, y1, x2, y2 in
     pixels, `area` () float32 in square pixels, and `image_id`, the number of the image.
     """
-    return {
-        "keypoints": torch.tensor(row["keypoints"], dtype=torch.float32),
-        "box": torch.tensor(row["box"], dtype=torch.float32),
-        "area": torch.tensor(row["area"], dtype=torch.float32),
-        "image_id": row["image_id"],
-    }
+    target = {name: torch.tensor(row[name], dtype=torch.float32) for name in ("keypoints", "box", "area")}
+    return {**target, "image_id": row["image_id"]}
 
 
 def target_of(example: Mapping[str, Any]) -> Any:

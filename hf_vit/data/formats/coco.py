@@ -134,7 +134,8 @@ class CocoFile:
 def _read_all(files: Mapping[str, Path]) -> list[CocoFile]:
     """Read the annotation file of each split, which must agree in their categories."""
     contents = [_read_coco(split, file) for split, file in files.items()]
-    _check_same(contents, lambda content: [_class_of(category) for category in content.categories], "categories")
+    keys = ("id", "name", "isthing")
+    _check_same(contents, lambda content: [[entry[key] for key in keys] for entry in content.categories], "categories")
     return contents
 
 
@@ -196,10 +197,6 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
         {**entry, "name": name, "isthing": thing}
         for entry, name, thing in zip(categories, names, is_thing, strict=True)
     ]
-
-
-def _class_of(category: Entry) -> tuple[Any, ...]:
-    return category["id"], category["name"], category["isthing"]
 
 
 def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
@@ -299,11 +296,7 @@ def load_coco_objects(
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
     all_categories = contents[0].categories
-    headings = {
-        category.get("supercategory")
-        for category in all_categories
-        if category.get("supercategory") != category["name"]
-    }
+    headings = {entry.get("supercategory") for entry in all_categories if entry.get("supercategory") != entry["name"]}
     categories = [entry for entry in all_categories if entry["id"] in used or entry["name"] not in headings]
     numbers = {category["id"]: number for number, category in enumerate(categories)}
     tables = []

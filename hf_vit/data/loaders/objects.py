@@ -18,14 +18,11 @@ from ..formats.objects import (
     WHOLE_IMAGE,
     BoxErrors,
     BoxFormat,
-    checked_boxes,
-    checked_keypoints,
     clean_keypoints,
     detection_rows,
     join_tables,
     keypoint_rows,
     upright,
-    without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
@@ -98,9 +95,8 @@ def load_object_detection(
             "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
             "parquet files with a column objects; unpack archives first."
         )
-    table = checked_boxes(upright(join_tables(tables), annotation_orientation), box_errors)
-    table, notes = without_repeats(table)
-    return TargetData(detection_rows(table, source), detection_target, classes, notes=notes)
+    rows, notes = detection_rows(upright(join_tables(tables), annotation_orientation), box_errors, source)
+    return TargetData(rows, detection_target, classes, notes=notes)
 
 
 def load_keypoint_detection(
@@ -159,6 +155,6 @@ def load_keypoint_detection(
     if whole_image:  # the areas of objects stay what they were
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
-    rows = keypoint_rows(checked_keypoints(table, box_errors), source)
+    rows = keypoint_rows(table, box_errors, source)
     pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
     return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)
