@@ -15,6 +15,7 @@ from transformers.utils import logging
 from .files import (
     MAX_NAMED,
     SPLITS,
+    check_exist,
     files_below,
     images_at,
     in_lines,
@@ -119,9 +120,7 @@ def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]
         return _images_below(place)
     lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
     paths = [place.parent / line for line in lines]
-    raise_faults(
-        [path for path in paths if not path.is_file()], f"of {len(paths)} images that {place} lists do not exist"
-    )
+    check_exist(paths, f"that {place} lists do not exist", "images")
     return paths
 
 
@@ -258,9 +257,7 @@ def _split_lists(root: Path) -> dict[str, Path]:
 def _listed_files(root: Path, file: Path) -> list[Path]:
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     files = [root / "Annotations" / f"{words[0]}{SUFFIX}" for words in lines if words]
-    raise_faults(
-        [path for path in files if not path.is_file()], f"of {len(files)} files that {file} lists do not exist"
-    )
+    check_exist(files, f"that {file} lists do not exist")
     return files
 
 

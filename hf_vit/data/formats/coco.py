@@ -4,7 +4,6 @@ Shapes: N objects, K keypoints.
 """
 
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
 from .columns import SourceOptions
 from .files import (
+    check_exist,
     flag_of,
     images_at,
     in_lines,
@@ -114,8 +114,7 @@ class CocoFile:
         if folder is None:
             raise ValueError(f"{names[0]} of {self.path} lies in none of the folders:{in_lines(folders)}")
         paths = [str(folder.absolute() / name) for name in names]  # the dataset outlives the working directory
-        missing = [path for path in paths if not os.path.isfile(path)]
-        raise_faults(missing, f"of {len(paths)} files of {self.path} do not exist")
+        check_exist(paths, f"of {self.path} do not exist")
         return paths
 
     def numbers(self, key: str, count: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Columns of images and targets, in datasets and in tables of paths: CSV, TSV and JSON lines."""
 
 import csv
-import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from datasets import Dataset, DatasetDict, Image, Value
 from .files import (
     SPLIT_NAMES,
     SPLITS,
+    check_exist,
     images_at,
     listed,
     one_per_split,
     parse_json,
-    raise_faults,
     read_text,
     split_named,
     split_within,
@@ -150,6 +149,7 @@ def can_hold_images(feature: object) -> bool:
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+MISSING = "do not exist. Paths are relative to the folder of their table. They are"
 DELIMITERS = ",;\t"
 
 
@@ -236,17 +236,9 @@ def load_tables(
         for row in rows:
             images[row.split].append(row.image)
             values[row.split].append(read_cell(row.cells.get(column), f"{row.where},"))
-    check_exist([image for paths in images.values() for image in paths])
+    check_exist([image for paths in images.values() for image in paths], MISSING, "images")
     known = [split for split in SPLITS if split in images]
     return DatasetDict({name: images_at(images[name], name, **{kind: (values[name], feature)}) for name in known})
-
-
-def check_exist(images: Collection[str]) -> None:
-    """Raise `ValueError` if files that tables name do not exist."""
-    raise_faults(
-        [image for image in images if not os.path.isfile(image)],
-        f"of {len(images)} images do not exist. Paths are relative to the folder of their table. They are",
-    )
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:

@@ -97,6 +97,11 @@ def raise_faults(
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
 
+def check_exist(files: Collection[str | Path], finding: str = "do not exist", what: str = "files") -> None:
+    """Raise `ValueError` if files do not exist; `finding` says who names them, `what` they are."""
+    raise_faults([file for file in files if not os.path.isfile(file)], f"of {len(files)} {what} {finding}")
+
+
 def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
     """Read the data at a path in the first format that is recognized; return `None` if none is.
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from .columns import SourceOptions, TableRow, check_exist, columns_of, find_tables, list_tables, read_rows
-from .files import SPLITS, images_at, listed, raise_faults, split_names
+from .columns import MISSING, SourceOptions, TableRow, columns_of, find_tables, list_tables, read_rows
+from .files import SPLITS, check_exist, images_at, listed, raise_faults, split_names
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of
 
 
@@ -139,7 +139,7 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
 # "nose_x", "nose.y" and "nose v"; or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
-CORNERS = (("x_min", "y_min", "x_max", "y_max"), ("xmin", "ymin", "xmax", "ymax"))
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # also written as "x_min", ...
 BOX = "bbox"
 KeypointColumns = dict[str, dict[str, str]]  # those of x, y and maybe v, by keypoint
 
@@ -168,7 +168,7 @@ def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[
     for table, other in columns.items():
         if list(other) != list(columns[first]):
             raise ValueError(f"{first} and {table} differ in their keypoints. Make them the same.")
-    check_exist([row.image for of_split in rows.values() for row, _ in of_split])
+    check_exist([row.image for of_split in rows.values() for row, _ in of_split], MISSING, "images")
     return [_as_table(rows[split], split) for split in SPLITS if split in rows], KeypointNames(tuple(columns[first]))
 
 
@@ -235,10 +235,10 @@ def _read_number(cells: Mapping[str, Any], column: str) -> float:
 def _read_box(cells: Mapping[str, Any]) -> list[float] | None:
     """Returns x1, y1, x2, y2 in pixels, or `None` if there is no box."""
     names = {column.strip().lower(): column for column in cells}
-    for corner_names in CORNERS:
-        if set(corner_names) <= names.keys():
-            values = [_read_number(cells, names[name]) for name in corner_names]
-            return None if all(map(math.isnan, values)) else values
+    corner_columns = {name.replace("_", ""): column for name, column in names.items()}
+    if set(CORNERS) <= corner_columns.keys():
+        values = [_read_number(cells, corner_columns[name]) for name in CORNERS]
+        return None if all(map(math.isnan, values)) else values
     if BOX not in names or not (text := str(cells[names[BOX]] or "").strip()):
         return None
     try:

@@ -184,7 +184,7 @@ def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrie
 
 
 def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
-    if annotations is not None and annotations not in KINDS:
+    if annotations not in (None, *KINDS):
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
     return load_coco_masks(files, orientation) if files else None

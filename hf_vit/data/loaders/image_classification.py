@@ -349,13 +349,9 @@ def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
     kind, files = find_shards(options.path)
     splits = load_shards(kind, {name: found for name, found in files.items() if name != "train"}, options)
-    return DatasetDict(
-        {
-            name: classes.relabeled(split)
-            for name, split in with_files(take_from(splits, image_and_label, options)).items()
-            if has_labels(name, split["label"][:])
-        }
-    )
+    found = with_files(take_from(splits, image_and_label, options))
+    labeled = {name: split for name, split in found.items() if has_labels(name, split["label"][:])}
+    return DatasetDict({name: classes.relabeled(split) for name, split in labeled.items()})
 
 
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:
