@@ -23,6 +23,7 @@ from .files import (
     listed,
     one_per_split,
     raise_faults,
+    split_named,
     splits_in,
     subfolders,
     visible,
@@ -39,7 +40,6 @@ from .objects import (
 
 
 YAML_SUFFIXES = (".yaml", ".yml")
-KEYS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 IMAGES, LABELS = "images", "labels"
 
 
@@ -59,7 +59,7 @@ def find_yolo(path: Path) -> YoloFiles | None:
     # each split in them, or in a folder for each split.
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
-    files = list(filter(_is_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
+    files = list(filter(_read_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
     if len(files) > 1:
         raise ValueError(
             f"{path} has several descriptions of data: {listed(list(map(str, files)))}. Give one of them."
@@ -67,37 +67,27 @@ def find_yolo(path: Path) -> YoloFiles | None:
     return _from_yaml(files[0]) if files else _from_folders(path)
 
 
-def _is_description(file: Path) -> bool:
-    content = _read_yaml(file)
-    return (
-        isinstance(content, dict)
-        and "names" in content
-        and any(key in content for keys in KEYS.values() for key in keys)
-    )
-
-
-def _read_yaml(file: Path) -> Any:
+def _read_description(file: Path) -> dict[Any, Any] | None:
+    """Return the content of a YAML file, or `None` if it does not describe data of YOLO."""
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{file} is no YAML: {error}.") from error
+    names_data = isinstance(content, dict) and "names" in content and any(split_named(str(key)) for key in content)
+    return content if names_data else None
 
 
 def _from_yaml(file: Path) -> YoloFiles:
-    if not _is_description(file):
+    content = _read_description(file)
+    if content is None:
         raise ValueError(f"{file} has no names, or no train, val or test, which a description of YOLO's data has.")
-    content = _read_yaml(file)
     if "kpt_shape" in content:
         raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to the JSON of COCO, or to a CSV.")
-    places = {split: content[key] for split, keys in KEYS.items() for key in keys if content.get(key)}
-    images = {
-        split: [
-            image
-            for entry in ([place] if isinstance(place, str) else place)
-            for image in _images_at(entry, content, file)
-        ]
-        for split, place in places.items()
-    }
+    images: dict[str, list[Path]] = {}
+    for key, place in content.items():
+        if place and (split := split_named(str(key))):
+            entries = [place] if isinstance(place, str) else place
+            images[split] = [image for entry in entries for image in _images_at(entry, content, file)]
     return YoloFiles(images, _names(content["names"], file), (), file)
 
 

@@ -278,19 +278,23 @@ def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> D
 
 
 def load_splits(
-    options: SourceOptions, take: Take, others: Formats, columns: Formats = COLUMN_FORMATS
-) -> DatasetDict | None:
-    """Load a dataset in the first format that is recognized, or from the Hub; return `None` if none is.
+    options: SourceOptions, take: Take, others: Formats, problem: str, columns: Formats = COLUMN_FORMATS
+) -> DatasetDict:
+    """Load a dataset in the first format that is recognized, or from the Hub.
 
     Args:
         options: Where the dataset is, and which columns to take.
         take: Reduces a split from the Hub, or of a format in `columns`, to the columns of its images and targets. It
             also gets the name of the split, and `options`.
         others: Formats that are tried after `columns`, and whose readers return such columns themselves.
+        problem: What is wrong with a path of no known format, and what to do, for the error after its name.
         columns: Formats whose columns have any names.
     """
-    splits = load_columns(options, columns)
-    return first_format(options.path, others) if splits is None else take_from(splits, take, options)
+    if (splits := load_columns(options, columns)) is not None:
+        return take_from(splits, take, options)
+    if (found := first_format(options.path, others)) is None:
+        raise ValueError(f"{options.path} {problem}")
+    return found
 
 
 def take_from(splits: Mapping[str, Any], take: Take, options: SourceOptions) -> DatasetDict:

@@ -115,18 +115,15 @@ def load_image_classification(
         (find_tables, partial(load_labeled_tables, options=options)),
         (find_folder, partial(_load_class_folders, options=options)),
     )
-    if (splits := load_labeled(options, image_and_label, others)) is None:
-        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
-        )
-    return with_files(with_class_labels(splits))
+    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+    problem = f"is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+    return with_files(with_class_labels(load_labeled(options, image_and_label, others, problem)))
 
 
-def load_labeled(options: SourceOptions, take: Take, others: Formats) -> DatasetDict | None:
+def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
     """Load images that may have labels; `load_splits` says more."""
     tars = find_tars, partial(load_shards, "webdataset", options=options)
-    return load_splits(options, take, others, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
+    return load_splits(options, take, others, problem, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:

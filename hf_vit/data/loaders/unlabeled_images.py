@@ -97,12 +97,9 @@ def _load(options: SourceOptions) -> DatasetDict:
         ),
         (find_folder, list_images),
     )
-    if (splits := load_labeled(options, image_and_class, others)) is None:
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
-            f"({', '.join(TAR_SUFFIXES)}) or a table with labels."
-        )
-    return with_class_numbers(splits)
+    tars = ", ".join(TAR_SUFFIXES)
+    problem = f"is a file of unknown kind. Give a folder, a parquet file, a tar file ({tars}) or a table with labels."
+    return with_class_numbers(load_labeled(options, image_and_class, others, problem))
 
 
 def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
