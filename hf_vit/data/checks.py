@@ -11,7 +11,7 @@ from PIL import Image as PILImage
 from transformers.utils import logging
 
 from ..model.image_inputs import is_transparent, read_image
-from .datasets import TargetDataset, read_example
+from .datasets import TargetDataset
 from .formats.files import in_lines, listed
 from .targets import image_only
 
@@ -125,10 +125,9 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
 
     def faults_among(indices: range) -> dict[int, str]:
         faults: dict[int, str] = {}
-        chunk = dataset.rows[indices.start : indices.stop]
-        for index, *values in zip(indices, *chunk.values(), strict=True):
+        for index in indices:
             try:
-                example = read_example(dict(zip(chunk, values, strict=True)), dataset.read_target)
+                example = dataset[index]
                 read_image(example["image"], example["file"], num_channels=3)
             except (OSError, TypeError, ValueError) as error:
                 faults[index] = str(error)

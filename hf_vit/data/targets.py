@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
-from .formats.classes import ClassList
+from .formats.classes import ClassList, color_table, index_table
 from .formats.files import NPY_START, listed
 
 
@@ -60,7 +60,7 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     """
     pixels, mode = _read_pixels(source, name)
     if mode in INDEX_MODES:
-        table, values = classes.index_table, pixels.astype(np.uint8) if mode == "1" else pixels
+        table, values = index_table(classes), pixels.astype(np.uint8) if mode == "1" else pixels
         if mode == "I" and not 0 <= values.min() <= values.max() < len(table):
             raise ValueError(f"{name} has values from {values.min()} to {values.max()}. Class numbers lie in 0..254.")
     elif mode in ("RGB", "RGBA"):
@@ -69,7 +69,7 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
                 f"{name} has colors (mode {mode}) and no palette says what they mean. Put a file palette.txt beside "
                 "the splits with a line 'name 255 0 128' for each class, or write class numbers in one band."
             )
-        table, values = classes.color_table, _pack(pixels, (16, 8, 0))
+        table, values = color_table(classes), _pack(pixels, (16, 8, 0))
     else:
         raise ValueError(f"{name} has the mode {mode}. Masks have class numbers in one band, or colors in RGB.")
     labels = table[values]
@@ -276,13 +276,9 @@ def detection_target(row: Row) -> dict[str, Tensor]:
     These are `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool,
     `areas` (N,) float32 in square pixels, and `size` (2,) int64, height and width of the image.
     """
-    return {
-        "boxes": torch.tensor(row["boxes"], dtype=torch.float32).reshape(-1, 4),
-        "class_labels": torch.tensor(row["class_labels"], dtype=torch.int64),
-        "is_crowd": torch.tensor(row["is_crowd"], dtype=torch.bool),
-        "areas": torch.tensor(row["areas"], dtype=torch.float32),
-        "size": torch.tensor([row["height"], row["width"]]),
-    }
+    dtypes = {"boxes": torch.float32, "class_labels": torch.int64, "is_crowd": torch.bool, "areas": torch.float32}
+    target = {name: torch.tensor(row[name], dtype=dtype) for name, dtype in dtypes.items()}
+    return target | {"boxes": target["boxes"].reshape(-1, 4), "size": torch.tensor([row["height"], row["width"]])}
 
 
 def keypoint_target(row: Row) -> dict[str, Any]:
@@ -291,12 +287,8 @@ def keypoint_target(row: Row) -> dict[str, Any]:
     These are `keypoints` (K, 3) float32, x and y in pixels and visibility, `box` (4,) float32, x1, y1, x2, y2 in
     pixels, `area` () float32 in square pixels, and `image_id`, the number of the image.
     """
-    return {
-        "keypoints": torch.tensor(row["keypoints"], dtype=torch.float32),
-        "box": torch.tensor(row["box"], dtype=torch.float32),
-        "area": torch.tensor(row["area"], dtype=torch.float32),
-        "image_id": row["image_id"],
-    }
+    target = {name: torch.tensor(row[name], dtype=torch.float32) for name in ("keypoints", "box", "area")}
+    return {**target, "image_id": row["image_id"]}
 
 
 def target_of(example: Mapping[str, Any]) -> Any:

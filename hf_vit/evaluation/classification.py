@@ -1,7 +1,7 @@
 """Scores of classifiers: metrics of `evaluate`, what the Trainer reports, and the majority baseline."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -14,21 +14,25 @@ from ..model.task_image_classification import classification_loss
 from .base import StreamedMetric
 
 
-def _metric_info(metric: evaluate.Metric, predictions: Any) -> evaluate.MetricInfo:
-    summary, _, inputs = str(metric.__doc__).partition("\n\n")
-    features = datasets.Features({"predictions": predictions, "references": datasets.Value("int64")})
-    return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
+class _ClassMetric(evaluate.Metric):
+    """Base class of metrics that compare class numbers, described by their docstrings."""
+
+    prediction_type: ClassVar[Any] = datasets.Value("int64")
+
+    def _info(self) -> evaluate.MetricInfo:
+        summary, _, inputs = str(self.__doc__).partition("\n\n")
+        features = datasets.Features({"predictions": self.prediction_type, "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description=summary, citation="", inputs_description=inputs, features=features)
 
 
-class TopKAccuracy(evaluate.Metric):
+class TopKAccuracy(_ClassMetric):
     """Share of the images whose right class is among the k likeliest.
 
     `compute(predictions=, references=, k=1)` takes the class numbers of each image, the likeliest first, at least k of
     them, and the right class number. It returns `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        return _metric_info(self, datasets.Sequence(datasets.Value("int64")))
+    prediction_type = datasets.Sequence(datasets.Value("int64"))
 
     def _compute(self, predictions: list[list[int]], references: list[int], k: int = 1) -> dict[str, float]:
         ranked = np.asarray(predictions)
@@ -38,15 +42,12 @@ class TopKAccuracy(evaluate.Metric):
         return {"accuracy" if k == 1 else f"top_{k}_accuracy": float(hits.mean())}
 
 
-class MacroF1(evaluate.Metric):
+class MacroF1(_ClassMetric):
     """The F1 score of every class, averaged with equal weight, so that rare classes count as much as common ones.
 
     `compute(predictions=, references=)` takes class numbers (N,) and returns `{"macro_f1": ...}` in [0, 1]. A class
     that is neither predicted nor right for any image does not count (scikit-learn's rule).
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return _metric_info(self, datasets.Value("int64"))
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
         from sklearn.metrics import f1_score  # here, as training needs this module but not always its score
@@ -54,15 +55,12 @@ class MacroF1(evaluate.Metric):
         return {"macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0))}
 
 
-class ConfusionMatrix(evaluate.Metric):
+class ConfusionMatrix(_ClassMetric):
     """How many images of each class were taken for which.
 
     `compute(predictions=, references=, num_labels=K)` takes class numbers (N,) and returns
     `{"confusion_matrix": (K, K) int64}` with a row for each right class and a column for each answer.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return _metric_info(self, datasets.Value("int64"))
 
     def _compute(self, predictions: list[int], references: list[int], num_labels: int) -> dict[str, np.ndarray]:
         from sklearn.metrics import confusion_matrix  # here, as training needs this module but not always its score

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..data.formats.keypoints import oks_sigmas_of
-from .base import as_array, mean_of_known
-from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
-from .thresholds import TOLERANCE, Threshold, best_threshold
+from .base import TOLERANCE, Threshold, as_array, best_threshold, mean_of_known
+from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 
 
 OTHER_SIGMA = 0.05  # of each keypoint that is none of COCO's

@@ -1,17 +1,20 @@
-"""Scores of semantic segmentation, from a confusion matrix of pixels."""
+"""Scores of segmentation: of classes of pixels, of segments (panoptic quality), and with these of instances.
+
+Panoptic quality (Kirillov et al., https://arxiv.org/abs/1801.00868) is counted as by the COCO panoptic API.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ..data.targets import without_crowds
 from ..model.image_targets import IGNORED_LABEL
-from .base import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
-
-
-Record = dict[str, np.ndarray]
+from .base import TOLERANCE, StreamedMetric, Threshold, as_array, check_labels, check_same_size, mean_of_known
+from .detection import InstanceMetric
 
 
 class SemanticSegmentationMetric(StreamedMetric):
@@ -32,7 +35,7 @@ class SemanticSegmentationMetric(StreamedMetric):
         self.names = list(names)
         self.ignore_index = ignore_index
 
-    def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> Record:
+    def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, np.ndarray]:
         """Returns the cells of the confusion matrix in which one image has pixels, and how many.
 
         Args:
@@ -86,3 +89,230 @@ class SemanticSegmentationMetric(StreamedMetric):
             "mean_accuracy": mean_of_known(scores["accuracy"] for scores in classes),
             "mean_dice": mean_of_known(scores["dice"] for scores in classes),
         }
+
+
+PANOPTIC, SEMANTIC, INSTANCE, TRIED = "panoptic", "semantic", "instance", "tried"
+DEFAULT_THRESHOLD = 0.5  # of the probability of a segment's class
+TRIED_THRESHOLDS = (0.2, 0.35, DEFAULT_THRESHOLD, 0.65, 0.8)
+MATCH_IOU = 0.5  # above it no two segments can match the same one
+
+
+class MatchedSegments(NamedTuple):
+    """The segments of a class in an image: the sum of the matches' IoU, and how many match and do not."""
+
+    iou: float
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+
+
+class PanopticMetric(StreamedMetric):
+    """Panoptic, segmentation and recognition quality: the means over the classes that occur.
+
+    A predicted segment matches a target segment of its class if their IoU is above 0.5. Pixels in no target mask are
+    void: they count in no union, and a segment that is mostly void is no false positive.
+
+    Args:
+        names: The K class names.
+        thing_ids: Numbers of the countable classes; the others are stuff. They only choose which classes are
+            averaged in `pq_things` and `pq_stuff`.
+
+    Raises:
+        ValueError: if a number is none of the classes.
+    """
+
+    score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
+
+    def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.thing_ids = frozenset(thing_ids)
+        check_labels(as_array(sorted(self.thing_ids), np.int64), self.names, "set of thing_ids")
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[int, MatchedSegments]:
+        """Returns the matched segments of each class that occurs in one image.
+
+        Args:
+            prediction: What `post_process_panoptic_segmentation` returns: `segmentation` (H, W) ids, of which -1 and 0
+                are no segment unless listed, and `segments_info`, a dict with `id` and `label_id` for each segment.
+            target: `masks` (M, H, W) that do not overlap, `class_labels` (M,) and, optionally, `is_crowd` (M,).
+
+        Raises:
+            ValueError: if sizes differ, masks overlap, or class numbers or ids are not known.
+        """
+        masks = as_array(target["masks"], np.bool_)
+        target_labels = as_array(target["class_labels"], np.int64)
+        crowd = as_array(target.get("is_crowd", np.zeros(len(masks))), np.bool_)
+        segmentation = as_array(prediction["segmentation"], np.int64)
+        labels = as_array([segment["label_id"] for segment in prediction["segments_info"]], np.int64)
+        check_same_size(segmentation, masks)
+        check_labels(labels, self.names, "prediction")
+        check_labels(target_labels, self.names, "target")
+        rows = _target_rows(masks)
+        columns = _predicted_columns(segmentation, [segment["id"] for segment in prediction["segments_info"]])
+        shape = (len(masks) + 1, len(labels) + 1)
+        overlap = np.bincount((rows * shape[1] + columns).reshape(-1), minlength=math.prod(shape)).reshape(shape)
+        return _match(overlap, target_labels, labels, crowd)
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `pq`, `sq` and `rq` of each class, NaN where it occurs in no target and no prediction."""
+        return {name: self._class_scores(label) for label, name in enumerate(self.names)}
+
+    def compute(self) -> dict[str, float]:
+        """Returns `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
+        classes = [self._class_scores(label) for label in range(len(self.names))]
+        return {
+            **{name: mean_of_known(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
+            "pq_things": mean_of_known(classes[label]["pq"] for label in sorted(self.thing_ids)),
+            "pq_stuff": mean_of_known(
+                scores["pq"] for label, scores in enumerate(classes) if label not in self.thing_ids
+            ),
+        }
+
+    def _class_scores(self, label: int) -> dict[str, float]:
+        found = [record[label] for record in self.records if label in record]
+        matches = sum(own.true_positives for own in found)
+        segments = matches + sum(own.false_positives + own.false_negatives for own in found) / 2
+        if not segments:
+            return dict.fromkeys(("pq", "sq", "rq"), math.nan)
+        iou = math.fsum(own.iou for own in found)
+        return {"pq": iou / segments, "sq": iou / matches if matches else 0.0, "rq": matches / segments}
+
+
+def _target_rows(masks: np.ndarray) -> np.ndarray:
+    """Returns for each pixel (H, W) the number of its target segment from 1 on, 0 where it is void."""
+    if doubtful := int((masks.sum(axis=0) > 1).sum()):
+        raise ValueError(
+            f"{doubtful} pixels lie in several target masks. Panoptic targets give each pixel one segment at most; "
+            "score overlapping objects with InstanceMetric."
+        )
+    return np.einsum("mhw,m->hw", masks, np.arange(1, len(masks) + 1))
+
+
+def _predicted_columns(segmentation: np.ndarray, ids: list[int]) -> np.ndarray:
+    """Returns for each pixel (H, W) the number of its predicted segment from 1 on, 0 where it has none."""
+    found, places = np.unique(segmentation, return_inverse=True)
+    columns = {-1: 0, 0: 0} | {number: column for column, number in enumerate(ids, start=1)}
+    if unlisted := [number for number in found.tolist() if number not in columns]:
+        raise ValueError(f"The segmentation holds ids that segments_info does not list: {unlisted[:10]}.")
+    return np.array([columns[number] for number in found.tolist()])[places].reshape(segmentation.shape)
+
+
+def _match(
+    overlap: np.ndarray, target_labels: np.ndarray, labels: np.ndarray, crowd: np.ndarray
+) -> dict[int, MatchedSegments]:
+    """Returns the sums of each class over the segments, which match by the pixels that they share.
+
+    `overlap` (M + 1, P + 1) are the pixels that target segment and predicted segment share; the first row is void, the
+    first column in no segment. Targets have classes (M,), predictions `labels` (P,). Nothing matches a target that is
+    a `crowd` (M,), which excuses predictions inside it.
+    """
+    target_areas, areas = overlap[1:].sum(axis=1), overlap[:, 1:].sum(axis=0)  # (M,), (P,)
+    void, overlap = overlap[0, 1:], overlap[1:, 1:]  # (P,), (M, P)
+    iou = overlap / np.maximum(target_areas[:, None] + areas - overlap - void, 1)
+    same_class = target_labels[:, None] == labels
+    matched = (iou > MATCH_IOU) & same_class & ~crowd[:, None]
+    excused = void + (overlap * (same_class & crowd[:, None])).sum(axis=0)
+    # A listed segment without pixels is none.
+    missed = ~matched.any(axis=1) & ~crowd & (target_areas > 0)
+    invented = ~matched.any(axis=0) & (excused <= areas / 2) & (areas > 0)
+    return {
+        int(label): MatchedSegments(
+            iou=math.fsum(iou[matched & (labels == label)]),
+            true_positives=int(matched[:, labels == label].sum()),
+            false_positives=int(invented[labels == label].sum()),
+            false_negatives=int(missed[target_labels == label].sum()),
+        )
+        for label in np.union1d(target_labels, labels)
+    }
+
+
+class UniversalMetric(StreamedMetric):
+    """All scores that the targets allow for: of instances where there are things, of maps where no masks overlap.
+
+    Args:
+        names: The K class names.
+        thing_ids: Numbers of the countable classes.
+        can_overlap: Whether masks of targets may overlap.
+    """
+
+    def __init__(self, names: Sequence[str], thing_ids: Sequence[int], can_overlap: bool) -> None:
+        self.names = list(names)
+        self.parts: dict[str, Any] = {}
+        if not can_overlap:
+            self.parts[PANOPTIC] = PanopticMetric(names, thing_ids)
+            self.parts[SEMANTIC] = SemanticSegmentationMetric(names, IGNORED_LABEL)
+        if thing_ids:
+            self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
+        self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
+        # of segments at other thresholds than that of the answers
+        self.tried = {threshold: PanopticMetric(names, thing_ids) for threshold in TRIED_THRESHOLDS}
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the records of all parts for one image.
+
+        Args:
+            prediction: What each of `parts` takes, by name, and maybe as "tried" segments by `TRIED_THRESHOLDS`.
+            target: `masks` (M, H, W), `class_labels` (M,) and maybe `is_crowd` (M,).
+        """
+        record = {
+            name: part.record(prediction[name], class_map(target) if name == SEMANTIC else target)
+            for name, part in self.parts.items()
+        }
+        tried = prediction.get(TRIED, {})
+        return record | {TRIED: {value: self.tried[value].record(found, target) for value, found in tried.items()}}
+
+    def update(self, records: Iterable[dict[str, Any]]) -> None:
+        """Adds the records of images."""
+        records = list(records)
+        for name, part in self.parts.items():
+            part.update([record[name] for record in records])
+        for threshold, part in self.tried.items():
+            part.update([record[TRIED][threshold] for record in records if record[TRIED]])
+
+    def compute(self) -> dict[str, float]:
+        """Returns the scores of segments and instances, and `mean_iou` of the classes of pixels."""
+        scores = {name: part.compute() for name, part in self.parts.items()}
+        return {name: scores[part][name] for part in self.parts for name in self._names_of(part)}
+
+    def _names_of(self, part: str) -> tuple[str, ...]:
+        """Returns which scores of a part are given: of the classes of pixels only the first."""
+        names: tuple[str, ...] = self.parts[part].score_names
+        return names[:1] if part == SEMANTIC else names
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class by all parts that know it."""
+        classes: dict[str, dict[str, float]] = {name: {} for name in self.names}
+        for part in self.parts.values():
+            for name, scores in part.per_class().items():
+                classes[name] |= scores
+        return {name: scores for name, scores in classes.items() if scores}
+
+    def best_threshold(self) -> Threshold | None:
+        """Returns the score above which segments are given as answers: that of the best PQ, if several were tried.
+
+        A half stays where it is about as good. Where there is no PQ, instances choose.
+        """
+        if PANOPTIC not in self.parts:
+            return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
+        qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
+        best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
+        if not qualities[best] > 0:  # nor if it is not known
+            return None
+        best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
+        return Threshold(best, qualities[best], measure="PQ")
+
+    def reset(self) -> None:
+        """Removes all images."""
+        for part in (*self.parts.values(), *self.tried.values()):
+            part.reset()
+
+
+def class_map(target: Mapping[str, Any]) -> np.ndarray:
+    """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 for none and for crowds."""
+    target = without_crowds(dict(target))
+    masks = target["masks"].numpy(force=True)
+    labels = np.full(masks.shape[1:], IGNORED_LABEL)
+    for mask, label in zip(masks, target["class_labels"].tolist(), strict=True):
+        labels[mask] = label
+    return labels

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation.features import classify_by_neighbors, probe
-from ..evaluation.retrieval import retrieval_average_precision
+from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
 from ..training.saving.output_files import write_whole
 from .files import FeatureSplit
 

@@ -17,9 +17,9 @@ from transformers import Pipeline, PreTrainedConfig, pipeline
 from transformers.utils import logging
 
 from ..data import load_unlabeled_images
+from ..data.formats.columns import TABLE_SUFFIXES
 from ..data.formats.files import IMAGE_SUFFIXES, files_below
 from ..data.formats.stored import TAR_SUFFIXES
-from ..data.formats.tables import TABLE_SUFFIXES
 from ..data.targets import encoded_bytes
 from ..extras import check_packages
 from ..model.image_inputs import read_image

@@ -14,8 +14,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
-from ..evaluation.evaluator import BaseEvaluator, ImageResult
-from ..evaluation.thresholds import Threshold
+from ..evaluation.base import BaseEvaluator, ImageResult, Threshold
 from ..model.task_configurations import TASK_CONFIGS
 from .callbacks.ema import AVERAGE_FOLDER
 from .lora import unwrap_peft

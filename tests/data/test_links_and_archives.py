@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
-from hf_vit.data.formats import archives
-from hf_vit.data.formats.archives import check_tars
+from hf_vit.data.formats import stored
 from hf_vit.data.formats.files import files_below
+from hf_vit.data.formats.stored import check_tars
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import (
@@ -158,7 +158,7 @@ def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tm
 
 def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    monkeypatch.setattr(archives.logger, "warning", lambda text, *values: messages.append(text % values))
+    monkeypatch.setattr(stored.logger, "warning", lambda text, *values: messages.append(text % values))
     file = tmp_path / "a.tar"
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)

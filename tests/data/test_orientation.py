@@ -21,7 +21,7 @@ from hf_vit.data import (
 )
 from hf_vit.data.datasets import KeypointData, TargetData
 from hf_vit.data.formats import orientation as module
-from hf_vit.data.formats.voc import CORNERS
+from hf_vit.data.formats.boxes import CORNERS
 
 from ..helpers.datasets import write_image
 

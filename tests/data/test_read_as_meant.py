@@ -21,7 +21,7 @@ from hf_vit.data import (
 )
 from hf_vit.data.datasets import TargetData
 from hf_vit.data.formats.classes import read_class_file
-from hf_vit.data.formats.text import flag_of
+from hf_vit.data.formats.files import flag_of
 
 from ..helpers.datasets import (
     dataset_of,

@@ -20,8 +20,7 @@ from torchmetrics.detection import PanopticQuality
 from hf_vit.evaluation.base import StreamedMetric
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.evaluation.detection import InstanceMetric
-from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
-from hf_vit.evaluation.universal import PanopticMetric
+from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
 from ..helpers import distributed
 from ..helpers.dense import (

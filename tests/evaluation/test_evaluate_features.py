@@ -10,8 +10,13 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
-from hf_vit.evaluation.features import classify, classify_by_neighbors, held_out_rows, probe
-from hf_vit.evaluation.retrieval import retrieval_average_precision
+from hf_vit.evaluation.features import (
+    classify,
+    classify_by_neighbors,
+    held_out_rows,
+    probe,
+    retrieval_average_precision,
+)
 from hf_vit.features import evaluate_features, open_train_and_test
 
 from ..helpers.datasets import write_pictures

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vit.evaluation import retrieval
-from hf_vit.evaluation.retrieval import RetrievalMetric, chance_of_retrieval, retrieval_ranks
+from hf_vit.evaluation import features
+from hf_vit.evaluation.features import RetrievalMetric, chance_of_retrieval, retrieval_ranks
 
 
 COUNTS = torch.tensor([2, 1, 3, 2, 5, 1, 1, 2, 3, 2, 2, 1])
@@ -37,7 +37,7 @@ def ranks_one_by_one(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[lis
 
 @pytest.mark.parametrize("max_compared", [1, 40, 10**6])
 def test_ranks_are_those_of_a_plain_loop(max_compared: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "MAX_COMPARED", max_compared)
+    monkeypatch.setattr(features, "MAX_COMPARED", max_compared)
     parts = (*draw(), COUNTS)
     of_images, of_texts = retrieval_ranks(*parts)
     assert (of_images.tolist(), of_texts.tolist()) == ranks_one_by_one(*parts)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit.evaluation.base import best_threshold
 from hf_vit.evaluation.detection import DetectionMetric
 from hf_vit.evaluation.keypoints import KeypointMetric
-from hf_vit.evaluation.thresholds import best_threshold
-from hf_vit.evaluation.universal import (
+from hf_vit.evaluation.segmentation import (
     INSTANCE,
     PANOPTIC,
     SEMANTIC,

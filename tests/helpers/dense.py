@@ -10,8 +10,7 @@ from accelerate import Accelerator
 from hf_vit.evaluation.base import StreamedMetric
 from hf_vit.evaluation.depth import DepthMetric
 from hf_vit.evaluation.detection import InstanceMetric
-from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
-from hf_vit.evaluation.universal import PanopticMetric
+from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
 
 NAMES = ["sky", "road", "cat", "dog", "ghost"]  # there is no ghost

@@ -20,7 +20,7 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.evaluation.detection import InstanceMetric
-from hf_vit.evaluation.universal import PanopticMetric
+from hf_vit.evaluation.segmentation import PanopticMetric
 from hf_vit.model.layers import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d
 from hf_vit.model.task_depth_estimation import HfViTDepthPredictor
 from hf_vit.model.task_keypoint_detection import HfViTKeypointPredictor

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
-from hf_vit.evaluation.universal import UniversalMetric
+from hf_vit.evaluation.segmentation import UniversalMetric
 from hf_vit.model.task_universal_segmentation import mask_probabilities
 from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 

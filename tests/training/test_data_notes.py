@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data import load_image_classification, load_semantic_segmentation
-from hf_vit.data.formats.classes import ClassList
+from hf_vit.data.formats.classes import ClassList, index_table
 from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes
 from hf_vit.training.run import plan_evaluation
 
@@ -98,7 +98,7 @@ def test_an_evaluation_alone_refuses_masks_of_0_and_255(black_and_white: Path) -
 
 
 def test_binary_masks_have_two_numbers_and_two_classes(tmp_path: Path, scenes: Path) -> None:
-    assert ClassList(("a", "b"), binary_masks=True).index_table[[0, 1, 254, 255]].tolist() == [1, 0, 0, 2]
+    assert index_table(ClassList(("a", "b"), binary_masks=True))[[0, 1, 254, 255]].tolist() == [1, 0, 0, 2]
     for options in ({"names": ("a",)}, {"names": ("a", "b"), "reduce_labels": True}):
         with pytest.raises(ValueError, match=r"binary_masks is for masks of 0 and 255 and two classes"):
             ClassList(**options, binary_masks=True)

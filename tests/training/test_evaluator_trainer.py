@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.evaluation.evaluator import ImageResult
+from hf_vit.evaluation.base import ImageResult
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer, draw_examples
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator

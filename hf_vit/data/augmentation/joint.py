@@ -24,7 +24,6 @@ from .operations import (
     check_rotation,
     crop_keypoints,
     crop_matrix,
-    distort,
     draw_crop,
     draw_scale,
     read_uint8,
@@ -62,7 +61,11 @@ class _Augmentation:
         return bool(torch.rand(()) < self.horizontal_flip)
 
     def distorted(self, image: Tensor) -> Tensor:
-        return distort(image) if torch.rand(()) < self.photometric else image
+        """Return an image (C, H, W) uint8, maybe of other brightness, contrast and, of colors, saturation and hue."""
+        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+        jitter = v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)
+        return jitter(image) if torch.rand(()) < self.photometric else image
 
 
 @dataclass(frozen=True)

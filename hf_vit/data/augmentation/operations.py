@@ -9,6 +9,7 @@ from math import exp, log
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...model.image_crops import crop_regions, keep_inside, sample_pixels
@@ -42,13 +43,6 @@ def check_colors(num_channels: int, **changes: float) -> None:
     for name, value in changes.items():
         if value and num_channels not in (1, 3):
             raise ValueError(f"{name}={value} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
-
-
-def distort(image: Tensor) -> Tensor:
-    """Returns an image (C, H, W) uint8 of another brightness, contrast and, of colors, saturation and hue."""
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
-    return v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)(image)
 
 
 def uniform(low: float, high: float) -> float:
@@ -100,12 +94,9 @@ class Crop:
 
     def place(self, inner: Tensor, outside: float) -> Tensor:
         """Returns (..., h, w) with the resized part at its place, and `outside` elsewhere."""
-        if self.inner == self.size:
-            return inner
-        frame = inner.new_full((*inner.shape[:-2], *self.size), outside)
-        rows, columns = (slice(span.new_start, span.new_stop) for span in (self.rows, self.columns))
-        frame[..., rows, columns] = inner
-        return frame
+        left, right = self.columns.new_start, self.size[1] - self.columns.new_stop
+        top, bottom = self.rows.new_start, self.size[0] - self.rows.new_stop
+        return F.pad(inner, (left, right, top, bottom), value=outside)
 
     def take_image(self, image: Tensor, outside: float) -> Tensor:
         """Returns (C, h, w) of an image (C, H, W), resized smoothly."""

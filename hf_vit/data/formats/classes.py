@@ -13,8 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from .files import listed, report
-from .text import parse_json, read_text
+from .files import listed, parse_json, read_text, report
 
 
 logger = logging.get_logger(__name__)
@@ -63,35 +62,25 @@ class ClassList:
                 f"classes are {listed(self.names)}. Leave it out, or name two."
             )
 
-    @property
-    def index_table(self) -> np.ndarray:
-        """Label of each value of an indexed mask, plus one; 0 for values that mean nothing."""
-        return _index_table(len(self.names), self.reduce_labels, self.binary_masks)
-
-    @property
-    def color_table(self) -> np.ndarray:
-        """Label of each color 65536 R + 256 G + B, plus one; 0 for colors that mean nothing."""
-        return _color_table(self.colors)
-
 
 @lru_cache(maxsize=8)
-def _index_table(num_classes: int, reduce_labels: bool, binary_masks: bool) -> np.ndarray:
+def index_table(classes: ClassList) -> np.ndarray:
+    """Return the label of each value of an indexed mask, plus one; 0 for values that mean nothing."""
     table = np.zeros(1 << 16, np.int16)
-    if binary_masks:
+    if classes.binary_masks:
         table[0], table[255] = 1, 2
         return table
-    first = int(reduce_labels)
-    table[first : first + num_classes] = 1 + np.arange(num_classes)
-    table[IGNORED_LABEL] = 1 + IGNORED_LABEL
-    if reduce_labels:
-        table[0] = 1 + IGNORED_LABEL
+    first = int(classes.reduce_labels)
+    table[first : first + len(classes.names)] = 1 + np.arange(len(classes.names))
+    table[[0, IGNORED_LABEL] if classes.reduce_labels else IGNORED_LABEL] = 1 + IGNORED_LABEL
     return table
 
 
 @lru_cache(maxsize=8)
-def _color_table(colors: tuple[tuple[Color, int], ...]) -> np.ndarray:
-    table = np.zeros(1 << 24, np.int16)  # the system gives memory only for what is written or read
-    for (red, green, blue), label in colors:
+def color_table(classes: ClassList) -> np.ndarray:
+    """Return the label of each color 65536 R + 256 G + B, plus one; 0 for colors that mean nothing."""
+    table = np.zeros(1 << 24, np.int16)  # pages are allocated lazily, on first access
+    for (red, green, blue), label in classes.colors:
         table[red << 16 | green << 8 | blue] = 1 + label
     return table
 
@@ -234,26 +223,25 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
                 f"class_names says {listed(names)}, but the data call their classes {listed(feature.names)}. Leave "
                 "class_names out."
             )
-        return _in_order(feature.names)
+        names = feature.names
     if not names:
         return None
-    if feature in INTEGERS:
-        return _in_order(names)
-    return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+    if isinstance(feature, ClassLabel) or feature in INTEGERS:
+        return ClassNumbers(tuple(names), {str(number): number for number in range(len(names))})
+    return _by_name(names)
 
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
     """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
-    names = _sorted_names({str(label).strip() for label in labels if label not in UNLABELED})
-    return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+    return _by_name(_sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
 
 def _sorted_names(names: set[str]) -> list[str]:
     return sorted(names, key=int if all(name.isdecimal() for name in names) else None)
 
 
-def _in_order(names: Sequence[str]) -> ClassNumbers:
-    return ClassNumbers(tuple(names), {str(number): number for number in range(len(names))})
+def _by_name(names: Sequence[str]) -> ClassNumbers:
+    return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
 
 
 def with_class_labels(splits: DatasetDict) -> DatasetDict:
@@ -328,12 +316,9 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
 def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     """Returns the names of all classes in order, and warns of those without an example."""
     occurring = set(names)
-    if isinstance(feature, ClassLabel):
-        classes = feature.names
-        if missing := [name for name in classes if name not in occurring]:
-            logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
-    else:
-        classes = _sorted_names(occurring)
+    classes: list[str] = feature.names if isinstance(feature, ClassLabel) else _sorted_names(occurring)
+    if missing := [name for name in classes if name not in occurring]:
+        logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
     if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
     return classes

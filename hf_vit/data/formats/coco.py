@@ -4,7 +4,6 @@ Shapes: N objects, K keypoints.
 """
 
 import json
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,11 +19,15 @@ from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
 from .columns import SourceOptions
 from .files import (
+    check_exist,
+    flag_of,
     images_at,
     in_lines,
     listed,
     one_per_split,
+    parse_json,
     raise_faults,
+    read_text,
     split_named,
     split_within,
     subfolders,
@@ -34,7 +37,6 @@ from .files import (
 from .keypoints import KeypointNames
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
 from .orientation import AnnotationOrientation, with_turns
-from .text import flag_of, parse_json, read_text
 
 
 logger = logging.get_logger(__name__)
@@ -112,8 +114,7 @@ class CocoFile:
         if folder is None:
             raise ValueError(f"{names[0]} of {self.path} lies in none of the folders:{in_lines(folders)}")
         paths = [str(folder.absolute() / name) for name in names]  # the dataset outlives the working directory
-        missing = [path for path in paths if not os.path.isfile(path)]
-        raise_faults(missing, f"of {len(paths)} files of {self.path} do not exist")
+        check_exist(paths, f"of {self.path} do not exist")
         return paths
 
     def numbers(self, key: str, count: int) -> np.ndarray:
@@ -132,7 +133,8 @@ class CocoFile:
 def _read_all(files: Mapping[str, Path]) -> list[CocoFile]:
     """Read the annotation file of each split, which must agree in their categories."""
     contents = [_read_coco(split, file) for split, file in files.items()]
-    _check_same(contents, lambda content: [_class_of(category) for category in content.categories], "categories")
+    keys = ("id", "name", "isthing")
+    _check_same(contents, lambda content: [[entry[key] for key in keys] for entry in content.categories], "categories")
     return contents
 
 
@@ -194,10 +196,6 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
         {**entry, "name": name, "isthing": thing}
         for entry, name, thing in zip(categories, names, is_thing, strict=True)
     ]
-
-
-def _class_of(category: Entry) -> tuple[Any, ...]:
-    return category["id"], category["name"], category["isthing"]
 
 
 def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
@@ -297,11 +295,7 @@ def load_coco_objects(
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
     all_categories = contents[0].categories
-    headings = {
-        category.get("supercategory")
-        for category in all_categories
-        if category.get("supercategory") != category["name"]
-    }
+    headings = {entry.get("supercategory") for entry in all_categories if entry.get("supercategory") != entry["name"]}
     categories = [entry for entry in all_categories if entry["id"] in used or entry["name"] not in headings]
     numbers = {category["id"]: number for number, category in enumerate(categories)}
     tables = []

@@ -1,9 +1,9 @@
-"""Files of datasets: how they are found, sorted by split, listed in messages, and how large their images are."""
+"""Files of datasets: how they are found, sorted by split, read as text, and listed in messages."""
 
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -19,22 +19,49 @@ from transformers.utils import logging
 from ...model.image_inputs import header
 
 
+# Files of VOC have "Unspecified" for what nobody has decided.
+FALSE, TRUE = {"", "0", "0.0", "false", "no", "none", "unspecified"}, {"1", "1.0", "true", "yes"}
+
+
+def flag_of(value: object, name: str) -> bool:
+    """Returns whether a number, a truth value or a text ("0", "True", "yes") means true; errors begin with `name`."""
+    text = str(value).strip().lower()
+    if text not in FALSE | TRUE:
+        raise ValueError(f"{name} is {value!r}, which is neither true nor false. Write 1 or 0.")
+    return text in TRUE
+
+
+def read_text(file: Path) -> str:
+    """Returns the content of a text file in UTF-8; raises `ValueError` for other encodings."""
+    try:
+        return file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no UTF-8 text: {error}. Save it as UTF-8.") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON; raises `ValueError` if an object has a key twice, of which `json` keeps the last."""
+    return json.loads(text, object_pairs_hook=_without_repeats)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(content := dict(pairs)) < len(pairs):
+        ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} occurs {count} times in one object; keep one of them")
+    return content
+
+
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
 Format = tuple[Callable[[Path], Any], Callable[..., T]]  # recognizes its files, and reads them
 MAX_LISTED = 20
 MAX_NAMED = 10  # of those whose lines are long
 SPLITS = ("train", "validation", "test")
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
+SPLIT_NAMES = (
+    dict.fromkeys(("train", "training"), "train")
+    | dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+    | dict.fromkeys(("test", "testing"), "test")
+)
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
@@ -68,6 +95,11 @@ def raise_faults(
     """Raise an error that counts the faults, lists the first ones and says what to do, if there are any faults."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
+
+
+def check_exist(files: Collection[str | Path], finding: str = "do not exist", what: str = "files") -> None:
+    """Raise `ValueError` if files do not exist; `finding` says who names them, `what` they are."""
+    raise_faults([file for file in files if not os.path.isfile(file)], f"of {len(files)} {what} {finding}")
 
 
 def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
@@ -126,8 +158,10 @@ def splits_in(folder: Path) -> dict[str, Path]:
     return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
-def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
+def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
     """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`."""
+    if files == [folder]:  # a single file
+        return {split_within(folder.stem) or "train": [str(folder)]}
     # If none has such a name, all are "train"; if some have, the others are left out with a warning.
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:

@@ -128,19 +128,16 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
             f"{folder} holds no pairs of an image and a {target}, only {listed(inside) if inside else 'no folders'}. "
             f"Put them into train/{image}/1.jpg and train/{other}/1.png, ..., or into {image}/ and {other}/."
         )
-    pairs: dict[str, list[tuple[Path, Path]]] = {}
-    problems: list[str] = []
-    for split, (images, targets) in roots.items():
-        pairs[split], found = _match(images, targets, target)
-        problems += found
-    advice = (
-        f"An image and its {target} need the same name but for the suffix. Add missing files or remove the others."
+    found = {split: _match(images, targets, target) for split, (images, targets) in roots.items()}
+    raise_faults(
+        [problem for _, problems in found.values() for problem in problems],
+        f"files in {folder} have no partner",
+        f"An image and its {target} need the same name but for the suffix. Add missing files or remove the others.",
     )
-    raise_faults(problems, f"files in {folder} have no partner", advice)
     splits = DatasetDict()
-    for split, matched in pairs.items():
-        values = [str(file) for _, file in matched], Image(decode=False)
-        splits[split] = images_at((str(image) for image, _ in matched), split, **{target: values})
+    for split, (pairs, _) in found.items():
+        images, targets = zip(*((str(image), str(file)) for image, file in pairs), strict=True)
+        splits[split] = images_at(images, split, **{target: (targets, Image(decode=False))})
     return splits
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
-from .columns import USUAL_NAMES, SourceOptions, can_hold_images, take_columns
+from .columns import LABEL_NAMES, USUAL_NAMES, SourceOptions, can_hold_images, take_columns
 from .files import image_headers, listed, raise_faults
 from .keypoints import KeypointNames
 from .objects import (
@@ -34,17 +34,7 @@ from .stored import class_folder
 # Usual names of the fields of an object
 FIELDS = {
     "box": ("bbox", "bboxes", "box", "boxes"),
-    "label": (
-        "category",
-        "categories",
-        "category_id",
-        "category_ids",
-        "label",
-        "labels",
-        "class",
-        "classes",
-        "class_id",
-    ),
+    "label": ("category", "categories", "category_id", "category_ids", *LABEL_NAMES, "class", "classes", "class_id"),
     "keypoints": ("keypoints", "keypoint", "landmarks"),
     "area": ("area", "areas"),
     "crowd": ("iscrowd", "is_crowd"),

@@ -15,9 +15,8 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, image_headers, in_lines, listed, raise_faults, report, with_files
+from .files import MAX_NAMED, flag_of, image_headers, in_lines, listed, raise_faults, report, with_files
 from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
-from .text import flag_of
 
 
 logger = logging.get_logger(__name__)
@@ -168,8 +167,12 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
     return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
 
-def detection_rows(table: ObjectTable, source: str) -> DatasetDict:
-    """Return one row per image: `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height`."""
+def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tuple[DatasetDict, tuple[str, ...]]:
+    """Return one row per image of an upright table, and sentences for the model card.
+
+    The columns are `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, and `height`.
+    """
+    table, notes = _without_repeats(_checked_boxes(table, box_errors))
     offsets = np.searchsorted(table.image_numbers, np.arange(len(table.sizes) + 1)).astype(np.int32)
     columns = {
         "boxes": _list_of_four(table.boxes),
@@ -180,16 +183,19 @@ def detection_rows(table: ObjectTable, source: str) -> DatasetDict:
     lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
     rows = Dataset(pa.table({**lists, "width": table.sizes[:, 0], "height": table.sizes[:, 1]}))
     images = with_files(DatasetDict(table.images))
-    return DatasetDict(
-        {
-            split: concatenate_datasets([images[split], rows.select(numbers)], axis=1)
-            for split, (numbers, _) in _parts(table, "box", source).items()
-        }
-    )
+    splits = {
+        split: concatenate_datasets([images[split], rows.select(numbers)], axis=1)
+        for split, (numbers, _) in _parts(table, "box", source).items()
+    }
+    return DatasetDict(splits), notes
 
 
-def keypoint_rows(table: ObjectTable, source: str) -> DatasetDict:
-    """Return one row per object: its image, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`."""
+def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> DatasetDict:
+    """Return one row per object of an upright table.
+
+    The columns are `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width`, and `height`.
+    """
+    table = _checked_keypoints(table, box_errors)
     num_keypoints, sizes = table.keypoints.shape[1], table.object_sizes
     triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
     offsets = np.arange(0, (len(table) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
@@ -237,7 +243,7 @@ def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range,
     return {split: part for split, part in parts.items() if split not in empty}
 
 
-def checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
+def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
     """Return a table whose boxes lie within their images and have an area."""
     # At most one pixel outside is cut off in any case. For other boxes, "raise" lists them in an error, "clip" cuts
     # off the part outside and leaves out boxes without a part inside, and "drop" leaves them all out.
@@ -300,7 +306,7 @@ def _has_area(boxes: np.ndarray) -> np.ndarray:
     return np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
 
 
-def without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
+def _without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
     """Remove exact duplicates of boxes, of one image and class; also return sentences for the model card."""
     rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
     kept = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
@@ -323,8 +329,8 @@ def clean_keypoints(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
     return replace(table, keypoints=np.where(is_labeled[..., None], table.keypoints, 0)), notes
 
 
-def checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
-    """Return a table whose labeled keypoints lie within their images but for a pixel, boxes as `checked_boxes`."""
+def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
+    """Return a table whose labeled keypoints lie within their images but for a pixel, boxes as `_checked_boxes`."""
     # With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
     # labeled keypoint are left out, with a warning.
     is_labeled = table.keypoints[..., 2] > 0
@@ -351,7 +357,7 @@ def checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
     is_kept = np.any(keypoints[..., 2] > 0, axis=1)
     if num_dropped := int((~is_kept).sum()):
         logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, len(table))
-    return checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
+    return _checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:

@@ -5,13 +5,17 @@ Tar files are in the format of WebDataset: the files of an example lie side by s
 
 import difflib
 import glob
+import gzip
 import tarfile
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, config, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
@@ -21,7 +25,6 @@ from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
 from ...model.remote_code import is_within_reach
-from .archives import check_parquet, check_tars
 from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
 from .files import (
@@ -33,15 +36,106 @@ from .files import (
     is_image,
     listed,
     one_per_split,
+    parse_json,
+    raise_faults,
     split_named,
-    split_within,
     subfolders,
     visible,
 )
-from .text import parse_json
 
 
 logger = logging.get_logger(__name__)
+BLOCK = tarfile.BLOCKSIZE
+PARQUET_END = b"PAR1"
+GZIP_START = b"\x1f\x8b"
+MAX_SECONDS = 60.0  # for all archives of a dataset
+CHUNK_BYTES = 2**20
+IsLate = Callable[[], bool]
+
+
+def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
+    """Reads tar files to their ends, without what their members hold, as long as there is time.
+
+    A tar file ends in blocks of zeros. Readers that find no further member take that for the end as well, whatever is
+    there instead.
+
+    Args:
+        files: Paths of tar files, plain or compressed by gzip.
+        max_seconds: After so many seconds, only the last bytes of the others are checked, with a warning.
+
+    Raises:
+        OSError: if one of them is cut or damaged, or goes on after its end.
+    """
+    paths = list(files)
+    end = time.monotonic() + max_seconds
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda path: _fault_of(Path(path), lambda: time.monotonic() > end), paths))
+    raise_faults(
+        [f"{path}: {fault}" for path, fault in zip(paths, found, strict=True) if fault],
+        f"of {len(paths)} tar files are not whole, and the missing parts would be left out in silence",
+        "Get them again, and pack joined ones anew.",
+        error=OSError,
+    )
+    if num_late := found.count(None):
+        logger.warning(
+            "Of %d tar files %d could not be read to their ends in %.0f seconds. Whether they are whole is not known.",
+            len(paths),
+            num_late,
+            max_seconds,
+        )
+
+
+def check_parquet(files: Iterable[str]) -> None:
+    """Raises `OSError` for parquet files that do not end as such, before a stream comes to them."""
+    paths, cut = list(files), []
+    for path in paths:
+        with open(path, "rb") as raw:
+            if not _last_bytes(raw).endswith(PARQUET_END):
+                cut.append(path)
+    finding, advice = f"of {len(paths)} parquet files are cut or damaged", "Get them again, or leave them out."
+    raise_faults(cut, finding, advice, error=OSError)
+
+
+def _fault_of(path: Path, is_late: IsLate) -> str | None:
+    """Returns what is wrong with a tar file, empty if nothing is; `None` if there is no time to read all of it."""
+    try:
+        with path.open("rb") as raw:
+            is_compressed = raw.read(len(GZIP_START)) == GZIP_START
+            if not is_compressed and _last_bytes(raw).strip(b"\0"):
+                return "it does not end in the blocks of zeros that end a tar file"
+            raw.seek(0)
+            if not is_compressed:
+                return _fault_after_members(raw, is_late)
+            with gzip.open(raw) as stream:
+                return _fault_after_members(stream, is_late)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        return f"it is cut or damaged ({error})"
+
+
+def _last_bytes(raw: BinaryIO) -> bytes:
+    size = raw.seek(0, 2)
+    raw.seek(max(0, size - BLOCK))
+    return raw.read()
+
+
+def _fault_after_members(stream: BinaryIO | gzip.GzipFile, is_late: IsLate) -> str | None:
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        while tar.next() is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
+            if is_late():
+                return None
+        end = tar.offset
+    stream.seek(end)
+    if len(block := stream.read(BLOCK)) < BLOCK or any(block):
+        return f"at byte {end} there is neither another member nor the blocks of zeros that end a tar file"
+    while chunk := stream.read(CHUNK_BYTES):
+        if chunk.strip(b"\0"):
+            return f"it goes on after its end at byte {end}, as files do that were joined"
+        if is_late():
+            return None
+    return ""
+
+
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
@@ -117,25 +211,21 @@ def class_folder(options: SourceOptions, are_named: object = None) -> Path:
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
     """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
-    if path.is_file():
-        return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
-    return files_by_split(
-        path, visible(file for folder in (path, *subfolders(path)) for file in folder.glob("*.parquet"))
-    )
+    return files_by_split(path, _files_that_end(path, (".parquet",)))
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
     """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
-    if path.is_file():
-        return {split_within(path.name) or "train": [str(path)]} if _is_tar(path) else {}
-    files = visible(file for folder in (path, *subfolders(path)) for file in folder.iterdir() if _is_tar(file))
-    if not files or any(is_image(file) for file in files_below(path)):
-        return {}
-    return files_by_split(path, files)
+    files = _files_that_end(path, TAR_SUFFIXES)
+    has_images = bool(files) and path.is_dir() and any(is_image(file) for file in files_below(path))
+    return {} if has_images else files_by_split(path, files)
 
 
-def _is_tar(path: Path) -> bool:
-    return path.name.lower().endswith(TAR_SUFFIXES) and path.is_file()
+def _files_that_end(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Return a file, or the visible files in a folder or one below, whose names end in one of the suffixes."""
+    folders = (path, *subfolders(path)) if path.is_dir() else ()
+    files = visible(file for folder in folders for file in folder.iterdir()) if folders else [path]
+    return [file for file in files if file.name.lower().endswith(suffixes) and file.is_file()]
 
 
 def find_shards(path: Path) -> tuple[str, dict[str, list[str]]]:
@@ -188,19 +278,23 @@ def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> D
 
 
 def load_splits(
-    options: SourceOptions, take: Take, others: Formats, columns: Formats = COLUMN_FORMATS
-) -> DatasetDict | None:
-    """Load a dataset in the first format that is recognized, or from the Hub; return `None` if none is.
+    options: SourceOptions, take: Take, others: Formats, problem: str, columns: Formats = COLUMN_FORMATS
+) -> DatasetDict:
+    """Load a dataset in the first format that is recognized, or from the Hub.
 
     Args:
         options: Where the dataset is, and which columns to take.
         take: Reduces a split from the Hub, or of a format in `columns`, to the columns of its images and targets. It
             also gets the name of the split, and `options`.
         others: Formats that are tried after `columns`, and whose readers return such columns themselves.
+        problem: What is wrong with a path of no known format, and what to do, for the error after its name.
         columns: Formats whose columns have any names.
     """
-    splits = load_columns(options, columns)
-    return first_format(options.path, others) if splits is None else take_from(splits, take, options)
+    if (splits := load_columns(options, columns)) is not None:
+        return take_from(splits, take, options)
+    if (found := first_format(options.path, others)) is None:
+        raise ValueError(f"{options.path} {problem}")
+    return found
 
 
 def take_from(splits: Mapping[str, Any], take: Take, options: SourceOptions) -> DatasetDict:

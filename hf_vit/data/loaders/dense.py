@@ -176,15 +176,12 @@ def load_depth_estimation(
 
 def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
     take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
-    if (splits := load_splits(options, take, folders)) is None:
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first."
-        )
-    return with_turns(with_files(splits), target, orientation)
+    problem = "is a file of unknown kind. Give a parquet file, or a folder; unpack archives first."
+    return with_turns(with_files(load_splits(options, take, folders, problem)), target, orientation)
 
 
 def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
-    if annotations is not None and annotations not in KINDS:
+    if annotations not in (None, *KINDS):
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
     return load_coco_masks(files, orientation) if files else None

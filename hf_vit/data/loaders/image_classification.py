@@ -24,7 +24,16 @@ from ..formats.classes import (
     names_beside,
     with_class_labels,
 )
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.columns import (
+    TABLE_SUFFIXES,
+    USUAL_NAMES,
+    SourceKeywords,
+    SourceOptions,
+    find_tables,
+    list_tables,
+    load_tables,
+    take_columns,
+)
 from ..formats.files import SPLITS, find_folder, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
@@ -44,7 +53,6 @@ from ..formats.stored import (
     read_tar_labels,
     take_from,
 )
-from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
 
 
 logger = logging.get_logger(__name__)
@@ -107,18 +115,15 @@ def load_image_classification(
         (find_tables, partial(load_labeled_tables, options=options)),
         (find_folder, partial(_load_class_folders, options=options)),
     )
-    if (splits := load_labeled(options, image_and_label, others)) is None:
-        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
-        )
-    return with_files(with_class_labels(splits))
+    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+    problem = f"is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+    return with_files(with_class_labels(load_labeled(options, image_and_label, others, problem)))
 
 
-def load_labeled(options: SourceOptions, take: Take, others: Formats) -> DatasetDict | None:
+def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
     """Load images that may have labels; `load_splits` says more."""
     tars = find_tars, partial(load_shards, "webdataset", options=options)
-    return load_splits(options, take, others, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
+    return load_splits(options, take, others, problem, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
@@ -341,13 +346,9 @@ def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
     kind, files = find_shards(options.path)
     splits = load_shards(kind, {name: found for name, found in files.items() if name != "train"}, options)
-    return DatasetDict(
-        {
-            name: classes.relabeled(split)
-            for name, split in with_files(take_from(splits, image_and_label, options)).items()
-            if has_labels(name, split["label"][:])
-        }
-    )
+    found = with_files(take_from(splits, image_and_label, options))
+    labeled = {name: split for name, split in found.items() if has_labels(name, split["label"][:])}
+    return DatasetDict({name: classes.relabeled(split) for name, split in labeled.items()})
 
 
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:

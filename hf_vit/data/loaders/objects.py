@@ -8,29 +8,24 @@ from typing import Unpack
 import numpy as np
 
 from ..datasets import KeypointData, TargetData
+from ..formats.boxes import find_voc, find_yolo, load_voc, load_yolo
 from ..formats.coco import find_coco, load_coco_keypoints, load_coco_objects
 from ..formats.columns import SourceKeywords, SourceOptions
 from ..formats.files import first_format
-from ..formats.keypoints import flip_pairs_of, oks_sigmas_of
-from ..formats.landmarks import find_landmarks, load_landmarks
+from ..formats.keypoints import find_landmarks, flip_pairs_of, load_landmarks, oks_sigmas_of
 from ..formats.object_columns import load_detection_columns, load_keypoint_columns
 from ..formats.objects import (
     WHOLE_IMAGE,
     BoxErrors,
     BoxFormat,
-    checked_boxes,
-    checked_keypoints,
     clean_keypoints,
     detection_rows,
     join_tables,
     keypoint_rows,
     upright,
-    without_repeats,
 )
 from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
-from ..formats.voc import find_voc, load_voc
-from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target, keypoint_target
 
 
@@ -100,9 +95,8 @@ def load_object_detection(
             "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
             "parquet files with a column objects; unpack archives first."
         )
-    table = checked_boxes(upright(join_tables(tables), annotation_orientation), box_errors)
-    table, notes = without_repeats(table)
-    return TargetData(detection_rows(table, source), detection_target, classes, notes=notes)
+    rows, notes = detection_rows(upright(join_tables(tables), annotation_orientation), box_errors, source)
+    return TargetData(rows, detection_target, classes, notes=notes)
 
 
 def load_keypoint_detection(
@@ -161,6 +155,6 @@ def load_keypoint_detection(
     if whole_image:  # the areas of objects stay what they were
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
-    rows = keypoint_rows(checked_keypoints(table, box_errors), source)
+    rows = keypoint_rows(table, box_errors, source)
     pairs, sigmas = flip_pairs_of(known.names, flip_pairs), oks_sigmas_of(known.names)
     return KeypointData(rows, keypoint_target, known.names, (), notes, pairs, known.skeleton, sigmas)

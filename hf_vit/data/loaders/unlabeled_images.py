@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Value, c
 from transformers.utils import logging
 
 from ..formats.classes import UNLABELED, with_class_column
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, read_table
 from ..formats.files import (
     IMAGE_SUFFIXES,
     SPLITS,
@@ -25,7 +25,6 @@ from ..formats.files import (
 )
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS, report_other_folders
 from ..formats.stored import TAR_SUFFIXES, open_streams, take_from
-from ..formats.tables import find_tables, read_table
 from .image_classification import as_stream, image_and_label, load_labeled, load_labeled_tables, stream_rows
 
 
@@ -98,12 +97,9 @@ def _load(options: SourceOptions) -> DatasetDict:
         ),
         (find_folder, list_images),
     )
-    if (splits := load_labeled(options, image_and_class, others)) is None:
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
-            f"({', '.join(TAR_SUFFIXES)}) or a table with labels."
-        )
-    return with_class_numbers(splits)
+    tars = ", ".join(TAR_SUFFIXES)
+    problem = f"is a file of unknown kind. Give a folder, a parquet file, a tar file ({tars}) or a table with labels."
+    return with_class_numbers(load_labeled(options, image_and_class, others, problem))
 
 
 def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:

@@ -8,10 +8,9 @@ from typing import Any, Unpack
 from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, take_columns
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
 from ..formats.files import with_files
 from ..formats.stored import load_splits
-from ..formats.tables import find_tables, load_tables
 from ..targets import caption_target
 
 
@@ -56,12 +55,11 @@ def load_image_text(
     read = partial(
         load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS, prefers_lists=True
     )
-    if (splits := load_splits(options, _image_and_caption, ((find_tables, read),))) is None:
-        raise ValueError(
-            f"{options.path} holds no captions. Put a metadata.jsonl with lines like "
-            '{"file_name": "1.jpg", "text": "a dog runs"} beside the images, in train/, val/, ..., or give a table '
-            "or a parquet file of images and captions."
-        )
+    problem = (
+        'holds no captions. Put a metadata.jsonl with lines like {"file_name": "1.jpg", "text": "a dog runs"} next to '
+        "the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
+    )
+    splits = load_splits(options, _image_and_caption, ((find_tables, read),), problem)
     merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(splits).items()})
     return TargetData(merged, caption_target)
 

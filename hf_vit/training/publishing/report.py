@@ -10,7 +10,7 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from ...data.datasets import DatasetInfo, TargetDataset
-from ...evaluation.evaluator import BaseEvaluator, Evaluator
+from ...evaluation.base import BaseEvaluator, Evaluator
 from ...visualize.plots import draw_class_scores
 from ..arguments import split_sources
 from ..callbacks.ema import AVERAGE_FOLDER

@@ -21,7 +21,7 @@ from ...data.augmentation.datasets import AugmentedStream
 from ...data.checks import check_apart
 from ...data.datasets import TargetData
 from ...data.targets import image_only
-from ...evaluation.evaluator import BaseEvaluator, Evaluator, check_truth
+from ...evaluation.base import BaseEvaluator, Evaluator, check_truth
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel

@@ -14,8 +14,8 @@ from transformers.utils import logging
 
 from ...data import load_depth_estimation
 from ...data.datasets import TargetDataset
+from ...evaluation.base import BaseEvaluator, Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.depth import DepthMetric, describe_depth
-from ...evaluation.evaluator import BaseEvaluator, Batch, Evaluator, File, ImageResult, Images
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss

@@ -16,8 +16,8 @@ from ...data.augmentation.classification import image_classification_augmentatio
 from ...data.datasets import TargetData
 from ...data.formats.files import with_files
 from ...data.targets import label_target
+from ...evaluation.base import BaseEvaluator, Batch, ImageResult
 from ...evaluation.classification import ClassificationMetric, majority_baseline
-from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.resolve import values_of
 from ...visualize.plots import draw_confusion_matrix

@@ -16,7 +16,7 @@ from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.augmentation.views import MultiCrop, ViewColors
 from ...data.collators import UnlabeledImageCollator
 from ...data.targets import image_only
-from ...evaluation.evaluator import Batch, File, ImageResult, Images
+from ...evaluation.base import Batch, File, ImageResult, Images
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.self_distillation import assign, between_views

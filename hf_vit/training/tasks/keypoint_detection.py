@@ -12,7 +12,7 @@ from ...data import load_keypoint_detection
 from ...data.augmentation.joint import keypoint_augmentation
 from ...data.collators import KeypointDetectionCollator
 from ...data.datasets import KeypointData
-from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.keypoints import KeypointMetric
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor

@@ -13,7 +13,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import MaskedImageModelingCollator, draw_mask_seed
-from ...evaluation.evaluator import Batch, File, ImageResult, Images
+from ...evaluation.base import Batch, File, ImageResult, Images
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import to_pair
 from ...model.task_masked_image_modeling import (

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import load_semantic_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL

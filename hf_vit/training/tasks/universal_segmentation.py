@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from ...data import load_universal_segmentation
-from ...evaluation.evaluator import Batch, Evaluator, File, ImageResult, Images
-from ...evaluation.universal import (
+from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
+from ...evaluation.segmentation import (
     DEFAULT_THRESHOLD,
     INSTANCE,
     PANOPTIC,

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ...data.collators import masked_image_target
 from ...data.datasets import TargetDataset
-from ...evaluation.evaluator import BaseEvaluator
+from ...evaluation.base import BaseEvaluator
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, classify_by_neighbors
 from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer

@@ -24,9 +24,9 @@ from ...data import ImageClassificationCollator, load_image_text
 from ...data.augmentation.classification import cropped_example_augmentation
 from ...data.collators import ImageTextCollator, draw_caption
 from ...data.datasets import TargetData
+from ...evaluation.base import BaseEvaluator, Batch, File, ImageResult, Images
 from ...evaluation.classification import ClassificationMetric
-from ...evaluation.evaluator import BaseEvaluator, Batch, File, ImageResult, Images
-from ...evaluation.retrieval import ComparedImage, RetrievalMetric, chance_of_retrieval
+from ...evaluation.features import ComparedImage, RetrievalMetric, chance_of_retrieval
 from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of

@@ -1,0 +1,340 @@
+"""Boxes in the text files of YOLO and in the XML files of Pascal VOC. Shapes: N objects."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import yaml
+from transformers.utils import logging
+
+from .files import (
+    MAX_NAMED,
+    SPLITS,
+    check_exist,
+    files_below,
+    images_at,
+    in_lines,
+    is_image,
+    listed,
+    one_per_split,
+    raise_faults,
+    split_named,
+    splits_in,
+    subfolders,
+    visible,
+)
+from .objects import (
+    ObjectTable,
+    check_numbers,
+    class_names_beside,
+    corners,
+    numbered_words,
+    table_of,
+    without_class_names,
+)
+
+
+YAML_SUFFIXES = (".yaml", ".yml")
+IMAGES, LABELS = "images", "labels"
+
+
+@dataclass(frozen=True)
+class YoloFiles:
+    """What a dataset of YOLO consists of."""
+
+    images: dict[str, list[Path]]  # paths by split
+    names: tuple[str, ...]  # of the classes, if a file data.yaml names them
+    folders: tuple[Path, ...]  # where else they may be named
+    source: Path  # the file, or the folder without one
+
+
+def find_yolo(path: Path) -> YoloFiles | None:
+    """Finds the images of a dataset of YOLO, if it is one."""
+    # At a file data.yaml, or in a folder with one, or in one with `images/` and `labels/`: alone, with a folder for
+    # each split in them, or in a folder for each split.
+    if path.is_file():
+        return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
+    files = list(filter(_read_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
+    if len(files) > 1:
+        raise ValueError(
+            f"{path} has several descriptions of data: {listed(list(map(str, files)))}. Give one of them."
+        )
+    return _from_yaml(files[0]) if files else _from_folders(path)
+
+
+def _read_description(file: Path) -> dict[Any, Any] | None:
+    """Return the content of a YAML file, or `None` if it does not describe data of YOLO."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} is no YAML: {error}.") from error
+    names_data = isinstance(content, dict) and "names" in content and any(split_named(str(key)) for key in content)
+    return content if names_data else None
+
+
+def _from_yaml(file: Path) -> YoloFiles:
+    content = _read_description(file)
+    if content is None:
+        raise ValueError(f"{file} has no names, or no train, val or test, which a description of YOLO's data has.")
+    if "kpt_shape" in content:
+        raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to the JSON of COCO, or to a CSV.")
+    images: dict[str, list[Path]] = {}
+    for key, place in content.items():
+        if place and (split := split_named(str(key))):
+            entries = [place] if isinstance(place, str) else place
+            images[split] = [image for entry in entries for image in _images_at(entry, content, file)]
+    return YoloFiles(images, _names(content["names"], file), (), file)
+
+
+def _names(names: Any, file: Path) -> tuple[str, ...]:
+    found = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(found, dict) or sorted(found) != list(range(len(found))):
+        raise ValueError(f"{file} has names={names!r}, but they are a list, or numbered from 0.")
+    return tuple(str(found[number]) for number in range(len(found)))
+
+
+def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]:
+    """Returns the images of a folder or of a list of paths, relative to `path` or to the file."""
+    folder = file.parent
+    # Files of Roboflow say "../train/images" of a folder beside them.
+    places = [folder / str(content.get("path") or "") / entry, folder / entry, folder / entry.removeprefix("../")]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise ValueError(f"{entry!r} of {file} does not exist, at none of:{in_lines(places)}\nSet its path.")
+    if place.is_dir():
+        return _images_below(place)
+    lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+    paths = [place.parent / line for line in lines]
+    check_exist(paths, f"that {place} lists do not exist", "images")
+    return paths
+
+
+def _images_below(folder: Path) -> list[Path]:
+    if images := [file for file in files_below(folder) if is_image(file)]:
+        return images
+    raise ValueError(f"{folder} has no image.")
+
+
+def _from_folders(path: Path) -> YoloFiles | None:
+    folders = {folder.name.lower(): folder for folder in subfolders(path)}
+    if IMAGES in folders and LABELS in folders:
+        roots = splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
+        labels = [folders[LABELS]]
+    else:
+        splits = {split: folder for split, folder in splits_in(path).items() if (folder / LABELS).is_dir()}
+        roots = {split: folder / IMAGES for split, folder in splits.items() if (folder / IMAGES).is_dir()}
+        labels = [folder / LABELS for folder in splits.values()]
+    if not roots or not any(file.suffix == ".txt" for folder in labels for file in files_below(folder)):
+        return None
+    return YoloFiles({split: _images_below(folder) for split, folder in roots.items()}, (), (path, *labels), path)
+
+
+def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
+    """Read objects by split and the names of classes from text files, and the headers of images."""
+    # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a
+    # polygon, the box around it is taken. The names are those of data.yaml, else those that are given or of
+    # classes.txt.
+    if files.names:
+        without_class_names(class_names, files.source)
+    names = files.names or class_names_beside(files.folders, class_names)
+    splits = [split for split in SPLITS if split in files.images]
+    return [_table(files.images[split], split, len(names), files.source) for split in splits], names
+
+
+def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> ObjectTable:
+    texts = [_text_of(path) for path in paths]
+    if not any(text.is_file() for text in texts):
+        raise ValueError(f"None of the {len(texts)} images of {split!r} in {source} has a text file, as {texts[0]}.")
+    objects, faults = [], []
+    for number, text in enumerate(texts):
+        for line_number, line in enumerate(text.read_text().splitlines() if text.is_file() else (), start=1):
+            if words := line.split():
+                values = _read_line(words)
+                if values is None:
+                    faults.append(f"line {line_number} of {text}: {line[:80]!r}")
+                else:
+                    objects.append((number, line_number, *values))
+    raise_faults(faults, "lines are no class, center x, y, width and height, nor class and polygon x, y, ...")
+    table = np.array(objects, float).reshape(-1, 7)
+
+    def describe(place: int) -> str:
+        number, line_number = table[place, :2].astype(int).tolist()
+        return f"line {line_number} of {texts[number]}"
+
+    labels = table[:, 2].astype(np.int64)
+    check_numbers(labels, num_classes, describe, source)
+    images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
+    boxes, image_numbers = corners(table[:, 3:], "yolo"), table[:, 0].astype(np.int64)
+    sizes = np.zeros((len(images), 2))
+    return table_of(split, images, sizes, image_numbers, boxes, describe, is_share=True, labels=labels)
+
+
+def _text_of(image: Path) -> Path:
+    """Returns where the objects of an image are: in `labels/` in place of the last `images/`, or beside it."""
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place].lower() == IMAGES:
+            parts[place] = LABELS
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _read_line(words: list[str]) -> tuple[float, ...] | None:
+    """Returns class, center x, y, width and height of a line; `None` if it is malformed."""
+    try:
+        label, *values = map(float, words)
+    except ValueError:
+        return None
+    if not label.is_integer() or not all(map(math.isfinite, values)):
+        return None
+    if len(values) >= 6 and len(values) % 2 == 0:
+        (x1, x2), (y1, y2) = ((min(side), max(side)) for side in (values[::2], values[1::2]))
+        values = [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+    return (label, *values) if len(values) == 4 else None
+
+
+logger = logging.get_logger(__name__)
+SUFFIX = ".xml"
+ANNOTATIONS = ("annotations", "annotation", "xmls", "labels")
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+SPLIT_LISTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class _Object:
+    word: str
+    box: tuple[float, ...]
+    difficult: str | None
+    name: str
+
+
+def find_voc(path: Path) -> dict[str, list[Path]]:
+    """Finds XML files by split."""
+    # In a folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or in
+    # one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the images;
+    # or in just such a folder.
+    if not path.is_dir():
+        return {}
+    root = _year(path)
+    if lists := _split_lists(root):
+        return {split: _listed_files(root, file) for split, file in lists.items()}
+    found = {split: files_below(folder) for split, folder in (splits_in(root) or {"train": root}).items()}
+    xml = {split: [file for file in files if file.suffix.lower() == SUFFIX] for split, files in found.items()}
+    return {split: files for split, files in xml.items() if files}
+
+
+def _year(path: Path) -> Path:
+    """Returns the folder of a year of VOC in a `VOCdevkit`, or the path itself."""
+    years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
+    if len(years) > 1:
+        raise ValueError(f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give one.")
+    return years[0] if years else path
+
+
+def _split_lists(root: Path) -> dict[str, Path]:
+    folder = root / "ImageSets" / "Main"
+    found = [(name, folder / f"{name}.txt") for name in SPLIT_LISTS if (folder / f"{name}.txt").is_file()]
+    if not any(name == "train" for name, _ in found) and (folder / "trainval.txt").is_file():
+        found = [("train", folder / "trainval.txt"), *(entry for entry in found if entry[0] == "test")]
+    return one_per_split(found)
+
+
+def _listed_files(root: Path, file: Path) -> list[Path]:
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    files = [root / "Annotations" / f"{words[0]}{SUFFIX}" for words in lines if words]
+    check_exist(files, f"that {file} lists do not exist")
+    return files
+
+
+def load_voc(
+    files: Mapping[str, list[Path]], class_names: Sequence[str] | None
+) -> tuple[list[ObjectTable], tuple[str, ...]]:
+    """Read objects and the names of classes from XML files by split, without opening images whose size they give.
+
+    An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
+    Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
+    name the last one of a box, those of other tools the edges. Unless given, the classes are those of "train", sorted.
+    """
+    found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
+    words = {split: [entry.word for entry in objects] for split, (_, _, _, objects) in found.items()}
+    labels, names = numbered_words(words, class_names)
+    tables = [
+        table_of(
+            split,
+            images_at(images, split),
+            sizes,
+            image_numbers,
+            np.array([entry.box for entry in objects]),
+            [entry.name for entry in objects].__getitem__,
+            labels=labels[split],
+            is_crowd=[entry.difficult for entry in objects],
+        )
+        for split, (images, sizes, image_numbers, objects) in found.items()
+    ]
+    return tables, names
+
+
+def _images_of(files: list[Path]) -> list[str]:
+    folders = {file.parent: _image_folders(file.parent) for file in files}
+    by_stem: dict[Path, dict[str, list[Path]]] = {}
+    for folder in {image_folder for found in folders.values() for image_folder in found}:
+        by_stem[folder] = defaultdict(list)
+        for image in sorted(filter(is_image, folder.iterdir())):
+            by_stem[folder][image.stem].append(image)
+    found = [
+        [image for folder in folders[file.parent] for image in by_stem[folder].get(file.stem, [])] for file in files
+    ]
+    raise_faults(
+        [
+            f"{file}: {listed(list(map(str, images))) if images else 'none'}"
+            for file, images in zip(files, found, strict=True)
+            if len(images) != 1
+        ],
+        f"of {len(files)} XML files have not one image each, of the same name but for the suffix, beside them or in "
+        "JPEGImages/ or images/",
+    )
+    stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
+    bare = sorted(str(file) for images in by_stem.values() for stem in images.keys() - stems for file in images[stem])
+    if bare:
+        logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
+    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
+
+
+def _image_folders(folder: Path) -> list[Path]:
+    """Return the folders in which the images of XML files in a folder may lie."""
+    if folder.name.lower() not in ANNOTATIONS:
+        return [folder]
+    return [folder, *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images"))]
+
+
+def _read_all(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[_Object]]:
+    """Return (I, 2) width and height as given, else 0, the image number of each object, and the objects."""
+    faults: list[str] = []
+    sizes, image_numbers, objects = np.zeros((len(files), 2), np.int64), [], []
+    for number, file in enumerate(files):
+        try:
+            root = ElementTree.parse(file).getroot()
+            sizes[number] = [int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height")]
+            found = [_read_object(entry, root, file, place) for place, entry in enumerate(root.iter("object"))]
+        except (ElementTree.ParseError, ValueError) as error:
+            faults.append(f"{file}: {error}")
+        else:
+            image_numbers += [number] * len(found)
+            objects += found
+    raise_faults(faults, f"of {len(files)} XML files are malformed")
+    return sizes, np.array(image_numbers, np.int64), objects
+
+
+def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Path, place: int) -> _Object:
+    word, texts = entry.findtext("name"), [entry.findtext(f"bndbox/{corner}") for corner in CORNERS]
+    if not word or None in texts:
+        raise ValueError(f"object {place + 1} has no name, or no bndbox with {', '.join(CORNERS)}")
+    x1, y1, x2, y2 = (float(text or "") for text in texts)
+    counts_from_one = (root.findtext("source/annotation") or "").startswith("PASCAL")
+    box = (x1 - counts_from_one, y1 - counts_from_one, x2, y2)
+    return _Object(word.strip(), box, entry.findtext("difficult"), f"object {place + 1} of {file}")
