@@ -78,12 +78,16 @@ def convert(
         return
     if given:
         raise ValueError(f"--to exports a model as it is. Leave out {', '.join(f'--{name}' for name in given)}.")
-    is_classifier = "HfViTForImageClassification" in config["architectures"]
+    export_ours(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
+    report(f"Saved {output} in the layout {to!r}.")
+
+
+def export_ours(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
+    """Exports one of our models to the layout of another library."""
     model_class = conversion.TASKS["image-classification" if is_classifier else "features"]
     model = model_class.from_pretrained(source, revision=revision)
     image_processor = HfViTImageProcessor.from_pretrained(source, revision=revision)
-    conversion.export_checkpoint(model, output, to, image_processor)
-    report(f"Saved {output} in the layout {to!r}.")
+    conversion.export_checkpoint(model, output, layout, image_processor)
 
 
 def report_parity(source: Source, converted: Converted, report: Callable[[str], None]) -> list[OutputParity]:
