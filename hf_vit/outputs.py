@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from hashlib import sha256
 from itertools import count, filterfalse, takewhile
@@ -61,6 +62,31 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
     state, reason = judge_folder(folder)
     if state is FolderState.UNWRITABLE:
         raise OSError(reason)
+
+
+def check_new_folder(path: str | os.PathLike[str]) -> None:
+    """Raise an error unless `path` can become a new folder: `OSError` if it cannot be written, else `ValueError`."""
+    check_writable(path)
+    if judge_folder(path).state is not FolderState.FREE:
+        raise ValueError(f"{str(path)!r} exists and is not empty, or is a link. Give a new folder.")
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `path` at the end; an error removes all of it."""
+    check_new_folder(path)
+    folder = Path(path).resolve()
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    made = [parent for parent in unfinished.parents if not parent.exists()]
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(folder)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        for parent in made:
+            parent.rmdir()
+        raise
 
 
 def free_folder(path: str | os.PathLike[str]) -> Path:

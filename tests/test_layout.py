@@ -18,19 +18,11 @@ OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
 # What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
-# Each imports those before it, convert the model alone.
+# Each imports those before it.
 ORDER = (
-    *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "inference"),
+    *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
     *("training", "features", "inspection", "api", "pretraining", "commands", "cli", "start", "__main__"),
 )
-# What is otherwise. These lists may only shrink.
-OTHER_IMPORTS = {
-    ("commands", "convert"),
-    ("inference", "convert"),
-    ("features", "convert"),
-    ("inspection", "convert"),
-    ("training", "convert"),
-}
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}
 
@@ -151,8 +143,7 @@ def test_imports_between_folders_run_one_way() -> None:
         for module, others in imports().items()
         for other in others
         if (source := folder_of(module)) and (target := folder_of(other)) not in ("", source)
-        if target not in (ORDER[: ORDER.index(source)] if source in ORDER else ["model"])
-        and (source, target) not in OTHER_IMPORTS
+        if target not in ORDER[: ORDER.index(source)]
     }
     assert not wrong, "\n".join(sorted(wrong))
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 from .. import HfViTImageProcessor
 from .. import convert as conversion
-from ..convert.export import check_new_folder, new_folder
 from ..convert.loading import Converted, peak_memory
 from ..convert.parity import OutputParity
 from ..convert.source import Source
 from ..model.configuration_hf_vit import check_fields
 from ..model.pretrained import read_config
+from ..outputs import check_new_folder, new_folder
 
 
 def convert(
@@ -65,7 +65,8 @@ def convert(
         raise ValueError("Name what to convert and where to: SOURCE OUTPUT. --help lists the options.")
     check_fields(config_overrides or {})
     check_new_folder(output)
-    is_ours = read_config(source, revision=revision).get("model_type") == "hf_vit"
+    config = read_config(source, revision=revision)
+    is_ours = config.get("model_type") == "hf_vit"
     if is_ours == (to is None):
         cure = "Choose with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
         raise ValueError(f"{source} is {'already' if is_ours else 'not'} one of ours. {cure}.")
@@ -77,15 +78,14 @@ def convert(
         return
     if given:
         raise ValueError(f"--to exports a model as it is. Leave out {', '.join(f'--{name}' for name in given)}.")
-    export_ours(source, output, to, revision)
+    export_ours(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
     report(f"Saved {output} in the layout {to!r}.")
 
 
-def export_ours(source: str, output: Path, layout: str, revision: str) -> None:
+def export_ours(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
     """Exports one of our models to the layout of another library."""
-    (architecture,) = read_config(source, revision=revision)["architectures"]
-    task = "image-classification" if "ForImageClassification" in architecture else "features"
-    model = conversion.TASKS[task].from_pretrained(source, revision=revision)
+    model_class = conversion.TASKS["image-classification" if is_classifier else "features"]
+    model = model_class.from_pretrained(source, revision=revision)
     image_processor = HfViTImageProcessor.from_pretrained(source, revision=revision)
     conversion.export_checkpoint(model, output, layout, image_processor)
 

@@ -2,12 +2,7 @@
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,14 +17,18 @@ from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_configurations import TASK_CONFIGS
 from ..model.task_image_classification import HfViTForImageClassification
+from ..outputs import new_folder
 from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
 from .families.timm_vit import ACTIVATIONS, POOLINGS
-from .family import Family, common_fields
+from .family import LABELS, VIT_FIELDS, Family, given_fields
 from .image_processor import SHARED, read_image_processor_file
-from .key_map import KeyMap, export_weights, strip_prefix
+from .key_map import export_weights, strip_prefix
 
 
 Weights = Mapping[str, Tensor]
+# What timm's plain class has no argument for, or, for the norm before the blocks, no bias in the patches
+REQUIRED_BY_TIMM = {"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True}
+REQUIRED_WITH_DISTILLATION = {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}
 TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
@@ -38,68 +37,53 @@ RESAMPLING = ("position_interpolation", "position_antialias", "position_interpol
 # out, and that no layout holds.
 NOT_CARRIED = {
     *TASK_CONFIGS,
-    "drop_path_rate",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
     *RESAMPLING,
-    "apply_layernorm",
-    "reshape_hidden_states",
-    "out_features",
-    "out_indices",
-    "problem_type",
-    "label2id",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "transformers_version",
-    "_name_or_path",
+    *("drop_path_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+    *("apply_layernorm", "reshape_hidden_states", "out_features", "out_indices", "problem_type", "label2id"),
+    *("architectures", "auto_map", "dtype", "transformers_version", "_name_or_path"),
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A layout to export to.
-
-    Args:
-        family: What reads it back.
-        configure: Their config.json from our configuration; the second argument tells whether there is a classifier.
-        adapt: What our configuration changes in the key map.
-        complete: Gives the weights in their names what they need beyond the key map.
-        has_mask_token: Whether there is a place for one; without, it is left out.
-        requires: Fields that must have these values, beyond what reading the result back tells.
-    """
-
-    family: Family
-    configure: Callable[[HfViTConfig, bool], dict[str, Any]]
-    adapt: Callable[[HfViTConfig], KeyMap] = lambda config: {}
-    complete: Callable[[HfViTConfig, Weights], Weights] = lambda config, weights: weights
-    has_mask_token: bool = False
-    requires: Mapping[str, Any] = field(default_factory=dict)
+# Layouts to export to, and the families that read them back
+LAYOUTS: Mapping[str, Family] = {
+    "vit": VIT,
+    "deit": DEIT,
+    "dinov2": DINOV2,
+    "dinov2_with_registers": DINOV2_WITH_REGISTERS,
+    "timm": TIMM,
+}
+# The classes of transformers: the model and the classifier
+CLASSES = {
+    "vit": ("ViTModel", "ViTForImageClassification"),
+    "deit": ("DeiTModel", "DeiTForImageClassificationWithTeacher"),
+    "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
+}
 
 
-def configure_vit(model_type: str, model: str, classifier: str, /, config: HfViTConfig, is_classifier: bool) -> Any:
-    """Returns the config.json of a ViT or DeiT, whose classes are `model` and `classifier`."""
-    name = classifier if is_classifier else model
-    return {"model_type": model_type, "architectures": [name], **common_fields(config)}
+def transformers_config(layout: str, config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Return the config.json of a layout of transformers; raise `ValueError` if its classes fail with the sizes."""
+    fields = given_fields(config.to_dict(), (*VIT_FIELDS, *LABELS))
+    if layout.startswith("dinov2"):
+        fields = dinov2_fields(config, fields)
+    if layout == "dinov2_with_registers":
+        fields["num_register_tokens"] = config.num_register_tokens
+    return {"model_type": layout, "architectures": [CLASSES[layout][is_classifier]], **fields}
 
 
-def configure_dinov2(model_type: str, name: str, /, config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns the config.json of a DINOv2, whose classes begin with `name`; `ValueError` if a size is not square."""
-    for field_name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
-        height, width = to_pair(size)
+def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Dinov2Config, given those that it shares with ViTConfig."""
+    for name in ("image_size", "patch_size"):
+        height, width = to_pair(vars(config)[name])
         if height != width:
             raise ValueError(
-                f"The DINOv2 classes of transformers fail with {field_name}={size}, which is not square. Export "
-                f"another layout, or load the model with {field_name}={width} first, which resamples its weights."
+                f"The DINOv2 classes of transformers fail with {name}={vars(config)[name]}, which is not square. "
+                f"Export another layout, or load the model with {name}={width} first, which resamples its weights."
             )
-    fields = common_fields(config)
     # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
     factor = 1.5 if config.use_gated_mlp else 1
     fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
     return {
-        "model_type": model_type,
-        "architectures": [f"{name}ForImageClassification" if is_classifier else f"{name}Model"],
         **fields,
         # Dinov2Config takes the activation of the plain MLP only.
         "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
@@ -110,16 +94,18 @@ def configure_dinov2(model_type: str, name: str, /, config: HfViTConfig, is_clas
     }
 
 
-def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns the config.json of a DINOv2 with registers."""
-    fields = configure_dinov2("dinov2_with_registers", "Dinov2WithRegisters", config, is_classifier)
-    return {**fields, "num_register_tokens": config.num_register_tokens}
-
-
-def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     """Returns timm's config.json of a model of its plain class, with every argument given."""
-    if config.use_distillation_token:
-        check_distilled(config, is_classifier)
+    of_distilled = REQUIRED_WITH_DISTILLATION if config.use_distillation_token else {}
+    for required, condition in ((REQUIRED_BY_TIMM, ""), (of_distilled, " with use_distillation_token=True")):
+        for name, value in required.items():
+            if vars(config)[name] != value:
+                raise ValueError(f"timm cannot express {name}={vars(config)[name]!r}{condition}, only {value!r}.")
+    if config.use_distillation_token and not is_classifier:
+        raise ValueError(
+            "timm cannot express use_distillation_token=True without classifiers: its output is then the mean of both "
+            "tokens, not pooler_output. Export an HfViTForImageClassification."
+        )
     if config.proj_bias != config.mlp_bias:
         raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
@@ -155,20 +141,6 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     }
 
 
-def check_distilled(config: HfViTConfig, is_classifier: bool) -> None:
-    """Raises `ValueError` unless timm's class with a distillation token computes what ours does."""
-    for name, value in {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}.items():
-        if vars(config)[name] != value:
-            raise ValueError(
-                f"timm cannot express {name}={vars(config)[name]!r} with use_distillation_token=True, only {value!r}."
-            )
-    if not is_classifier:
-        raise ValueError(
-            "timm cannot express use_distillation_token=True without classifiers: its output is then the mean of both "
-            "tokens, not pooler_output. Export an HfViTForImageClassification."
-        )
-
-
 def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
     """Adds zeros as positions of the registers, which timm has where CLS has a position."""
     first = config.num_prefix_positions
@@ -177,22 +149,6 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
     before, patches = weights["pos_embed"].tensor_split((first,), dim=1)
     of_registers = patches.new_zeros(1, config.num_register_tokens, config.hidden_size)
     return {**weights, "pos_embed": torch.cat((before, of_registers, patches), dim=1)}
-
-
-LAYOUTS = {
-    "vit": Layout(VIT, partial(configure_vit, "vit", "ViTModel", "ViTForImageClassification")),
-    "deit": Layout(DEIT, partial(configure_vit, "deit", "DeiTModel", "DeiTForImageClassificationWithTeacher")),
-    "dinov2": Layout(DINOV2, partial(configure_dinov2, "dinov2", "Dinov2"), has_mask_token=True),
-    "dinov2_with_registers": Layout(DINOV2_WITH_REGISTERS, configure_dinov2_with_registers, has_mask_token=True),
-    "timm": Layout(
-        TIMM,
-        configure_timm,
-        adapt=lambda config: {"norm": "fc_norm"} if config.norm_after_pooling else {},
-        complete=complete_timm,
-        # Its plain class has no argument for the others, or, for the norm before the blocks, no bias in the patches.
-        requires={"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True},
-    ),
-}
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
@@ -267,14 +223,10 @@ def export_checkpoint(
         raise ValueError(
             f"{type(model).__name__} has no counterpart in other libraries. Export its backbone: model.base_model."
         )
-    target, is_classifier = LAYOUTS[layout], isinstance(model, HfViTForImageClassification)
-    own, weights = without_mask_token(model, target, layout)
-    values = own.to_dict()
-    for name, value in target.requires.items():
-        if values[name] != value:
-            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
-    config = target.configure(own, is_classifier)
-    exported = rename(model, own, weights, target, layout)
+    is_classifier = isinstance(model, HfViTForImageClassification)
+    own, weights = without_mask_token(model, layout)
+    config = timm_config(own, is_classifier) if layout == "timm" else transformers_config(layout, own, is_classifier)
+    exported = rename(model, own, weights, layout)
     check_expressible(own, config, exported, layout, is_classifier)
     files = {"config.json": config}
     if image_processor is not None:
@@ -289,12 +241,10 @@ def export_checkpoint(
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def without_mask_token(
-    model: HfViTPreTrainedModel, target: Layout, layout: str
-) -> tuple[HfViTConfig, dict[str, Tensor]]:
+def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTConfig, dict[str, Tensor]]:
     """Returns configuration and weights of a model, without a mask token for which a layout has no place."""
     config: HfViTConfig = model.config
-    if target.has_mask_token or not config.use_mask_token:
+    if layout.startswith("dinov2") or not config.use_mask_token:
         return config, model.state_dict()
     logger.warning(f"The layout {layout!r} has no mask token: it is left out. Only bool_masked_pos uses it.")
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mask_token")}
@@ -302,10 +252,11 @@ def without_mask_token(
 
 
 def rename(
-    model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], target: Layout, layout: str
+    model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], layout: str
 ) -> dict[str, Tensor]:
     """Returns the weights of a model under the names of a layout; `ValueError` if it has no place for one of them."""
-    keys = {**target.family.keys, **target.adapt(config)}
+    family = LAYOUTS[layout]
+    keys = {**family.keys, **({"norm": "fc_norm"} if config.norm_after_pooling and layout == "timm" else {})}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
     body = {name.removeprefix(inner): tensor for name, tensor in weights.items() if name.startswith(inner)}
     heads = {name: tensor for name, tensor in weights.items() if not name.startswith(inner)}
@@ -313,8 +264,9 @@ def rename(
         exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
     except ValueError as error:
         raise ValueError(f"{type(model).__name__} does not fit the layout {layout!r}: {error}") from error
-    prefix = "".join(target.family.prefixes) if heads else ""  # of the base model in a model with a classifier
-    named = {prefix + name: tensor for name, tensor in target.complete(config, exported).items()}
+    prefix = "".join(family.prefixes) if heads else ""  # of the base model in a model with a classifier
+    completed = complete_timm(config, exported) if layout == "timm" else exported
+    named = {prefix + name: tensor for name, tensor in completed.items()}
     return {**named, **exported_heads}
 
 
@@ -322,7 +274,7 @@ def check_expressible(
     config: HfViTConfig, exported: Mapping[str, Any], weights: Mapping[str, Tensor], layout: str, is_classifier: bool
 ) -> None:
     """Raises `ValueError` unless the exported configuration reads back as ours; warns of what gets lost."""
-    family = LAYOUTS[layout].family
+    family = LAYOUTS[layout]
     shapes = {strip_prefix(name, family.prefixes): tuple(tensor.shape) for name, tensor in weights.items()}
     read = HfViTConfig(**family.configure(exported, shapes))
     own, back = comparable(config), comparable(read)
@@ -350,28 +302,3 @@ def comparable(config: HfViTConfig) -> dict[str, Any]:
         "layerscale_value": config.layerscale_value is not None,
         "prefix_has_position": config.num_prefix_positions > 0,
     }
-
-
-def check_new_folder(path: str | os.PathLike[str]) -> None:
-    """Raises `ValueError` if `path` exists and is no empty folder."""
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{str(folder)!r} exists and is not empty. Give a new folder.")
-
-
-@contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a folder to write into, which becomes `path` at the end; an error removes all of it."""
-    check_new_folder(path)
-    folder = Path(path).resolve()
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-    made = [parent for parent in unfinished.parents if not parent.exists()]
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        unfinished.replace(folder)
-    except BaseException:
-        shutil.rmtree(unfinished)
-        for parent in made:
-            parent.rmdir()
-        raise

@@ -15,37 +15,18 @@ Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 LABELS = ("id2label", "label2id", "problem_type")
-# Fields that the configurations of transformers' plain ViTs and ours share, names and all
-COMMON = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "layer_norm_eps",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "qkv_bias",
-    *LABELS,
+# Fields of the same name and meaning in the configurations of all plain ViTs of transformers and in ours
+VIT_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "qkv_bias"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
+    *("image_size", "patch_size", "num_channels"),
 )
-# What we share with some of them
-BEYOND_VIT = (
-    "drop_path_rate",
-    "key_bias",
-    "proj_bias",
-    "mlp_bias",
-    "use_gated_mlp",
-    "layerscale_value",
-    "num_register_tokens",
-    "rope_theta",
-    "apply_layernorm",
-    "reshape_hidden_states",
-    "out_features",
-    "out_indices",
+# Those, and fields shared with the configurations of some of them
+ARCHITECTURE = (
+    *VIT_FIELDS,
+    *("key_bias", "proj_bias", "mlp_bias", "use_gated_mlp", "layerscale_value", "drop_path_rate"),
+    *("num_register_tokens", "rope_theta"),
+    *("apply_layernorm", "reshape_hidden_states", "out_features", "out_indices"),
 )
 
 
@@ -114,19 +95,29 @@ class Family:
 TYPES: Any = TypedDict("TYPES", {own.name: own.type for own in fields_of(HfViTConfig)}, total=False)  # type: ignore[misc]
 
 
-def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields that `HfViTConfig` shares with a config.json of transformers.
+def transformers_fields(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
+    """Return the fields of `HfViTConfig` that a config.json of transformers and the tensors of the checkpoint give.
 
-    `defaults` are those of their class for fields that the file leaves out, where they differ from ours. A field of
-    another type raises `StrictDataclassError` before anything is computed with it.
+    Args:
+        config: Content of config.json.
+        shapes: Shapes of the tensors, which tell whether there are a mask token and a pooler.
+        **defaults: Fields that config.json leaves out: defaults of the source class and constants of the family.
+
+    Raises:
+        StrictDataclassError: If a field has another type than ours, before anything is computed with it.
+        ValueError: If the pooler is not one of ours.
     """
-    return {**architecture_fields(config, **defaults), **label_fields(config)}
+    return {
+        **architecture_fields(config, **defaults),
+        **label_fields(config),
+        "use_mask_token": "embeddings.mask_token" in shapes,
+        "use_pooler": has_pooler(config, shapes),
+    }
 
 
 def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the same without the labels."""
-    names = [name for name in (*COMMON, *BEYOND_VIT) if name not in LABELS]
-    fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
+    """Return the fields that the configuration of an encoder gives, without labels; see `transformers_fields`."""
+    fields = given_fields(config, ARCHITECTURE, **defaults)
     validate_typed_dict(TYPES, {name: value for name, value in fields.items() if name in TYPES.__annotations__})
     if config.get("attention_dropout") is not None:
         fields["attention_probs_dropout_prob"] = config["attention_dropout"]
@@ -135,6 +126,18 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
         # The last stage is the default, which follows where a user takes fewer blocks.
         del fields["out_features"], fields["out_indices"]
     return fields
+
+
+def has_pooler(config: Config, shapes: Shapes) -> bool:
+    """Return whether there is a pooler; raise `ValueError` if it is none of ours."""
+    activation = config.get("pooler_act", "tanh")
+    width, pooled = config.get("hidden_size"), config.get("pooler_output_size")
+    if "pooler.dense.weight" in shapes and (activation != "tanh" or pooled not in (None, width)):
+        raise ValueError(
+            f"The pooler has pooler_act={activation!r} and pooler_output_size={pooled}, but only 'tanh' and "
+            f"hidden_size={width} are known here. Save the model without it (add_pooling_layer=False)."
+        )
+    return "pooler.dense.weight" in shapes
 
 
 def given_fields(config: Config, names: Iterable[str], **defaults: Any) -> dict[str, Any]:
@@ -168,8 +171,3 @@ def whole_patches(image_size: Size, patch_size: Size) -> Size:
         return image_size
     height, width = (whole // part * part for whole, part in zip(image, patch, strict=True))
     return height if height == width else [height, width]
-
-
-def common_fields(config: HfViTConfig) -> dict[str, Any]:
-    """Returns the same fields of our configuration, for a config.json of transformers."""
-    return given_fields(config.to_dict(), COMMON)

@@ -24,8 +24,7 @@ OPENAI: Options = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-# What every class of transformers does with keys that its file and the class leave out. `default_to_square` says what
-# an int `size` means: a square, or the shortest edge.
+# What every class of transformers does with keys that its file and the class leave out
 SHARED_DEFAULTS: Options = {
     "do_resize": True,
     "resample": BILINEAR,
@@ -33,8 +32,20 @@ SHARED_DEFAULTS: Options = {
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
-    "default_to_square": True,
 }
+# Options by the same names and with the same meaning there and here; files that we exported have `num_channels`.
+SHARED = (*SHARED_DEFAULTS, "size", "crop_size", "image_mean", "image_std", "num_channels")
+# `default_to_square` says what an int `size` means: a square, or the shortest edge.
+HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
+# Keys that leave the pixels of an image as they are
+WITHOUT_EFFECT = re.compile(
+    "image_processor_type|feature_extractor_type|_?processor_class|_valid_processor_keys|_valid_kwargs_names|"
+    "(input_)?data_format|return_tensors|device|disable_grouping|(do_)?reduce_labels|ignore_index|format|"
+    "do_convert_annotations"
+)
+ADVICE = (
+    "Give the options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+)
 # The classes that are known, by their names without ending, and the model types whose files may name no class
 MODEL_TYPES = {
     "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
@@ -54,41 +65,6 @@ MODEL_TYPES = {
 # How logits are read that come without probabilities
 CLASS_SCORES = {"DeformableDetr": "sigmoid", "Yolos": "softmax"}
 MODEL_CLASSES = {model_type: name for name, model_types in MODEL_TYPES.items() for model_type in model_types}
-
-# Options by the same names and with the same meaning there and here
-SHARED = (
-    "do_resize",
-    "size",
-    "resample",
-    "do_center_crop",
-    "crop_size",
-    "do_rescale",
-    "rescale_factor",
-    "do_normalize",
-    "image_mean",
-    "image_std",
-    "num_channels",  # of ours, where one was exported
-)
-HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
-# Keys that leave the pixels of an image as they are
-WITHOUT_EFFECT = {
-    "image_processor_type",
-    "feature_extractor_type",
-    "processor_class",
-    "_processor_class",
-    "_valid_processor_keys",
-    "_valid_kwargs_names",
-    "data_format",
-    "input_data_format",
-    "return_tensors",
-    "device",
-    "disable_grouping",
-    "do_reduce_labels",
-    "reduce_labels",
-    "ignore_index",
-    "format",
-    "do_convert_annotations",
-}
 
 # What timm does with keys that its file leaves out
 TIMM_DEFAULTS: Options = {
@@ -147,10 +123,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     its class. `ValueError` if the class is not known, or a key would change pixels in a way that ours cannot.
     """
     name = _class_name(preprocessor_config, model_type)
-    given = {
-        key: value for key, value in preprocessor_config.items() if value is not None and key not in WITHOUT_EFFECT
-    }
-    options = {**class_defaults(name), **given}
+    options = {**class_defaults(name), **_with_effect(preprocessor_config)}
     if name == "Siglip2":
         side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
         options["size"] = {"height": side, "width": side}
@@ -166,20 +139,15 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     if foreign:
         raise ValueError(
             f"The image processor {name}ImageProcessor of this checkpoint has options that HfViTImageProcessor cannot "
-            f"honor: {foreign}. Give those that come closest yourself, as in HfViTImageProcessor(size=..., "
-            "image_mean=..., image_std=...)."
+            f"honor: {foreign}. {ADVICE}"
         )
-    options["size"] = _as_dict(options["size"], "size", default_to_square=options.pop("default_to_square"))
-    if options["do_center_crop"] and "crop_size" in options:
-        options["crop_size"] = _as_dict(options["crop_size"], "crop_size", forms=EXACT_KEYS)
-    else:
-        options.pop("crop_size", None)
-    if options.get("do_convert_rgb"):
-        del options["do_convert_rgb"]  # ours does so for three channels, and only for them
-    for option, neutral in (("keep_aspect_ratio", False), ("ensure_multiple_of", 1)):
-        if options.get(option, neutral) == neutral:
-            options.pop(option, None)
-    honored = {key: options[key] for key in options if key in HONORED}
+    is_square, crop_size = options.pop("default_to_square"), options.pop("crop_size", None)
+    options["size"] = dict(to_size_dict(options["size"], "size", default_to_square=is_square) or {})
+    if options["do_center_crop"] and crop_size is not None:
+        options["crop_size"] = dict(to_size_dict(crop_size, "crop_size", forms=EXACT_KEYS) or {})
+    # Ours converts images to three channels if it has three channels, and only then.
+    neutral = {"keep_aspect_ratio": False, "ensure_multiple_of": 1, "do_convert_rgb": True}
+    honored = {key: options[key] for key in options if key in HONORED and options[key] != neutral.get(key)}
     scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
     return honored | padding | scores | (_padded(options["size"]) if is_padded else {})
 
@@ -187,12 +155,15 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 def class_defaults(name: str) -> Options:
     """Returns what an image processor of transformers does with keys that its file leaves out, by the class."""
     if name == "DINOv3ViT":  # which needs torchvision there
-        return {**SHARED_DEFAULTS, "size": 224, **IMAGENET}
+        return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
-    options = {key: value for key, value in original().to_dict().items() if key not in WITHOUT_EFFECT}
+    options = _with_effect(original().to_dict())
     known = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-    square = {"default_to_square": original.default_to_square}
-    return SHARED_DEFAULTS | square | {key: value for key, value in known.items() if value is not None}
+    return {**SHARED_DEFAULTS, "default_to_square": original.default_to_square, **known}
+
+
+def _with_effect(options: Mapping[str, Any]) -> Options:
+    return {key: value for key, value in options.items() if value is not None and not WITHOUT_EFFECT.fullmatch(key)}
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
@@ -208,8 +179,7 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
     elif crop_mode != "squash":
         raise ValueError(
             f"crop_mode={crop_mode!r} with input_size={(num_channels, height, width)} has no counterpart: known are "
-            "'squash', and 'center' for square images. Give the options that come closest yourself, as in "
-            "HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+            f"'squash', and 'center' for square images. {ADVICE}"
         )
     interpolation = config["interpolation"].upper()
     if interpolation not in PILImageResampling.__members__:
@@ -217,11 +187,8 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
         raise ValueError(f"interpolation={config['interpolation']!r} is not known. Known are: {known}.")
     return {
         "num_channels": num_channels,
-        "size": scaled,
+        **_cropped(scaled, height, width),
         "resample": PILImageResampling[interpolation],
-        "do_center_crop": True,
-        "crop_size": {"height": height, "width": width},
-        "crop_rounding": "half_to_even",
         "image_mean": list(config["mean"]),
         "image_std": list(config["std"]),
     }
@@ -236,8 +203,7 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
     config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
     if config["resize_mode"] not in ("shortest", "squash"):
         raise ValueError(
-            f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. Give the "
-            "options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+            f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. {ADVICE}"
         )
     options = original_image_processor_options("clip", image_size) | {
         "resample": BILINEAR if config["interpolation"] == "bilinear" else BICUBIC,
@@ -249,19 +215,17 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
 
 def original_image_processor_options(family: str, image_size: Size = 224) -> Options:
     """Returns our options for weights that come without any, as `family` of `ORIGINALS` evaluates them."""
-    if family not in ORIGINALS:
-        raise ValueError(f"Nothing is known of the images of {family!r}. Known are: {', '.join(ORIGINALS)}.")
     crop_ratio, resample, colors = ORIGINALS[family]
     height, width = to_pair(image_size)
     options: Options = {"resample": resample, **{name: list(values) for name, values in colors.items()}}
     if crop_ratio is None:
         return options | {"size": {"height": height, "width": width}}
-    return options | {
-        "size": {"shortest_edge": int(max(height, width) / crop_ratio)},
-        "do_center_crop": True,
-        "crop_size": {"height": height, "width": width},
-        "crop_rounding": "half_to_even",
-    }
+    return options | _cropped({"shortest_edge": int(max(height, width) / crop_ratio)}, height, width)
+
+
+def _cropped(size: dict[str, int], height: int, width: int) -> Options:
+    crop_size = {"height": height, "width": width}
+    return {"size": size, "do_center_crop": True, "crop_size": crop_size, "crop_rounding": "half_to_even"}
 
 
 def resize_image_processor(
@@ -292,17 +256,8 @@ def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
     name = MODEL_CLASSES[model_type] if named is None else re.sub("(FeatureExtractor|ImageProcessor).*", "", named)
     if name not in MODEL_TYPES:
         known = ", ".join(f"{known}ImageProcessor" for known in MODEL_TYPES)
-        raise ValueError(
-            f"The image processor {named!r} is not known. Known are: {known}. Give the options yourself, as in "
-            "HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
-        )
+        raise ValueError(f"The image processor {named!r} is not known. Known are: {known}. {ADVICE}")
     return name
-
-
-def _as_dict(size: Any, name: str, **options: Any) -> dict[str, int]:
-    as_dict = to_size_dict(size, name, **options)
-    assert as_dict is not None
-    return dict(as_dict)
 
 
 def _take_padding(options: Options) -> Options:

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from .weights import Weights
+from .source import Weights
 
 
 logger = logging.get_logger(__name__)
@@ -56,15 +56,41 @@ class Zeros:
     names: tuple[str, ...] = ()
 
 
-def join_qkv(prefix: str) -> Joined:
-    """Returns the rule of our joint projection of query, key and value, of those named `prefix`q_proj and so on."""
-    return Joined((f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"))
-
-
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
 KeyMap = Mapping[str, Rule]
+
+# Parts of our blocks, in the order in which `block_keys` takes the names of theirs
+PARTS = (
+    *("norm1", "attention.qkv", "attention.projection", "norm2", "mlp.fc1", "mlp.fc2"),
+    *("layer_scale1.scale", "layer_scale2.scale"),
+)
+
+
+def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
+    """Return the keys of the blocks `ours`: a rule for each of the first `PARTS`, its names relative to `theirs`."""
+    pairs = zip(PARTS, rules, strict=False)
+    return {f"{ours}.{part}": renamed(rule, lambda name: f"{theirs}.{name}") for part, rule in pairs}
+
+
+def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
+    """Return the keys of gated MLPs named `mlp`, whose layer `gate_and_up` holds two of ours, the gate first."""
+    return {
+        "encoder.layers.*.mlp.gate": Rows((f"{mlp}.{gate_and_up}",), 0, 1, 2),
+        "encoder.layers.*.mlp.up": Rows((f"{mlp}.{gate_and_up}",), 1, 2, 2),
+        "encoder.layers.*.mlp.down": f"{mlp}.{down}",
+    }
+
+
+def join_qkv(prefix: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj")) -> Joined:
+    """Return the rule of our joint projection of query, key and value, whose names there begin with `prefix`."""
+    return Joined(tuple(prefix + name for name in names))
+
+
+def renamed(rule: Rule, rename: Callable[[str], str]) -> Rule:
+    """Return a rule that reads other names."""
+    return rename(rule) if isinstance(rule, str) else replace(rule, names=tuple(map(rename, rule.names)))
 
 
 def find_rule(keys: KeyMap, name: str) -> Rule | None:
@@ -79,9 +105,7 @@ def find_rule(keys: KeyMap, name: str) -> Rule | None:
             theirs = theirs.replace("*", number, 1)
         return theirs + suffix
 
-    if rule is None or isinstance(rule, str):
-        return rule and concrete(rule)
-    return replace(rule, names=tuple(map(concrete, rule.names)))
+    return None if rule is None else renamed(rule, concrete)
 
 
 def names_of(rule: Rule) -> tuple[str, ...]:

@@ -41,11 +41,7 @@ logger = logging.get_logger(__name__)
 TASKS = classes_by_task()
 # Options that make a text tower another one; of fewer blocks it is the same
 TEXT_SHAPE = (
-    "encoder_config",
-    "vocab_size",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
+    *("encoder_config", "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"),
     "max_position_embeddings",
 )
 # The tasks of published checkpoints with a head, by a tensor of it
@@ -270,12 +266,11 @@ def find_family(source: Source) -> Family:
 
 def find_configured(config: Config) -> Family | None:
     """Returns the family that a config.json is of, if it is one of ours."""
-    return next((family for family in FAMILIES if not family.marks and is_configured(family, config)), None)
-
-
-def is_configured(family: Family, config: Config) -> bool:
-    """Returns whether a config.json is of `family`."""
-    return (not family.model_types or config.get("model_type") in family.model_types) and family.reads(config)
+    for family in FAMILIES:
+        is_of_type = not family.model_types or config.get("model_type") in family.model_types
+        if not family.marks and is_of_type and family.reads(config):
+            return family
+    return None
 
 
 def peak_memory() -> int:

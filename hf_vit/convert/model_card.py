@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers.pipelines import PIPELINE_REGISTRY
 
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.remote_code import AUTO_MAP
+from ..model.remote_code import AUTO_MAP, CUSTOM_PIPELINES, FEATURES
 from .families import FAMILIES
-from .loading import TASKS, Converted
+from .loading import Converted
 from .parity import OutputParity
 
 
@@ -55,11 +54,8 @@ def write_conversion_card(
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    task = next((name for name, model_class in TASKS.items() if model_class is type(model)), "features")
     # The stock pipeline that opens the model; all models give features.
-    pipeline = "image-segmentation" if task.endswith("-segmentation") else task
-    if pipeline not in PIPELINE_REGISTRY.get_supported_tasks():
-        pipeline = "image-feature-extraction"
+    pipeline = next(iter(CUSTOM_PIPELINES.get(class_name, {FEATURES: {}})))
     card_data = ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline,

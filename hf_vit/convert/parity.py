@@ -171,14 +171,10 @@ def run_lw_detr(model: Any, images: Tensor) -> Outputs:
 RUNNERS: Mapping[str, Callable[..., Outputs]] = {
     "vit": run_vit,
     "vit_mae": run_vit_mae,
-    "clip": run_towers,
-    "siglip": run_towers,
-    "siglip2": partial(run_towers, run_tower=run_patches),
-    "siglip2_vision_model": partial(run_towers, run_tower=run_patches),
-    "eomt": run_eomt,
-    "eomt_dinov3": run_eomt,
-    "vitpose": run_vitpose,
-    "vitpose_backbone": run_vitpose,
+    **dict.fromkeys(("clip", "siglip"), run_towers),
+    **dict.fromkeys(("siglip2", "siglip2_vision_model"), partial(run_towers, run_tower=run_patches)),
+    **dict.fromkeys(("eomt", "eomt_dinov3"), run_eomt),
+    **dict.fromkeys(("vitpose", "vitpose_backbone"), run_vitpose),
     "lw_detr": run_lw_detr,
 }
 

@@ -1,17 +1,25 @@
-"""Published checkpoints as files: configuration and weights."""
+"""Published checkpoints as files: configuration, and weights of any format, read tensor by tensor."""
 
+import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers.utils import cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..model.remote_code import check_reachable
-from .weights import Weights
 
 
 # Arguments of `from_pretrained` that say where on the Hub files are.
@@ -19,13 +27,55 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "
 # Names of configurations, and of the weights that go with each, the safest first.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config.json": (
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
+        *("model.safetensors", "model.safetensors.index.json"),
+        *("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ),
     "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
+# Where training code puts the weights among other things, outermost first.
+WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
+
+
+class Weights:
+    """Tensors by name, in one file or in several shards of one format; nothing is read before it is asked for.
+
+    Files are `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`), which are opened with
+    `weights_only=True`, so that no code in them runs. `OSError` if one is damaged, cut off, or no file of weights.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = tuple(files)
+        self._tensors: dict[str, Any] = {}
+        self._file_of: dict[str, Path] = {}
+        self._mapped_anew: dict[Path, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            for name, shape, tensor in _open(file):
+                self._file_of[name], self.shapes[name], self._tensors[name] = file, shape, tensor
+
+    def file_of(self, name: str) -> Path:
+        """Returns the file that holds a tensor, or would hold it."""
+        return self._file_of.get(name, self.files[0])
+
+    def read(self, name: str) -> Tensor:
+        """Returns one tensor; of a safetensors file its memory is the file's, without a copy."""
+        return self._tensors[name][...]
+
+    def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
+        """Returns tensors that will be made into others, until `release` is called.
+
+        Those of a safetensors file are mapped again: their memory can then go back while that of `read` stays.
+        """
+        if self.files[0].suffix != ".safetensors":
+            return [self.read(name) for name in names]
+        for file in map(self.file_of, names):
+            if file not in self._mapped_anew:
+                self._mapped_anew[file] = _open_safetensors(file)
+        return [self._mapped_anew[self.file_of(name)].get_tensor(name) for name in names]
+
+    def release(self) -> None:
+        """Gives the memory of what was read to be changed back."""
+        self._mapped_anew.clear()
 
 
 @dataclass(frozen=True)
@@ -110,3 +160,111 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise OSError(f"{str(file)!r} must hold a JSON object, not {type(content).__name__}.")
     return content
+
+
+def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Yields name, shape and tensor (or what reads it) of everything in a file."""
+    if not file.is_file():
+        raise OSError(f"There is no file {str(file)!r}.")
+    match file.suffix:
+        case ".safetensors":
+            with _open_safetensors(file) as handle:
+                for name in handle.keys():  # noqa: SIM118 - the handle is no dictionary
+                    tensor = handle.get_slice(name)
+                    yield name, tuple(tensor.get_shape()), tensor
+        case ".npz":
+            yield from _open_npz(file)
+        case ".pth" | ".pt" | ".bin":
+            for name, tensor in _open_pickled(file).items():
+                yield name, tuple(tensor.shape), tensor
+        case _:
+            raise OSError(f"{str(file)!r} is no file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file.")
+
+
+def _open_safetensors(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise OSError(
+            f"{str(file)!r} is damaged or cut off: {error}. Download it again (force_download=True)."
+        ) from error
+
+
+@dataclass(frozen=True)
+class _NpzArray:
+    """An array in a `.npz` file, read where it is indexed."""
+
+    file: Path
+    name: str
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with _readable(self.file), np.load(self.file, allow_pickle=False) as arrays:
+            return torch.from_numpy(np.ascontiguousarray(arrays[self.name]))[index]
+
+
+def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    with _readable(file), zipfile.ZipFile(file) as archive:
+        for entry in archive.namelist():
+            with archive.open(entry) as stream:
+                is_first = np.lib.format.read_magic(stream) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+            name = entry.removesuffix(".npy")
+            if dtype.kind not in "fiub":
+                raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")
+            yield name, shape, _NpzArray(file, name)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
+        raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
+
+
+def _open_pickled(file: Path) -> dict[str, Tensor]:
+    content = _unpickle(file)
+    for wrapper in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise OSError(f"{str(file)!r} holds no dictionary of tensors. Save the model's state_dict().")
+    return content
+
+
+def _unpickle(file: Path) -> Any:
+    check_pickled(file)
+    try:
+        # The command line that a model was trained with is often beside its weights; as data it is harmless.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except UnpicklingError as error:  # torch's own words, which would follow, advise to let the code run
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
+            raise OSError(f"{str(file)!r} is damaged or cut off. Download it again.") from None
+        raise OSError(
+            f"{str(file)!r} holds more than weights ({code[1]}), and running code from a file is refused. Save the "
+            "model's state_dict() alone."
+        ) from None
+    except Exception as error:  # the unpickler fails on damaged files in many ways
+        raise OSError(
+            f"{str(file)!r} is damaged or cut off: {type(error).__name__}: {error}. Download it again."
+        ) from error
+
+
+def check_pickled(file: Path) -> None:
+    """Raises `OSError` if a file is none that `torch.save` writes, going by how it begins."""
+    if zipfile.is_zipfile(file):
+        with _readable(file), zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if any(name.endswith("/constants.pkl") for name in names):
+            raise OSError(
+                f"{str(file)!r} is a TorchScript archive, which holds code besides weights. Use the same model from "
+                "the Hub (OpenAI's ViT-B-32.pt is openai/clip-vit-base-patch32), or save its state_dict() as a file."
+            )
+        return
+    with file.open("rb") as stream:
+        start = stream.read(16)
+    if not start.startswith((b"PK", b"\x80")):  # a zip archive that is cut off, or a bare pickle of older releases
+        raise OSError(f"{str(file)!r} begins with {start!r}, which no file of weights does. Download it again.")

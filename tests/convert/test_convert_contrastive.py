@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor
-from hf_vit.convert.families import clip, siglip
+from hf_vit.convert.families import clip
 from hf_vit.training import train_tokenizer
 from scripts import convert_checkpoint as script
 
@@ -156,7 +156,7 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     assert (short - expected).abs().max() > 0.1 * expected.abs().max()
     as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})
     assert_close(as_given.get_text_features(texts).pooler_output, short, 1e-4, "texts without padding")
-    assert siglip.text_fields({"text_config": {"vocab_size": 256000}})["text_config"]["pad_token_id"] == 0
+    assert clip.siglip_text_fields({"text_config": {"vocab_size": 256000}})["text_config"]["pad_token_id"] == 0
 
 
 @pytest.mark.parametrize(("eos", "end"), [(2, 29), (5, 5), (49407, None)])
@@ -179,8 +179,8 @@ def test_texts_of_clip_end_where_its_file_says(eos: int, end: int | None, tmp_pa
     ("config_class", "fields"),
     [
         (hf.CLIPTextConfig, clip.text_fields),
-        (hf.SiglipTextConfig, siglip.text_fields),
-        (hf.Siglip2TextConfig, siglip.text_fields),
+        (hf.SiglipTextConfig, clip.siglip_text_fields),
+        (hf.Siglip2TextConfig, clip.siglip_text_fields),
     ],
 )
 def test_defaults_of_the_text_tower_are_those_of_the_source(
@@ -188,13 +188,20 @@ def test_defaults_of_the_text_tower_are_those_of_the_source(
 ) -> None:
     theirs = config_class().to_dict()
     ours = HfViTForZeroShotImageClassification.config_class(**fields({})).text_config
-    for name in clip.TEXT_FIELDS:
+    for name in clip.SIGLIP_TEXT_DEFAULTS:
         assert getattr(ours, name) == theirs[name], name
     if ours.pad_token_id is not None:
         assert ours.pad_token_id == theirs["pad_token_id"]
     else:
         assert ours.eos_token_id == theirs["eos_token_id"]
-    decided = {*clip.TEXT_FIELDS, "eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
+    decided = {
+        *clip.SIGLIP_TEXT_DEFAULTS,
+        "eos_token_id",
+        "pad_token_id",
+        "bos_token_id",
+        "projection_size",
+        "projection_dim",
+    }
     of_training = {"attention_dropout", "initializer_range", "initializer_factor"}
     inherited = hf.PreTrainedConfig().to_dict().keys()
     assert theirs.keys() - inherited - {"model_type"} <= decided | of_training

@@ -27,8 +27,7 @@ from hf_vit import (
 from hf_vit.convert import parity
 from hf_vit.convert.key_map import convert_weights, strip_prefix
 from hf_vit.convert.loading import convert_checkpoint, shapes_of
-from hf_vit.convert.source import open_source
-from hf_vit.convert.weights import Weights
+from hf_vit.convert.source import Weights, open_source
 from hf_vit.model.task_configurations import HfViTUniversalSegmentationConfig
 from hf_vit.model.task_universal_segmentation import universal_segmentation_loss
 from scripts import convert_checkpoint as script

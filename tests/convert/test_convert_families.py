@@ -19,9 +19,8 @@ from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfVi
 from hf_vit.convert.families import FAMILIES
 from hf_vit.convert.family import Family, whole_patches
 from hf_vit.convert.key_map import convert_weights, strip_prefix
-from hf_vit.convert.loading import convert_checkpoint, is_configured
-from hf_vit.convert.source import open_source
-from hf_vit.convert.weights import Weights
+from hf_vit.convert.loading import convert_checkpoint, find_configured
+from hf_vit.convert.source import Weights, open_source
 
 from ..helpers import references
 from ..helpers.models import MODEL_CLASSES
@@ -409,7 +408,9 @@ class Reads(dict[str, Any]):
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    return next(family for family in FAMILIES if is_configured(family, config))
+    family = find_configured(config)
+    assert family is not None
+    return family
 
 
 MULTIMODAL = (

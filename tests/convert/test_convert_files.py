@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hf_vit import HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
 from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
-from hf_vit.convert.weights import Weights
+from hf_vit.convert.source import Weights
 
 from ..helpers.fresh import run_with_package
 from ..helpers.hub import serve

@@ -481,11 +481,6 @@ def test_originals_are_those_of_the_families():
     assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
 
 
-def test_original_weights_of_an_unknown_family_are_refused():
-    with pytest.raises(ValueError, match=r"'sam'\. Known are: dinov2, vit_jax, clip"):
-        original_image_processor_options("sam")
-
-
 @pytest.mark.parametrize(
     ("options", "image_size", "expected"),
     [

@@ -152,7 +152,7 @@ def test_backbone_alone_opens(tmp_path: Path) -> None:
         ("experts", {}, {"dataset_index": 3}, "dataset_index=3 names no expert: the checkpoint has 3, 0 to 2"),
         ("simple", {}, {"dataset_index": 1}, "dataset_index=1 names no expert: the checkpoint has 1, 0 to 0"),
         ("simple", {"out_indices": [1]}, {}, r"sees out_indices=\[1\] of num_hidden_layers=2"),
-        ("simple", {"model_type": "swin"}, {}, "model_type='swin' in its backbone_config"),
+        ("simple", {"model_type": "swin"}, {}, "backbone_config has model_type='swin'"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(

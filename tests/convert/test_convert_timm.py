@@ -250,8 +250,8 @@ def test_pickled_weights_open_too(tmp_path: Path) -> None:
     [
         ({"architecture": "vit_base_patch16_xyz_224"}, "'vit_base_patch16_xyz_224' is not known here"),
         ({"architecture": "convnext_tiny"}, "'convnext_tiny' is not known here"),
-        ({"num_classes": 1000}, "num_classes=1000, but the classifier in the weights has 5"),
-        ({"model_args": {"depth": 3}}, "depth=3, but the weights hold 2 blocks"),
+        ({"num_classes": 1000}, "num_classes=1000, but the weights have 5"),
+        ({"model_args": {"depth": 3}}, "depth=3, but the weights have 2"),
         ({"model_args": {"global_pool": "max"}}, "global_pool='max'"),
         ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not known here"),
         ({"model_args": {"act_layer": "relu6"}}, "act_layer='relu6'"),

@@ -1,56 +1,27 @@
 """The published families, a file for each layout."""
 
 from ..family import Family
-from .clip import CLIP
-from .deit import DEIT, DEIT_ONE_HEAD
-from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
-from .dinov3 import DINOV3
+from .clip import CLIP, SIGLIP, SIGLIP_2
+from .dino import DINOV2, DINOV2_WITH_REGISTERS, DINOV3, EOMT, EOMT_DINOV3
 from .dpt import DEPTH_ANYTHING, DPT, DPT_SEGMENTATION
-from .eomt import EOMT, EOMT_DINOV3
 from .google import BIG_VISION, GOOGLE
 from .lw_detr import LW_DETR
 from .meta import DINOV3_FILE, META_FILE
-from .open_clip import CLIP_FILE, OPEN_CLIP
-from .open_clip_siglip import OPEN_CLIP_SIGLIP
-from .siglip import SIGLIP, SIGLIP_2
+from .open_clip import CLIP_FILE, OPEN_CLIP, OPEN_CLIP_SIGLIP
 from .timm_vit import TIMM
-from .vit import IJEPA, VIT, VIT_MSN
-from .vit_mae import VIT_MAE
+from .vit import DEIT, DEIT_ONE_HEAD, IJEPA, VIT, VIT_MAE, VIT_MSN, YOLOS
 from .vitpose import VITPOSE
-from .yolos import YOLOS
 
 
 # The first that reads a configuration is taken.
 FAMILIES: tuple[Family, ...] = (
-    VIT,
-    DEIT_ONE_HEAD,
-    DEIT,
-    VIT_MAE,
-    VIT_MSN,
-    IJEPA,
-    DINOV2,
-    DINOV2_WITH_REGISTERS,
-    DINOV3,
-    CLIP,
-    SIGLIP,
-    SIGLIP_2,
-    YOLOS,
-    LW_DETR,
-    EOMT,
-    EOMT_DINOV3,
-    DPT_SEGMENTATION,
-    DPT,
-    DEPTH_ANYTHING,
-    VITPOSE,
-    TIMM,
-    OPEN_CLIP_SIGLIP,
-    OPEN_CLIP,
+    *(VIT, DEIT_ONE_HEAD, DEIT, VIT_MAE, VIT_MSN, IJEPA),
+    *(DINOV2, DINOV2_WITH_REGISTERS, DINOV3),
+    *(CLIP, SIGLIP, SIGLIP_2),
+    *(YOLOS, LW_DETR, EOMT, EOMT_DINOV3, DPT_SEGMENTATION, DPT, DEPTH_ANYTHING, VITPOSE),
+    *(TIMM, OPEN_CLIP_SIGLIP, OPEN_CLIP),
     # Files without a configuration: the first whose marks are there.
-    GOOGLE,
-    BIG_VISION,
-    DINOV3_FILE,
-    META_FILE,
-    CLIP_FILE,
+    *(GOOGLE, BIG_VISION, DINOV3_FILE, META_FILE, CLIP_FILE),
 )
 
 __all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT", "list_families"]

@@ -10,20 +10,10 @@ from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Shapes, Size, shape_of
-from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros
+from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros, block_keys, gated_mlp_keys
 
 
 BLOCK = "encoder.layers.*"
-
-
-def halves(name: str) -> KeyMap:
-    """Returns the two branches of our gated MLP from their one layer `name`, the gate first."""
-    return {
-        f"{BLOCK}.mlp.gate": Rows((f"blocks.*.mlp.{name}",), 0, 1, 2),
-        f"{BLOCK}.mlp.up": Rows((f"blocks.*.mlp.{name}",), 1, 2, 2),
-    }
-
-
 KEYS: KeyMap = {
     "embeddings.cls_token": "cls_token",
     "embeddings.distillation_token": "dist_token",
@@ -32,18 +22,13 @@ KEYS: KeyMap = {
     "embeddings.position_embeddings": "pos_embed",
     "embeddings.patch_embeddings.projection": "patch_embed.proj",
     "pre_norm": "norm_pre",
-    f"{BLOCK}.norm1": "blocks.*.norm1",
-    f"{BLOCK}.attention.qkv": "blocks.*.attn.qkv",
+    **block_keys(
+        BLOCK, "blocks.*", ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2", "ls1.gamma", "ls2.gamma")
+    ),
     f"{BLOCK}.attention.query_bias": "blocks.*.attn.q_bias",
     f"{BLOCK}.attention.value_bias": "blocks.*.attn.v_bias",
     f"{BLOCK}.attention.query_norm": "blocks.*.attn.q_norm",
     f"{BLOCK}.attention.key_norm": "blocks.*.attn.k_norm",
-    f"{BLOCK}.attention.projection": "blocks.*.attn.proj",
-    f"{BLOCK}.layer_scale1.scale": "blocks.*.ls1.gamma",
-    f"{BLOCK}.norm2": "blocks.*.norm2",
-    f"{BLOCK}.mlp.fc1": "blocks.*.mlp.fc1",
-    f"{BLOCK}.mlp.fc2": "blocks.*.mlp.fc2",
-    f"{BLOCK}.layer_scale2.scale": "blocks.*.ls2.gamma",
     "norm": "norm",
     "attention_pooling.probe": "attn_pool.latent",
     "attention_pooling.query": "attn_pool.q",
@@ -69,13 +54,13 @@ DIALECTS: Mapping[str, KeyMap] = {
         f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
         f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
     },
-    "blocks.0.mlp.fc1.weight": {**halves("fc1"), f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2"},
+    "blocks.0.mlp.fc1.weight": gated_mlp_keys("blocks.*.mlp", "fc1", "fc2"),
     "blocks.0.mlp.fc1_g.weight": {
         f"{BLOCK}.mlp.gate": "blocks.*.mlp.fc1_g",
         f"{BLOCK}.mlp.up": "blocks.*.mlp.fc1_x",
         f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2",
     },
-    "blocks.0.mlp.w12.weight": {**halves("w12"), f"{BLOCK}.mlp.down": "blocks.*.mlp.w3"},
+    "blocks.0.mlp.w12.weight": gated_mlp_keys("blocks.*.mlp", "w12", "w3"),
     "blocks.0.mlp.w1.weight": {
         f"{BLOCK}.mlp.gate": "blocks.*.mlp.w1",
         f"{BLOCK}.mlp.up": "blocks.*.mlp.w2",
@@ -158,17 +143,12 @@ def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None
     }
     if "head.weight" in shapes:
         fields["num_labels"] = shapes["head.weight"][0]
-    return {**fields, **position_fields(shapes, patch, native, wanted)}
-
-
-def position_fields(shapes: Shapes, patch: list[int], native: Size | None, wanted: Size | None) -> dict[str, Any]:
-    """Returns the fields that say where the learned position table, if any, has rows; see `shape_fields`."""
     if "pos_embed" not in shapes:
-        return {"position_embedding_type": "none", "image_size": native or wanted or 224}
+        return {**fields, "position_embedding_type": "none", "image_size": native or wanted or 224}
     tokens = _num_tokens(shapes)
     counts = (0, tokens, tokens + shapes.get("reg_token", (1, 0))[1])
     image_size, extra = table_size(shapes["pos_embed"][1], counts, patch, native, wanted)
-    return {"position_embedding_type": "learned", "image_size": image_size, "prefix_has_position": extra > 0}
+    return {**fields, "position_embedding_type": "learned", "image_size": image_size, "prefix_has_position": extra > 0}
 
 
 def table_size(

@@ -1,72 +1,58 @@
-"""CLIP of transformers (https://arxiv.org/abs/2103.00020): both towers, or that for images alone."""
+"""CLIP, SigLIP and SigLIP 2 of transformers: both towers, or that for images alone.
 
+Sources: https://arxiv.org/abs/2103.00020, 2303.15343 and 2502.14786.
+"""
+
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils import logging
 
-from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier
-from ..key_map import KeyMap, Reshaped, Zeros, join_qkv
+from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier, label_fields
+from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv
 
 
 logger = logging.get_logger(__name__)
-
-
-def block(prefix: str = "") -> KeyMap:
-    """Returns the keys of the blocks of a tower, whose names begin with `prefix` on both sides."""
-    layer = f"{prefix}encoder.layers.*"
-    return {
-        f"{layer}.norm1": f"{layer}.layer_norm1",
-        f"{layer}.attention.qkv": join_qkv(f"{layer}.self_attn."),
-        f"{layer}.attention.projection": f"{layer}.self_attn.out_proj",
-        f"{layer}.norm2": f"{layer}.layer_norm2",
-        f"{layer}.mlp.fc1": f"{layer}.mlp.fc1",
-        f"{layer}.mlp.fc2": f"{layer}.mlp.fc2",
-    }
-
-
-# The tower for texts, which that of SigLIP is too, and what compares it with images
-TEXT_KEYS: KeyMap = {
+BLOCK = ("layer_norm1", join_qkv("self_attn."), "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2")
+# Those of the tower for images, and of that for texts with what compares it with images
+SHARED: KeyMap = {
+    "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
+    **block_keys("encoder.layers.*", "encoder.layers.*", BLOCK),
+    "norm": "post_layernorm",
     "text_model.token_embedding": "text_model.embeddings.token_embedding",
     "text_model.position_embedding": "text_model.embeddings.position_embedding",
-    **block("text_model."),
+    **block_keys("text_model.encoder.layers.*", "text_model.encoder.layers.*", BLOCK),
     "text_model.norm": "text_model.final_layer_norm",
     "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
 }
 KEYS: KeyMap = {
+    **SHARED,
     "embeddings.cls_token": Reshaped(("embeddings.class_embedding",)),
-    "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
     "embeddings.patch_embeddings.projection.weight": "embeddings.patch_embedding.weight",
     "embeddings.patch_embeddings.projection.bias": Zeros(),
     "pre_norm": "pre_layrnorm",
-    **block(),
-    "norm": "post_layernorm",
-    **TEXT_KEYS,
     "contrastive_head.image_projection": "visual_projection",
     "contrastive_head.text_projection": "text_projection",
 }
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
-# Fields that the towers for texts share with ours
-TEXT_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "layer_norm_eps",
-    "max_position_embeddings",
-)
+# Defaults of the class of the text tower of SigLIP, whose fields that of CLIP shares with it and with ours
+SIGLIP_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
 
 
 def tower_of(config: Config) -> Config:
     """Returns the configuration of the image tower, which is nested in that of a whole model."""
     return config["vision_config"] if config.get("vision_config") is not None else config
-
-
-def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of an image tower, without labels, which are those of the whole model."""
-    return architecture_fields(tower_of(config), **defaults)
 
 
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
@@ -76,7 +62,7 @@ def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
     largest number. One that is beyond the vocabulary is never found, and then CLIP takes the first token.
     """
     tower = config.get("text_config_dict") or config.get("text_config") or {}
-    text = given_fields(tower, TEXT_FIELDS, hidden_act="quick_gelu")
+    text = given_fields(tower, SIGLIP_TEXT_DEFAULTS, hidden_act="quick_gelu")
     end, vocab_size = tower.get("eos_token_id", 49407), text.get("vocab_size", 49408)
     if end == 2:
         end = vocab_size - 1
@@ -95,9 +81,9 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             "the patches without the final norm, which ours cannot. A model for classification starts with a fresh "
             "head."
         )
-    fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
+    defaults = {"patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "use_pre_layernorm": True}
     texts = text_fields(config) if "text_projection.weight" in shapes else {}
-    return {**fields, **texts, "use_pre_layernorm": True}
+    return {**architecture_fields(tower_of(config), **defaults), **texts}
 
 
 CLIP = Family(
@@ -111,5 +97,82 @@ CLIP = Family(
         r"classifier\..*": "it takes the mean of patches without the final norm",
         r"visual_projection\..*": "of the comparison with text, which is not there",
     },
+    outputs="hidden states, pooled; embeddings and logits of images and texts",
+)
+
+SIGLIP_KEYS: KeyMap = {
+    **SHARED,
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
+    "attention_pooling.probe": "head.probe",
+    **{
+        f"attention_pooling.{name}.{part}": Rows((f"head.attention.in_proj_{part}",), *rows, 3)
+        for name, rows in (("query", (0, 1)), ("key_value", (1, 3)))
+        for part in ("weight", "bias")
+    },
+    "attention_pooling.projection": "head.attention.out_proj",
+    "attention_pooling.norm": "head.layernorm",
+    "attention_pooling.mlp.fc1": "head.mlp.fc1",
+    "attention_pooling.mlp.fc2": "head.mlp.fc2",
+    "classifier": "classifier",
+    "contrastive_head.logit_bias": Reshaped(("logit_bias",)),
+    "contrastive_head.text_projection": "text_model.head",
+}
+
+
+def siglip_text_fields(config: Config) -> dict[str, Any]:
+    """Returns the fields of a text tower of SigLIP, which attends to padding, and of what compares it with images.
+
+    Texts must be filled up with padding. Files of SigLIP 2, whose tokenizer is Gemma's, give the token of SigLIP.
+    """
+    text = given_fields(config.get("text_config") or {}, SIGLIP_TEXT_DEFAULTS, **SIGLIP_TEXT_DEFAULTS)
+    text |= {"is_causal": False, "pooling": "last", "eos_token_id": None}
+    text["pad_token_id"] = 0 if text["vocab_size"] == 256000 else 1
+    return {"text_config": text, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
+
+
+def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a SiglipConfig or SiglipVisionConfig, whose classifier takes the mean of the patches."""
+    tower = tower_of(config)
+    has_attention = tower.get("vision_use_head", True) and not is_classifier(shapes)
+    return {
+        **architecture_fields(tower, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, use_cls_token=False),
+        **label_fields(config),
+        "pooling": "attention" if has_attention else "mean",
+        **(siglip_text_fields(config) if "text_model.head.weight" in shapes else {}),
+    }
+
+
+def configure_siglip_2(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a Siglip2Config or Siglip2VisionConfig, whose table is made for a square of patches."""
+    fields = configure_siglip(config, shapes)
+    return {
+        **fields,
+        "image_size": math.isqrt(tower_of(config).get("num_patches", 256)) * fields.get("patch_size", 16),
+        "position_interpolation": "bilinear",
+        "position_antialias": True,
+    }
+
+
+SIGLIP = Family(
+    name="SigLIP",
+    model_types=("siglip", "siglip_vision_model"),
+    keys=SIGLIP_KEYS,
+    configure=configure_siglip,
+    prefixes=("vision_model.",),
+    dropped={**NUMBERS, r"head\..*": "the classifier does without the attention pooling"},
+    outputs="hidden states, pooled, logits; embeddings and logits of images and texts",
+)
+SIGLIP_2 = replace(
+    SIGLIP,
+    name="SigLIP 2, any size",
+    model_types=("siglip2", "siglip2_vision_model"),
+    # Their patches are flattened with the channels last.
+    keys={
+        **SIGLIP_KEYS,
+        "embeddings.patch_embeddings.projection.weight": Reshaped(
+            ("embeddings.patch_embedding.weight",), (0, 2, 3, 1)
+        ),
+    },
+    configure=configure_siglip_2,
     outputs="hidden states, pooled; embeddings and logits of images and texts",
 )

@@ -4,14 +4,13 @@ Sources: https://arxiv.org/abs/2103.13413, 2401.10891 and 2406.09414.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, check_backbone, given_fields, transformers_fields
 from ..key_map import KeyMap
-from . import dinov2
-from .vit import KEYS as VIT_KEYS
-from .vit import has_pooler
+from . import dino, vit
 
 
 HEAD = "depth_head.dpt"
@@ -29,7 +28,7 @@ NECK: KeyMap = {
 NECK_OPTIONS = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
 DROPPED = {r"neck\.fusion_stage\.layers\.0\.residual_layer1\..*": "for a coarser level, which the first one has not"}
 KEYS: KeyMap = {
-    **VIT_KEYS,
+    **vit.KEYS,
     **NECK,
     f"{HEAD}.reassemble.*.readout": "neck.reassemble_stage.readout_projects.*.0",
     f"{HEAD}.conv1": "head.head.0",
@@ -37,7 +36,7 @@ KEYS: KeyMap = {
     f"{HEAD}.predictor": "head.head.4",
 }
 DEPTH_ANYTHING_KEYS: KeyMap = {
-    **dinov2.KEYS,
+    **dino.KEYS_2,
     **NECK,
     f"{HEAD}.conv1": "head.conv1",
     f"{HEAD}.conv2": "head.conv2",
@@ -47,13 +46,9 @@ DEPTH_ANYTHING_KEYS: KeyMap = {
 BACKBONE = {"image_size": 518, "hidden_size": 384, "num_attention_heads": 6, "out_indices": [9, 10, 11, 12]}
 
 
-def configure_encoder(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DPTConfig without its head."""
-    return {
-        **transformers_fields(config, image_size=384, layer_norm_eps=1e-12),
-        "use_pooler": has_pooler(config, shapes),
-        "position_interpolation": "bilinear",
-    }
+configure_encoder = partial(
+    transformers_fields, image_size=384, layer_norm_eps=1e-12, position_interpolation="bilinear"
+)
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def configure_depth_anything(config: Config, shapes: Shapes) -> dict[str, Any]:
     kind, max_depth = config.get("depth_estimation_type", "relative"), config.get("max_depth")
     if kind == "relative" and max_depth not in (None, 1):
         raise ValueError(f"max_depth={max_depth} scales relative depth, which has no unit here. Set it to 1.")
-    backbone = dinov2.configure(theirs, shapes) | {"reshape_hidden_states": True}
+    backbone = dino.configure_2(theirs, shapes) | {"reshape_hidden_states": True}
     return {
         **backbone,
         "depth_config": {
@@ -114,7 +109,7 @@ DPT_SEGMENTATION = replace(
     DPT,
     name="DPT for segmentation",
     reads=lambda config: "DPTForSemanticSegmentation" in (config.get("architectures") or ()),
-    keys=VIT_KEYS,
+    keys=vit.KEYS,
     configure=configure_encoder,
     dropped={r"(neck|head|auxiliary_head)\..*": "its head, which has no counterpart"},
     outputs="hidden states; without its head",

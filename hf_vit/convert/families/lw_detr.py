@@ -16,7 +16,7 @@ from torch import Tensor
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
 from ..family import Config, Family, Shapes, architecture_fields, check_backbone, label_fields
-from ..key_map import Joined, KeyMap, Made
+from ..key_map import KeyMap, Made, block_keys, join_qkv
 
 
 BLOCK, THEIRS = "encoder.layers.*", "backbone.backbone.encoder.layer.*"
@@ -27,12 +27,6 @@ PROPOSALS, QUERIES = f"{HEAD}.proposal_heads.*", f"{HEAD}.blocks.*"
 POSITIONS = "backbone.backbone.embeddings.position_embeddings"
 KEYS: KeyMap = {
     "embeddings.patch_embeddings.projection": "backbone.backbone.embeddings.projection",
-    f"{BLOCK}.norm1": f"{THEIRS}.layernorm_before",
-    f"{BLOCK}.layer_scale1.scale": f"{THEIRS}.gamma_1",
-    f"{BLOCK}.norm2": f"{THEIRS}.layernorm_after",
-    f"{BLOCK}.mlp.fc1": f"{THEIRS}.intermediate.fc1",
-    f"{BLOCK}.mlp.fc2": f"{THEIRS}.intermediate.fc2",
-    f"{BLOCK}.layer_scale2.scale": f"{THEIRS}.gamma_2",
     f"{SCALE}.resamplings.*.convs.*.conv": f"{RESAMPLING}.*.conv",
     f"{SCALE}.resamplings.*.convs.*.norm": f"{RESAMPLING}.*.norm",
     **{
@@ -49,9 +43,7 @@ KEYS: KeyMap = {
     f"{HEAD}.query_boxes": "reference_point_embed",
     f"{HEAD}.position_fc1": "decoder.ref_point_head.layers.0",
     f"{HEAD}.position_fc2": "decoder.ref_point_head.layers.1",
-    f"{QUERIES}.attention.query": f"{LAYER}.self_attn.q_proj",
-    f"{QUERIES}.attention.key": f"{LAYER}.self_attn.k_proj",
-    f"{QUERIES}.attention.value": f"{LAYER}.self_attn.v_proj",
+    **{f"{QUERIES}.attention.{name}": f"{LAYER}.self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
     f"{QUERIES}.attention.projection": f"{LAYER}.self_attn.o_proj",
     f"{QUERIES}.norm1": f"{LAYER}.self_attn_layer_norm",
     f"{QUERIES}.deformable.offsets": f"{LAYER}.cross_attn.sampling_offsets",
@@ -87,24 +79,18 @@ DECODER = {
 }
 
 
-def attention(query: str, key: str, value: str, projection: str) -> KeyMap:
-    """Returns the rules of the encoder's attention by the names of its layers."""
-    query, key, value = (f"{THEIRS}.attention.{name}" for name in (query, key, value))
-    return {
-        f"{BLOCK}.attention.qkv": Joined((query, key, value)),
-        f"{BLOCK}.attention.query_bias": f"{query}.bias",
-        f"{BLOCK}.attention.value_bias": f"{value}.bias",
-        f"{BLOCK}.attention.projection": f"{THEIRS}.attention.{projection}",
-    }
-
-
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     """Returns the rules for names that differ between releases, and for what the sizes decide."""
     is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
-    names = ("attention.query", "attention.key", "attention.value", "output")
+    qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
+    projection = "attention.output" if is_of_files else "attention.o_proj"
+    mlp, scales = ("intermediate.fc1", "intermediate.fc2"), ("gamma_1", "gamma_2")
+    parts = ("layernorm_before", join_qkv("attention.", qkv), projection, "layernorm_after", *mlp, *scales)
     upsample = 1 if ours.hidden_size > MAX_UPSAMPLED else 0
     return {
-        **attention(*(names if is_of_files else ("q_proj", "k_proj", "v_proj", "o_proj"))),
+        **block_keys(BLOCK, THEIRS, parts),
+        f"{BLOCK}.attention.query_bias": f"{THEIRS}.attention.{qkv[0]}.bias",
+        f"{BLOCK}.attention.value_bias": f"{THEIRS}.attention.{qkv[2]}.bias",
         "embeddings.position_embeddings": Made((POSITIONS,), partial(resample, ours.grid_size)),
         f"{SCALE}.resamplings.*.upsample": f"{RESAMPLING}.{upsample}",
     }
@@ -169,12 +155,15 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
         name: assumed if config.get(theirs) is None else config[theirs] for name, (theirs, assumed) in DECODER.items()
     }
     width, heads = options["hidden_size"], options["num_attention_heads"]
-    ours = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
-    for name, assumed in (("decoder_cross_attention_heads", 16), ("decoder_ffn_dim", 2048)):
-        if config.get(name, assumed) != ours[name]:
+    derived = {
+        "decoder_cross_attention_heads": (16, 2 * heads),
+        "decoder_ffn_dim": (2048, min(8 * width, MAX_INTERMEDIATE_SIZE)),
+    }
+    for name, (assumed, ours) in derived.items():
+        if (found := config.get(name, assumed)) != ours:
             raise ValueError(
-                f"{name}={config.get(name, assumed)} has no counterpart: with d_model={width} and "
-                f"decoder_self_attention_heads={heads} it is {ours[name]} here. Open it with transformers."
+                f"{name}={found} has no counterpart: with d_model={width} and decoder_self_attention_heads={heads} it "
+                f"is {ours} here. Open it with transformers."
             )
     return {
         **options,

@@ -15,7 +15,7 @@ from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Made
 from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
-from .vit_mae import without_cls
+from .vit import without_cls
 
 
 # Heads by width, where they are not 64 wide.
@@ -25,13 +25,8 @@ OFFSET = 0.1  # https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 # What no file of facebookresearch has, or what one of timm has too whose model is another.
 NEEDS_NAME = (
-    "norm_pre.weight",
-    "attn_pool.latent",
-    "reg_token",
-    "blocks.0.attn.q_norm.weight",
-    "blocks.0.attn.q_bias",
-    "blocks.0.mlp.fc1_g.weight",
-    "blocks.0.gamma_1",
+    *("norm_pre.weight", "attn_pool.latent", "reg_token", "blocks.0.attn.q_norm.weight", "blocks.0.attn.q_bias"),
+    *("blocks.0.mlp.fc1_g.weight", "blocks.0.gamma_1"),
 )
 ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
 DECODER = "masked_image_modeling_head.mae"

@@ -1,4 +1,7 @@
-"""Both towers in the files of OpenAI's CLIP and of OpenCLIP (https://arxiv.org/abs/2103.00020, 2212.07143)."""
+"""Both towers in the files of OpenAI's CLIP and of OpenCLIP, and SigLIP, whose image tower there is timm's.
+
+Sources: https://arxiv.org/abs/2103.00020, 2212.07143 and 2303.15343.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,21 +11,26 @@ from typing import Any
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, Size, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
+from . import block_layout, timm_vit
 from .block_layout import as_size, table_size
+from .clip import siglip_text_fields
+
+
+BLOCK = {
+    "norm1": "ln_1",
+    "attention.qkv.weight": "attn.in_proj_weight",
+    "attention.qkv.bias": "attn.in_proj_bias",
+    "attention.projection": "attn.out_proj",
+    "norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+}
 
 
 def blocks(ours: str, theirs: str) -> KeyMap:
     """Returns the keys of the blocks of a tower, whose names begin with `ours` here and `theirs` there."""
     layer, block = f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*"
-    return {
-        f"{layer}.norm1": f"{block}.ln_1",
-        f"{layer}.attention.qkv.weight": f"{block}.attn.in_proj_weight",
-        f"{layer}.attention.qkv.bias": f"{block}.attn.in_proj_bias",
-        f"{layer}.attention.projection": f"{block}.attn.out_proj",
-        f"{layer}.norm2": f"{block}.ln_2",
-        f"{layer}.mlp.fc1": f"{block}.mlp.c_fc",
-        f"{layer}.mlp.fc2": f"{block}.mlp.c_proj",
-    }
+    return {f"{layer}.{part}": f"{block}.{rule}" for part, rule in BLOCK.items()}
 
 
 KEYS: KeyMap = {
@@ -57,86 +65,41 @@ KNOWN_TEXTS = (
     r"transformer\.resblocks\.\d+\.(ln_[12]\.|attn\.in_proj_|attn\.out_proj\.|mlp\.c_(fc|proj)\.)(weight|bias))|"
     r"logit_(scale|bias)"
 )
-# What CLIPVisionCfg and CLIPTextCfg assume for fields that are left out, and what they are here
+# Defaults of CLIPVisionCfg and CLIPTextCfg, and the fields of ours that must have the same value
 DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224}
-SIZES = {"layers": "num_hidden_layers", "width": "hidden_size", "patch_size": "patch_size"}
 TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "vocab_size": 49408, "context_length": 77}
-TEXT_SIZES = {
+SIZES = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
+    "patch_size": "patch_size",
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
 }
-# Their fields that we have for one value only; None stands for all that means no.
-FIXED_BLOCKS = {
-    "ls_init_value": None,
-    "norm_kwargs": None,
-    "act_kwargs": None,
-    "final_ln_after_pool": None,
-    "block_type": None,
-    "qk_norm": None,
-    "scaled_cosine_attn": None,
-    "scale_heads": None,
-    "scale_attn_inner": None,
-    "scale_attn": None,
-    "scale_fc": None,
-}
+# Fields of their towers, as regular expressions, that must have one value; None stands for all that means no.
+FIXED_BLOCKS = (
+    "ls_init_value|norm_kwargs|act_kwargs|final_ln_after_pool|block_type|qk_norm|scaled_cosine_attn|"
+    "scale_(heads|attn_inner|attn|fc)"
+)
 FIXED = {
-    **FIXED_BLOCKS,
+    FIXED_BLOCKS: None,
+    "timm_model_name|attentional_pool|global_average_pool|no_ln_pre|input_patchnorm": None,
     "pool_type": "tok",
     "pos_embed_type": "learnable",
-    "timm_model_name": None,
-    "attentional_pool": None,
-    "global_average_pool": None,
-    "no_ln_pre": None,
-    "input_patchnorm": None,
 }
-TEXT_FIXED = {
-    **FIXED_BLOCKS,
-    "hf_model_name": None,
-    "embed_cls": None,
-    "no_causal_mask": None,
-    "proj_type": "linear",
-    "proj_bias": None,
-}
+TEXT_FIXED = {FIXED_BLOCKS: None, "hf_model_name|embed_cls|no_causal_mask|proj_bias": None, "proj_type": "linear"}
 # Those that the weights tell, that act in training alone, or that say more about what is fixed above
-WITHOUT_EFFECT = (
-    "mlp_ratio",
-    "patch_dropout",
-    "output_tokens",
-    "attn_pooler_queries",
-    "attn_pooler_heads",
-    "n_queries",
-    "timm_model_pretrained",
-    "timm_pool",
-    "timm_proj",
-    "timm_proj_bias",
-    "timm_drop",
-    "timm_drop_path",
+KNOWN = (
+    "layers|width|head_width|patch_size|image_size|mlp_ratio|patch_dropout|output_tokens|attn_pooler_(queries|heads)|"
+    "n_queries|timm_(model_pretrained|pool|proj|proj_bias|drop|drop_path)"
 )
-TEXT_WITHOUT_EFFECT = (
-    "mlp_ratio",
-    "output_tokens",
-    "pad_id",
-    "hf_model_pretrained",
-    "hf_proj_type",
-    "hf_pooler_type",
-    "hf_tokenizer_name",
-    "tokenizer_mode",
-    "tokenizer_kwargs",
+KNOWN_TEXT = (
+    "layers|width|heads|vocab_size|context_length|mlp_ratio|output_tokens|pad_id|"
+    "hf_(model_pretrained|proj_type|pooler_type|tokenizer_name)|tokenizer_(mode|kwargs)"
 )
 # Fields of the whole model that leave its text tower as it is
-MODEL_FIELDS = (
-    "embed_dim",
-    "vision_cfg",
-    "text_cfg",
-    "quick_gelu",
-    "custom_text",
-    "init_logit_scale",
-    "init_logit_bias",
-    "nonscalar_logit_scale",
-    "cast_dtype",
-    "output_dict",
+KNOWN_MODEL = (
+    "embed_dim|vision_cfg|text_cfg|quick_gelu|custom_text|init_logit_scale|init_logit_bias|nonscalar_logit_scale|"
+    "cast_dtype|output_dict"
 )
 # Heads by width, where they are not 64 wide.
 HEADS = {1280: 16, 1408: 16, 1664: 16}
@@ -227,8 +190,9 @@ def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
     text = model.get("text_cfg")
     if text is None:
         return "open_clip_config.json says nothing of it (text_cfg)"
-    foreign = {name: model[name] for name in model if name not in MODEL_FIELDS}
-    foreign |= foreign_fields(text, TEXT_FIXED, (*TEXT_DEFAULTS, "pool_type", "eos_id", *TEXT_WITHOUT_EFFECT))
+    foreign = foreign_fields(model, {}, KNOWN_MODEL) | foreign_fields(
+        text, TEXT_FIXED, f"{KNOWN_TEXT}|pool_type|eos_id"
+    )
     if text.get("pool_type", "argmax") not in ("argmax", "eos"):
         foreign["pool_type"] = text["pool_type"]
     elif text.get("pool_type", "argmax") == "argmax" and text.get("hf_tokenizer_name"):
@@ -237,18 +201,19 @@ def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
     return f"open_clip_config.json has {foreign}" if foreign else strange_tensors(shapes)
 
 
-def foreign_fields(tower: Config, fixed: Mapping[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a tower that are neither `others` nor have their value in `fixed`."""
+def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[str, Any]:
+    """Returns the fields of a tower that are neither `known`, by a regular expression, nor as in `fixed`."""
     return {
         name: value
         for name, value in tower.items()
-        if name not in others and (name not in fixed or (value or None) != fixed[name])
+        if not re.fullmatch(known, name)
+        and (value or None) not in [only for names, only in fixed.items() if re.fullmatch(names, name)]
     }
 
 
-def check_image_tower(tower: Config, fixed: Mapping[str, Any], others: tuple[str, ...]) -> None:
+def check_image_tower(tower: Config, fixed: Mapping[str, Any], known: str) -> None:
     """Raises `ValueError` if an image tower has fields that are not known; see `foreign_fields`."""
-    if foreign := foreign_fields(tower, fixed, others):
+    if foreign := foreign_fields(tower, fixed, known):
         raise ValueError(
             f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
             "OpenCLIP."
@@ -271,28 +236,28 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by open_clip_config.json, whose sizes are checked against the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
-    check_image_tower(tower, FIXED, (*DEFAULTS, *WITHOUT_EFFECT))
+    check_image_tower(tower, FIXED, KNOWN)
     if "visual.class_embedding" not in shapes:
         raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
     heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
     hidden_act = "quick_gelu" if model.get("quick_gelu") else "gelu"
     fields = fields_of(hidden_act, heads, shapes, tower["image_size"])
-    check_sizes(tower, SIZES, fields)
+    check_sizes(tower, fields)
     if not has_texts(shapes) or refuse_open_clip_texts(config, shapes):
         return fields
     text = {**TEXT_DEFAULTS, **model["text_cfg"]}
     eos = text.get("eos_id", 2) if text.get("pool_type") == "eos" else None
     texts = text_fields(hidden_act, shapes, text["heads"], eos)
-    check_sizes(text, TEXT_SIZES, texts["text_config"])
+    check_sizes(text, texts["text_config"])
     return {**fields, **texts}
 
 
-def check_sizes(tower: Config, names: Mapping[str, str], fields: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where the sizes of a tower are not those in the weights; `names` are theirs to ours."""
+def check_sizes(tower: Config, fields: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where the sizes of a tower are not those in the weights."""
     wrong = [
         f"{theirs}={tower[theirs]}, but the weights {fields[ours]}"
-        for theirs, ours in names.items()
-        if to_pair(tower[theirs]) != to_pair(fields[ours])
+        for theirs, ours in SIZES.items()
+        if theirs in tower and to_pair(tower[theirs]) != to_pair(fields[ours])
     ]
     if wrong:
         raise ValueError(f"open_clip_config.json says {'; '.join(wrong)}. The files are of two models, or incomplete.")
@@ -327,4 +292,87 @@ OPEN_CLIP = replace(
     reads=lambda config: "model_cfg" in config,
     configure=configure_open_clip,
     refuse_texts=refuse_open_clip_texts,
+)
+
+# The same for SigLIP. The name of the image tower tells its sizes.
+SIGLIP_FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
+SIGLIP_LEFT_OUT = {"timm_pool": "avg", "timm_proj": "linear"}
+SIGLIP_KNOWN = (
+    "timm_(model_name|model_pretrained|drop|drop_path)|layers|width|head_width|patch_size|image_size|mlp_ratio|"
+    "patch_dropout"
+)
+SIGLIP_TEXT_FIXED = {
+    FIXED_BLOCKS: None,
+    "hf_model_name|embed_cls": None,
+    "proj_type": "linear",
+    "no_causal_mask|proj_bias": True,
+    "pool_type": "last",
+}
+SIGLIP_TEXT_LEFT_OUT = {"no_causal_mask": False, "proj_bias": False, "pool_type": "argmax"}
+ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # by `approximate`
+SIGLIP_TEXT_KEYS: KeyMap = {
+    **{ours: rule for ours, rule in text_keys("text.").items() if not ours.endswith("projection.weight")},
+    "contrastive_head.text_projection": "text.text_projection",
+}
+
+
+def reads_siglip(config: Config) -> bool:
+    """Returns whether open_clip_config.json is of a SigLIP."""
+    vision = config.get("model_cfg", {}).get("vision_cfg", {})
+    return re.fullmatch(r"vit_.*_siglip_\d+", vision.get("timm_model_name") or "") is not None
+
+
+def refuse_siglip_texts(config: Config, shapes: Shapes) -> str:
+    """Returns what keeps the text tower from being opened; empty where nothing does."""
+    model = config["model_cfg"]
+    text = {**SIGLIP_TEXT_LEFT_OUT, **model.get("text_cfg", {})}
+    foreign = foreign_fields(model, {}, KNOWN_MODEL)
+    foreign |= foreign_fields(text, SIGLIP_TEXT_FIXED, f"{KNOWN_TEXT}|act_kwargs|norm_kwargs")
+    activation, norm = text.get("act_kwargs") or {}, text.get("norm_kwargs") or {}
+    if activation.keys() - {"approximate"} or activation.get("approximate", "none") not in ACTIVATIONS:
+        foreign["act_kwargs"] = activation
+    if norm.keys() - {"eps"}:
+        foreign["norm_kwargs"] = norm
+    if "logit_bias" not in shapes:
+        foreign["init_logit_bias"] = None
+    return f"open_clip_config.json has {foreign}" if foreign else ""
+
+
+def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields by open_clip_config.json: those of timm's image tower, and of the text tower if it opens."""
+    model = config["model_cfg"]
+    vision, text = model["vision_cfg"], {**TEXT_DEFAULTS, **model.get("text_cfg", {})}
+    check_image_tower({**SIGLIP_LEFT_OUT, **vision}, SIGLIP_FIXED, SIGLIP_KNOWN)
+    timm = architecture(config) | {"input_size": (3, *to_pair(vision.get("image_size", 224)))}
+    fields = timm_vit.configure({**timm, "image_size": config.get("image_size")}, shapes)
+    if refuse_siglip_texts(config, shapes):
+        return fields
+    hidden_act = ACTIVATIONS[(text.get("act_kwargs") or {}).get("approximate", "none")]
+    tower = text_tower_fields("text.", hidden_act, shapes, text["heads"])
+    tower["layer_norm_eps"] = (text.get("norm_kwargs") or {}).get("eps", 1e-5)
+    check_sizes(text, tower)
+    return {**fields, **siglip_text_fields({"text_config": tower})}
+
+
+def architecture(config: Config) -> dict[str, Any]:
+    """Returns what timm's config.json would say of the image tower."""
+    return {"architecture": config["model_cfg"]["vision_cfg"]["timm_model_name"]}
+
+
+def adapt_siglip(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns what the architecture of the image tower changes in the key map, and the keys of a text tower."""
+    keys = timm_vit.adapt(architecture(config), ours, shapes)
+    return keys if ours.text_config is None else {**keys, **SIGLIP_TEXT_KEYS}
+
+
+OPEN_CLIP_SIGLIP = replace(
+    OPEN_CLIP,
+    name="SigLIP",
+    reads=reads_siglip,
+    keys=block_layout.KEYS,
+    adapt=adapt_siglip,
+    configure=configure_siglip,
+    prefixes=("visual.trunk.",),
+    dropped={r"text\..*|logit_.*": "a text tower that is not known here"},
+    refuse_texts=refuse_siglip_texts,
 )

@@ -57,17 +57,15 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_(dinov3|dinov3_qkvb|lingbot)", {"layer_norm_eps": 1e-5, "rope_coordinates": "centered"}),
     (r".*_rope_(ape_)?\d+", {"rope_coordinates": "index"}),
     (r".*_rope_reg[14]_gap_256", {"rope_coordinates": "scaled_index", "rope_grid_size": 16, "rope_theta": 10000.0}),
+    (r"vit_(so400m|huge|giant|giantopt|gigantic)_patch.*", {"num_attention_heads": 16}),
+    (r"vit_giant_.*_(dinov2|tipsv2|lingbot)", {"num_attention_heads": 24}),
+    (r"deit3_huge_.*|vit_base_patch16_gap_224", {"num_attention_heads": 16}),
 )
 # Their rotary positions turn neighbors, not halves of a head; the second table counts columns first.
 INTERLEAVED = r".*_rope_.*"
 COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
-# Width of a head, or number of heads, where it is not heads of width 64.
+# Width of a head, where it is not 64 and `FACTS` do not tell the number of heads
 HEAD_SIZES = ((r"test_vit\d?", 32), (r"vit_7b_.*", 128))
-HEADS = (
-    (r"vit_(so400m|huge|giant|giantopt|gigantic)_patch.*", 16),
-    (r"vit_giant_.*_(dinov2|tipsv2|lingbot)", 24),
-    (r"deit3_huge_.*|vit_base_patch16_gap_224", 16),
-)
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
 # Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well or
@@ -107,15 +105,12 @@ def check_architecture(architecture: str) -> None:
 
 def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` that only the name of an architecture tells, of a model `width` wide."""
-    fields: dict[str, Any] = {}
+    head_size = next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
+    fields: dict[str, Any] = {"num_attention_heads": width // head_size}
     for pattern, more in FACTS:
         if re.fullmatch(pattern, architecture):
             fields.update(more)
-    heads = width // next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
-    for pattern, number in HEADS:
-        if re.fullmatch(pattern, architecture):
-            heads = number
-    return {**fields, "num_attention_heads": heads}
+    return fields
 
 
 def name_of(config: Config) -> str:
@@ -127,22 +122,19 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by name, arguments, shapes, and `image_size` where a user gives it."""
     architecture = name_of(config)
     check_architecture(architecture)
-    num_classes = shapes.get("head.weight", (0,))[0]
-    if config.get("num_classes", num_classes) != num_classes:
-        raise ValueError(
-            f"config.json says num_classes={config['num_classes']}, but the classifier in the weights has "
-            f"{num_classes}. The files are of two models, or incomplete."
-        )
     given = config.get("model_args") or {}
     published = config.get("pretrained_cfg") or {}
     input_size = published.get("input_size") or config.get("input_size") or (3, None, None)
     image_size = given.get("img_size") or (list(input_size[1:]) if input_size[1] else None)
     fields = shape_fields(shapes, image_size, config.get("image_size"))
-    if given.get("depth", fields["num_hidden_layers"]) != fields["num_hidden_layers"]:
-        raise ValueError(
-            f"config.json says depth={given['depth']}, but the weights hold {fields['num_hidden_layers']} blocks. The "
-            "files are of two models, or incomplete."
-        )
+    num_classes, depth = shapes.get("head.weight", (0,))[0], fields["num_hidden_layers"]
+    told = (("num_classes", config.get("num_classes"), num_classes), ("depth", given.get("depth"), depth))
+    for name, number, found in told:
+        if number not in (None, found):
+            raise ValueError(
+                f"config.json says {name}={number}, but the weights have {found}. The files are of two models, or "
+                "incomplete."
+            )
     fields.update(architecture_facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:

@@ -1,40 +1,31 @@
-"""ViT, MSN and I-JEPA of transformers, also as saved by other training code in that layout.
+"""ViT, MSN, I-JEPA, DeiT, MAE and YOLOS of transformers, also as saved by other training code in that layout.
 
-Sources: https://arxiv.org/abs/2010.11929, 2204.07141 and 2301.08243. DeiT, MAE and DINOv2 share the names.
+Sources: https://arxiv.org/abs/2010.11929, 2204.07141, 2301.08243, 2012.12877, 2111.06377 and 2106.00666.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ..family import Config, Family, Shapes, transformers_fields
-from ..key_map import Joined, KeyMap, Made
+from ...model.task_configurations import HfViTMaskedImageModelingConfig
+from ..family import Config, Family, Shapes, given_fields, transformers_fields
+from ..key_map import KeyMap, Made, block_keys, join_qkv
+from .block_layout import add_positions, without_rows
 
 
-def block(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of a block, by what stands before the names of its parts."""
-    return {
-        f"{ours}.norm1": f"{theirs}.layernorm_before",
-        f"{ours}.attention.qkv": Joined(
-            tuple(f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value"))
-        ),
-        f"{ours}.attention.projection": f"{theirs}.attention.output.dense",
-        f"{ours}.norm2": f"{theirs}.layernorm_after",
-        f"{ours}.mlp.fc1": f"{theirs}.intermediate.dense",
-        f"{ours}.mlp.fc2": f"{theirs}.output.dense",
-    }
-
-
-BLOCK = block("encoder.layers.*", "encoder.layer.*")
-ATTENTION: KeyMap = {name: rule for name, rule in BLOCK.items() if ".attention." in name}
+QKV = join_qkv("attention.attention.", ("query", "key", "value"))
+BLOCK = ("layernorm_before", QKV, "attention.output.dense", "layernorm_after", "intermediate.dense", "output.dense")
+TABLE = "embeddings.position_embeddings"
+EMBEDDINGS: KeyMap = {
+    name: name
+    for name in ("embeddings.cls_token", "embeddings.mask_token", TABLE, "embeddings.patch_embeddings.projection")
+}
 KEYS: KeyMap = {
-    "embeddings.cls_token": "embeddings.cls_token",
-    "embeddings.mask_token": "embeddings.mask_token",
-    "embeddings.position_embeddings": "embeddings.position_embeddings",
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
-    **BLOCK,
+    **EMBEDDINGS,
+    **block_keys("encoder.layers.*", "encoder.layer.*", BLOCK),
     "norm": "layernorm",
     "pooler.dense": "pooler.dense",
     "classifier": "classifier",
@@ -43,18 +34,9 @@ PIXELS = "decoder.0.weight"
 PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
-def configure(config: Config, shapes: Shapes, layer_norm_eps: float = 1e-12) -> dict[str, Any]:
-    """Returns the fields of a ViTConfig; which parts there are, its config.json does not tell."""
-    return {
-        **transformers_fields(config, layer_norm_eps=layer_norm_eps),
-        "use_pooler": has_pooler(config, shapes),
-        "use_mask_token": "embeddings.mask_token" in shapes,
-    }
-
-
-def configure_vit(config: Config, shapes: Shapes) -> dict[str, Any]:
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a ViTConfig, with the objective where there is a decoder of pixels."""
-    fields = configure(config, shapes)
+    fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
 
@@ -72,36 +54,12 @@ def channels_last(num_channels: int, sides: tuple[int, int], rows: Tensor) -> Te
     return rows.reshape(num_channels, *sides, *rows.shape[1:2]).movedim(0, 2).flatten(0, 2)
 
 
-def has_pooler(config: Config, shapes: Shapes) -> bool:
-    """Returns whether there is a pooler; `ValueError` if it is none of ours."""
-    activation = config.get("pooler_act", "tanh")
-    sizes = config.get("hidden_size"), config.get("pooler_output_size")
-    if "pooler.dense.weight" not in shapes:
-        return False
-    if activation != "tanh" or sizes[1] not in (None, sizes[0]):
-        raise ValueError(
-            f"The pooler has pooler_act={activation!r} and pooler_output_size={sizes[1]}, but only 'tanh' and "
-            f"hidden_size={sizes[0]} are known here. Save the model without it (add_pooling_layer=False)."
-        )
-    return True
-
-
-def configure_ijepa(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of an IJepaConfig, whose classifier takes the mean of the patches."""
-    return {
-        **transformers_fields(config, layer_norm_eps=1e-12),
-        "use_cls_token": False,
-        "pooling": "mean",
-        "use_mask_token": "embeddings.mask_token" in shapes,
-    }
-
-
 VIT = Family(
     name="ViT",
     model_types=("vit",),
     keys=KEYS,
     adapt=adapt,
-    configure=configure_vit,
+    configure=configure,
     prefixes=("vit.",),
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits, pixels of masked patches",
@@ -110,15 +68,148 @@ VIT_MSN = Family(
     name="MSN",
     model_types=("vit_msn",),
     keys=KEYS,
-    configure=partial(configure, layer_norm_eps=1e-6),
+    configure=partial(transformers_fields, layer_norm_eps=1e-6),
     prefixes=("vit.",),
     outputs="hidden states, logits",
 )
+# The classifier takes the mean of the patches. The pooler of the source, which takes the first patch, has no place.
 IJEPA = Family(
     name="I-JEPA",
     model_types=("ijepa",),
-    keys={name: rule for name, rule in KEYS.items() if not name.startswith("pooler")},  # theirs takes the first patch
-    configure=configure_ijepa,
+    keys={name: rule for name, rule in KEYS.items() if not name.startswith("pooler")},
+    configure=partial(transformers_fields, layer_norm_eps=1e-12, use_cls_token=False, pooling="mean"),
     prefixes=("ijepa.",),
     outputs="hidden states, logits",
+)
+
+DISTILLATION_TOKEN = "embeddings.distillation_token"
+# The distillation token has no task here: it becomes a register, with the second row of the table added for good.
+DEIT_ONE_HEAD = Family(
+    name="DeiT with one head",
+    model_types=("deit",),
+    reads=lambda config: config.get("architectures") == ["DeiTForImageClassification"],
+    keys={
+        **KEYS,
+        "embeddings.register_tokens": Made((DISTILLATION_TOKEN, TABLE), partial(add_positions, 1)),
+        TABLE: Made((TABLE,), partial(without_rows, 1, 2)),
+    },
+    configure=partial(transformers_fields, layer_norm_eps=1e-12, num_register_tokens=1),
+    prefixes=("deit.",),
+    outputs="hidden states, logits",
+)
+DEIT = replace(
+    DEIT_ONE_HEAD,
+    name="DeiT",
+    reads=lambda config: True,
+    keys={
+        **KEYS,
+        DISTILLATION_TOKEN: DISTILLATION_TOKEN,
+        "classifier": "cls_classifier",
+        "distillation_classifier": "distillation_classifier",
+    },
+    configure=partial(transformers_fields, layer_norm_eps=1e-12, use_distillation_token=True),
+    dropped=PIXEL_DECODER,
+    outputs="hidden states, pooled, logits of both heads and their mean",
+)
+
+MAE_HEAD = "masked_image_modeling_head.mae"
+# As published, and as releases of transformers save it that rename `layers` in it too
+MAE_BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
+
+
+def without_cls(positions: Tensor) -> Tensor:
+    """Returns the rows of the patches of the decoder's table (1, 1 + N, E); that of the CLS token must be zero."""
+    if positions[:, 0].any():
+        raise ValueError(
+            "The CLS token has a position in the decoder of MAE that is not zero, which no such decoder starts with "
+            "or learns. The file is damaged, or of another model."
+        )
+    return positions[:, 1:]
+
+
+def adapt_mae(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the keys of the decoder's blocks."""
+    (theirs,) = [name for name in MAE_BLOCKS if f"{name}.0.layernorm_before.weight" in shapes] or MAE_BLOCKS[:1]
+    return block_keys(f"{MAE_HEAD}.layers.*", f"{theirs}.*", BLOCK)
+
+
+def configure_mae(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a ViTMAEConfig."""
+    options = given_fields(config, HfViTMaskedImageModelingConfig.options_of("mae"), norm_pix_loss=False)
+    ratio = config.get("mask_ratio", 0.75)
+    if 0 < ratio < 1:  # 0 says that it is used for features
+        options["mask_ratio"] = ratio
+    fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
+    return {**fields, "masked_image_modeling_config": options}
+
+
+# The position table is the file's own, as a learned one: the formula of "sincos2d" gives it to within rounding only,
+# and not at all where the table has been resampled or trained on.
+VIT_MAE = Family(
+    name="MAE",
+    model_types=("vit_mae",),
+    keys={
+        **KEYS,
+        f"{MAE_HEAD}.embedding": "decoder.decoder_embed",
+        f"{MAE_HEAD}.mask_token": "decoder.mask_token",
+        f"{MAE_HEAD}.norm": "decoder.decoder_norm",
+        f"{MAE_HEAD}.predictor": "decoder.decoder_pred",
+        f"{MAE_HEAD}.position_embeddings": Made(("decoder.decoder_pos_embed",), without_cls),
+    },
+    adapt=adapt_mae,
+    configure=configure_mae,
+    prefixes=("vit.",),
+    outputs="hidden states of all patches, or of the visible ones; pixels of masked patches",
+)
+
+YOLOS_HEAD, YOLOS_TOKENS = "detection_head", "embeddings.detection_tokens"
+# Releases of transformers differ in where they keep the positions between blocks.
+MID_POSITIONS = ("encoder.mid_position_embeddings", "encoder.interpolation.mid_position_embeddings")
+
+
+def add_last_positions(tokens: Tensor, positions: Tensor) -> Tensor:
+    """Returns queries (Q, D) with their rows, the last ones, of the position table added."""
+    return (tokens + positions[:, -tokens.shape[1] :])[0]
+
+
+def adapt_yolos(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the rules for tables in which the queries have rows too."""
+    num_queries = shapes[YOLOS_TOKENS][1]
+    keys: dict[str, Any] = {
+        f"{YOLOS_HEAD}.queries.weight": Made((YOLOS_TOKENS, TABLE), add_last_positions),
+        TABLE: Made((TABLE,), lambda table: table[:, :-num_queries]),  # of (1, P + N + Q, D)
+    }
+    for name in MID_POSITIONS:
+        if name in shapes:  # (blocks, 1, P + N + Q, D)
+            keys[f"{YOLOS_HEAD}.mid_position_embeddings"] = Made((name,), lambda tables: tables[:, 0, :-num_queries])
+            keys[f"{YOLOS_HEAD}.mid_query_embeddings"] = Made((name,), lambda tables: tables[:, 0, -num_queries:])
+    return keys
+
+
+def configure_yolos(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a YolosConfig."""
+    return {
+        **transformers_fields(config, shapes, image_size=[512, 864], layer_norm_eps=1e-12),
+        "detection_config": {
+            "decoder": "queries",
+            "num_queries": config.get("num_detection_tokens", 100),
+            "use_mid_position_embeddings": any(name in shapes for name in MID_POSITIONS),
+            "bbox_weight": config.get("bbox_loss_coefficient", 5),
+            "giou_weight": config.get("giou_loss_coefficient", 2),
+        },
+    }
+
+
+YOLOS = Family(
+    name="YOLOS",
+    model_types=("yolos",),
+    keys={
+        **{name: rule for name, rule in KEYS.items() if name.startswith(("embeddings.", "encoder.", "norm"))},
+        f"{YOLOS_HEAD}.classifier.layers.*": "class_labels_classifier.layers.*",
+        f"{YOLOS_HEAD}.box_predictor.layers.*": "bbox_predictor.layers.*",
+    },
+    adapt=adapt_yolos,
+    configure=configure_yolos,
+    prefixes=("vit.",),
+    outputs="hidden states, classes and boxes of the queries",
 )

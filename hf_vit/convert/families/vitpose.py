@@ -3,9 +3,9 @@
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
-from ..family import Config, Family, Shapes, architecture_fields, label_fields
-from ..key_map import Joined, KeyMap, Made
-from .vit import ATTENTION
+from ..family import Config, Family, Shapes, architecture_fields, check_backbone, label_fields
+from ..key_map import Joined, KeyMap, Made, block_keys
+from . import vit
 
 
 BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
@@ -15,11 +15,7 @@ KEYS: KeyMap = {
         ("embeddings.position_embeddings",), lambda table: table[:, 1:] + table[:, :1]
     ),
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
-    f"{BLOCK}.norm1": "encoder.layer.*.layernorm_before",
-    **ATTENTION,
-    f"{BLOCK}.norm2": "encoder.layer.*.layernorm_after",
-    f"{BLOCK}.mlp.fc1": f"{MLP}.fc1",
-    f"{BLOCK}.mlp.fc2": f"{MLP}.fc2",
+    **block_keys(BLOCK, "encoder.layer.*", (*vit.BLOCK[:4], "mlp.fc1", "mlp.fc2")),
     "norm": "layernorm",
     **{f"{HEAD}.classic.up{i}.conv": f"head.deconv{i}" for i in (1, 2)},
     **{f"{HEAD}.classic.up{i}.norm": f"head.batchnorm{i}" for i in (1, 2)},
@@ -41,13 +37,8 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a VitPoseConfig, or a VitPoseBackboneConfig alone."""
     backbone = config.get("backbone_config", config)
-    if backbone.get("model_type") not in VITPOSE.model_types:
-        raise ValueError(
-            f"ViTPose has model_type={backbone.get('model_type')!r} in its backbone_config; only 'vitpose_backbone' "
-            "is known here. Open it with transformers."
-        )
-    defaults: dict[str, Any] = {"image_size": [256, 192], "patch_size": [16, 16], "layer_norm_eps": 1e-12}
-    fields = architecture_fields(backbone, **defaults)
+    check_backbone(config.get("backbone_config", {}), "ViTPose", "vitpose_backbone")
+    fields = architecture_fields(backbone, image_size=[256, 192], patch_size=[16, 16], layer_norm_eps=1e-12)
     num_layers = fields.get("num_hidden_layers", 12)
     stages = backbone.get("out_indices") or [num_layers]
     if "backbone_config" in config and stages[-1] != num_layers:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...convert import load_image_processor
-from ...convert.export import check_new_folder, new_folder
 from ...convert.processors import load_tokenizer
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
-from ...outputs import check_writable
+from ...outputs import check_new_folder, new_folder
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
 from .formats import FORMATS, check_format, write_program
@@ -61,7 +60,6 @@ def export_model(
     """
     chosen, kwargs["revision"] = check_format(format), revision
     check_new_folder(output_dir)
-    check_writable(Path(output_dir))
     source = os.fspath(model)
     opened = open_model(source, **kwargs)
     bounds = chosen.bounds(opened)

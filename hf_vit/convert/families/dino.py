@@ -1,0 +1,179 @@
+"""DINOv2, without and with registers, and DINOv3 of transformers, and EoMT on both.
+
+Sources: https://arxiv.org/abs/2304.07193, 2309.16588, 2508.10104 and 2503.19108.
+"""
+
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ...model.task_configurations import HfViTUniversalSegmentationConfig
+from ..family import Config, Family, Shapes, given_fields, is_classifier, transformers_fields
+from ..key_map import KeyMap, Reshaped, block_keys, gated_mlp_keys, join_qkv
+from . import vit
+
+
+BLOCK, SCALES = "encoder.layers.*", ("layer_scale1.lambda1", "layer_scale2.lambda1")
+PARTS_2 = ("norm1", vit.QKV, "attention.output.dense", "norm2", "mlp.fc1", "mlp.fc2", *SCALES)
+KEYS_2: KeyMap = {
+    **vit.EMBEDDINGS,
+    "embeddings.mask_token": Reshaped(("embeddings.mask_token",), back=(1, -1)),
+    "embeddings.register_tokens": "embeddings.register_tokens",
+    **block_keys(BLOCK, "encoder.layer.*", PARTS_2),
+    **gated_mlp_keys("encoder.layer.*.mlp", "weights_in", "weights_out"),
+    "norm": "layernorm",
+    "classifier": "classifier",
+}
+
+
+def configure_2(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
+    """Returns the fields of a Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
+
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from Dinov2Config.
+    """
+    fields = transformers_fields(config, shapes, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
+    intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
+    if config.get("use_swiglu_ffn", False):
+        intermediate_size = (int(intermediate_size * 2 / 3) + 7) // 8 * 8
+        fields |= {"use_gated_mlp": True, "hidden_act": "silu"}
+    pooling = "cls_mean" if is_classifier(shapes) else "cls"
+    return {**fields, "intermediate_size": intermediate_size, "pooling": pooling}
+
+
+DINOV2 = Family(
+    name="DINOv2",
+    model_types=("dinov2",),
+    keys=KEYS_2,
+    configure=configure_2,
+    prefixes=("dinov2.",),
+    outputs="hidden states, pooled, logits, feature maps",
+)
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
+    name="DINOv2 with registers",
+    model_types=("dinov2_with_registers",),
+    configure=partial(configure_2, patch_size=16, num_register_tokens=4, position_antialias=True),
+    prefixes=("dinov2_with_registers.",),
+)
+
+
+def encoder_keys_3(layer: str) -> KeyMap:
+    """Returns the keys of the encoder of DINOv3 without its norm, by what stands before the parts of a block."""
+    qkv = join_qkv("attention.")
+    parts = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
+    return {
+        "embeddings.cls_token": "embeddings.cls_token",
+        "embeddings.register_tokens": "embeddings.register_tokens",
+        "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
+        **block_keys(BLOCK, layer, parts),
+        f"{BLOCK}.attention.query_bias": f"{layer}.attention.q_proj.bias",
+        f"{BLOCK}.attention.value_bias": f"{layer}.attention.v_proj.bias",
+        **{f"{BLOCK}.mlp.{part}": f"{layer}.mlp.{part}_proj" for part in ("gate", "up", "down")},
+    }
+
+
+KEYS_3: KeyMap = {**encoder_keys_3("layer.*"), "embeddings.mask_token": "embeddings.mask_token", "norm": "norm"}
+DEFAULTS_3 = {
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_attention_heads": 6,
+    "layer_norm_eps": 1e-5,
+    "key_bias": False,
+    "layerscale_value": 1.0,
+}
+
+
+def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
+    """Returns the fields of a DINOv3ViTConfig.
+
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from DINOv3ViTConfig.
+    """
+    biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
+    if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:
+        raise ValueError(
+            f"{biases}: query and value must both have a bias or neither, and the key only with them. Open the model "
+            "with transformers."
+        )
+    fields = transformers_fields(config, shapes, **{**DEFAULTS_3, **defaults})
+    return {**fields, "qkv_bias": biases["query_bias"], "position_embedding_type": "rotary"}
+
+
+DINOV3 = Family(
+    name="DINOv3",
+    model_types=("dinov3_vit",),
+    keys=KEYS_3,
+    configure=configure_3,
+    dropped={r"rope_embeddings\..*": "computed from the configuration"},
+    # DINOv3ViTBackbone normalizes the last map in any case, and leaves the prefix out of sequences.
+    fixed={"apply_layernorm": True, "reshape_hidden_states": True, "return_class_token": False},
+    outputs="hidden states, pooled, feature maps",
+)
+
+HEAD = "universal_segmentation_head"
+EOMT_DINOV3_KEYS: KeyMap = {
+    **encoder_keys_3("layers.*"),
+    "norm": "layernorm",
+    f"{HEAD}.mask_probabilities": "attn_mask_probs",
+    f"{HEAD}.queries": "query",
+    **{f"{HEAD}.mask_embedding.fc{number}": f"mask_head.fc{number}" for number in (1, 2, 3)},
+    f"{HEAD}.upscale.*.upsample": "upscale_block.block.*.conv1",
+    f"{HEAD}.upscale.*.depthwise": "upscale_block.block.*.conv2",
+    f"{HEAD}.upscale.*.norm": "upscale_block.block.*.layernorm2d",
+    f"{HEAD}.classifier": "class_predictor",
+}
+EOMT_KEYS: KeyMap = {
+    **EOMT_DINOV3_KEYS,
+    "embeddings.position_embeddings": Reshaped(("embeddings.position_embeddings.weight",)),
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
+    f"{BLOCK}.attention.projection": "layers.*.attention.out_proj",
+    f"{BLOCK}.mlp.fc1": "layers.*.mlp.fc1",
+    f"{BLOCK}.mlp.fc2": "layers.*.mlp.fc2",
+}
+# Files of transformers before 5.20 have both branches of a gated MLP in one.
+IN_ONE = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
+OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
+
+
+def head_fields(config: Config) -> dict[str, Any]:
+    """Returns what both configurations say of the head, and of the registers."""
+    return {
+        "num_register_tokens": config.get("num_register_tokens", 4),
+        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
+    }
+
+
+def configure_eomt(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of an EomtConfig, whose prefix has no positions."""
+    # Positions are resampled as in the backbone that the model was trained from.
+    constants = {"prefix_has_position": False, "position_antialias": True}
+    return {**configure_2(config, shapes, **LARGE, patch_size=16, **constants), **head_fields(config)}
+
+
+def configure_eomt_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of an EomtDinov3Config, whose `rope_theta` stands in `rope_parameters`."""
+    return {
+        **configure_3(config, shapes, **LARGE, intermediate_size=4096, layer_norm_eps=1e-6),
+        "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
+        **head_fields(config),
+    }
+
+
+EOMT = Family(
+    name="EoMT",
+    model_types=("eomt",),
+    keys=EOMT_KEYS,
+    adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
+    configure=configure_eomt,
+    dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
+    fixed={"hidden_act": "gelu"},  # of the head too, where ours has no other
+    outputs="hidden states, classes and masks of the queries",
+)
+EOMT_DINOV3 = replace(
+    EOMT,
+    name="EoMT on DINOv3",
+    model_types=("eomt_dinov3",),
+    keys=EOMT_DINOV3_KEYS,
+    configure=configure_eomt_dinov3,
+)
