@@ -282,6 +282,72 @@ def read_boxes(boxes: Any, name: str) -> Tensor:
     return values
 
 
+def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked."""
+    # None stands for the whole image, of one image or of all; among `sizes`, (height, width), for one that is unknown.
+    given = [None] * len(sizes) if boxes is None else boxes
+    check_count(given, "object_boxes", sizes)
+    return [
+        _own_boxes(own, size, f"object_boxes[{index}]")
+        for index, (own, size) in enumerate(zip(given, sizes, strict=True))
+    ]
+
+
+def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
+    if boxes is None:
+        if size is None:
+            raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
+        return torch.tensor([[0.0, 0.0, size[1], size[0]]])
+    values = read_boxes(boxes, name)
+    for index, (left, top, right, bottom) in enumerate(values.tolist()):
+        if right == left or bottom == top:
+            raise ValueError(f"{name}[{index}] is {values[index].tolist()}, of no area. Leave it out or enlarge it.")
+        if size is not None and (right <= 0 or bottom <= 0 or left >= size[1] or top >= size[0]):
+            raise ValueError(
+                f"{name}[{index}] is {values[index].tolist()}, outside of its image of {size[1]} x {size[0]} pixels. "
+                "Boxes are (left, top, right, bottom) in pixels of the image as it is given."
+            )
+    return values
+
+
+def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked."""
+    # An image with one object may have (K, 3); `counts` are the numbers N of objects.
+    check_count(keypoints, "keypoints", counts)
+    read = [
+        _own_keypoints(own, count, f"keypoints[{i}]")
+        for i, (own, count) in enumerate(zip(keypoints, counts, strict=True))
+    ]
+    numbers = sorted({own.shape[1] for own in read})
+    if len(numbers) > 1:
+        raise ValueError(f"The objects have {' and '.join(map(str, numbers))} keypoints. Give each the same ones.")
+    return read
+
+
+def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
+    try:
+        values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}={keypoints!r} must be (N, K, 3): as many keypoints of each object, three numbers each."
+        ) from error
+    values = values.detach().float()
+    values = values[None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
+        raise ValueError(
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, K, 3) for the {count} objects of its image: "
+            "x, y and visibility of each keypoint."
+        )
+    wrong = ~values.isfinite().all(dim=2) | ~torch.isin(values[..., 2], values.new_tensor([0, 1, 2]))  # (N, K)
+    if wrong.any():
+        index, number = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{index}][{number}] is {values[index, number].tolist()}, but must be finite x, y and a visibility "
+            "of 0 (not labeled), 1 (hidden) or 2 (visible)."
+        )
+    return values
+
+
 def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
     """Returns boxes (N, 4) float32, as given, and class numbers (N,) int64 of each image of these sizes."""
     # `targets` are named as for `preprocess`: "annotations", or "boxes" with "class_labels".

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
 
 from .configuration_hf_vit import to_pair
-from .image_crops import crop_regions, points_from_crops, read_object_boxes
-from .image_geometry import resized_size
-from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
+from .image_geometry import crop_regions, points_from_crops, resized_size
+from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
 from .nested_options import check_thresholds
 from .task_keypoint_detection import decode_heatmaps
 from .task_object_detection import box_overlaps

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model.image_crops import crop_regions, keep_inside, sample_pixels
+from ...model.image_geometry import crop_regions, keep_inside, sample_pixels
 from ...model.image_inputs import read_image
 
 
