@@ -69,6 +69,11 @@ def to_size_dict(
     return SizeDict(**keys)
 
 
+def height_and_width(size: Any) -> Any:
+    """Returns the pair of numbers in an exact `SizeDict`; `None` stays `None`."""
+    return None if size is None else (size["height"], size["width"])
+
+
 def resized_size(
     height: int,
     width: int,
@@ -126,10 +131,9 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
         return get_image_size_for_max_height_width((height, width), size["max_height"], size["max_width"])
     if {*size} == {"shortest_edge", "longest_edge"}:
         return get_size_with_aspect_ratio((height, width), size["shortest_edge"], size["longest_edge"])
-    edge, side = (
-        ("shortest_edge", min(height, width)) if "shortest_edge" in size else ("longest_edge", max(height, width))
-    )
-    return height * size[edge] // side, width * size[edge] // side
+    ((edge, pixels),) = size.items()
+    side = min(height, width) if edge == "shortest_edge" else max(height, width)
+    return height * pixels // side, width * pixels // side
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
