@@ -69,9 +69,9 @@ def to_size_dict(
     return SizeDict(**keys)
 
 
-def height_and_width(size: Any) -> Any:
-    """Returns the pair of numbers in an exact `SizeDict`; `None` stays `None`."""
-    return None if size is None else (size["height"], size["width"])
+def height_and_width(size: Any) -> tuple[int, int]:
+    """Returns the pair of numbers in an exact `SizeDict` or dictionary."""
+    return size["height"], size["width"]
 
 
 def resized_size(

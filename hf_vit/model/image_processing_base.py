@@ -399,8 +399,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def _with_maps(self, tensors: Images, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         read = read_targets(targets, _sizes(tensors))
         features = self._preprocess(tensors, **kwargs)
-        canvas = height_and_width(kwargs["pad_size"]) if kwargs["do_pad"] else None
-        if kwargs["do_pad"] and kwargs["hide_padding"]:
+        canvas = None
+        if kwargs["do_pad"] and not kwargs["hide_padding"]:
+            canvas = height_and_width(kwargs["pad_size"])
+        elif kwargs["do_pad"]:
             rows, columns = features["patch_attention_mask"][0].shape
             patch = to_pair(kwargs["ensure_multiple_of"])
             canvas = (rows * patch[0], columns * patch[1])
@@ -510,7 +512,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return_tensors, data = options["return_tensors"], dict[str, Any]()
         if options["do_pad"] and options["hide_padding"]:
             normalized = [_normalize(image, **options) for image in images]
-            target, patch = height_and_width(options["pad_size"]), to_pair(options["ensure_multiple_of"])
+            target = None if options["pad_size"] is None else height_and_width(options["pad_size"])
+            patch = to_pair(options["ensure_multiple_of"])
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
             # 8-bit images are stacked before they grow to floats
