@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,18 @@ from .layers import at_least_float32
 
 
 Size = int | list[int] | tuple[int, int]
+
+
+class Geometry(TypedDict, total=False):
+    """Fields of `HfViTConfig` that `apply_geometry` changes; `None` leaves a field as it is."""
+
+    image_size: Size | None
+    patch_size: Size | None
+    num_channels: int | None
+    use_cls_token: bool | None
+    use_distillation_token: bool | None
+    num_register_tokens: int | None
+    pooling: Literal["cls", "mean"] | None
 
 
 class HfViTInputSized:
@@ -58,17 +70,7 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
     return (precise[:, in_turn] * (old / num_channels)).to(kernels.dtype)
 
 
-def apply_geometry(
-    model: PreTrainedModel,
-    *,
-    image_size: Size | None = None,
-    patch_size: Size | None = None,
-    num_channels: int | None = None,
-    use_cls_token: bool | None = None,
-    use_distillation_token: bool | None = None,
-    num_register_tokens: int | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
-) -> None:
+def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None:
     """Changes a built model and its configuration for good; `None` leaves a field as it is.
 
     All changes are checked before the first one is made. Changed weights are new parameters, which train if the old
@@ -91,16 +93,7 @@ def apply_geometry(
     Raises:
         ValueError: if the values do not fit together or the model, saying what would.
     """
-    wanted = {
-        "image_size": image_size,
-        "patch_size": patch_size,
-        "num_channels": num_channels,
-        "use_cls_token": use_cls_token,
-        "use_distillation_token": use_distillation_token,
-        "num_register_tokens": num_register_tokens,
-        "pooling": pooling,
-    }
-    changed = {name: value for name, value in wanted.items() if value is not None}
+    changed = {name: value for name, value in geometry.items() if value is not None}
     new = _changed_config(model.config, changed)
     adaptable = [module for module in model.modules() if isinstance(module, HfViTInputSized)]
     for layer in adaptable:

@@ -190,14 +190,15 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             check_fields((name for name in kwargs if not name.startswith("_")), only_close=True)
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if kwargs.get("num_labels", 0) is None:
-            del kwargs["num_labels"]  # not given
-        if type(kwargs.get("num_labels", 0)) is not int or kwargs.get("num_labels", 0) < 0:
-            raise ValueError(f"num_labels={kwargs['num_labels']!r} must be a whole number of at least 0.")
-        if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
+        num_labels = kwargs.get("num_labels")
+        if num_labels is None:
+            kwargs.pop("num_labels", None)
+        elif type(num_labels) is not int or num_labels < 0:
+            raise ValueError(f"num_labels={num_labels!r} must be a whole number of at least 0.")
+        elif self.id2label is not None and num_labels != len(self.id2label):
             raise ValueError(
-                f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Make them agree, "
-                "or give id2label alone."
+                f"num_labels={num_labels} but id2label names {len(self.id2label)} labels. Make them agree, or give "
+                "id2label alone."
             )
         super().__post_init__(**kwargs)
         if out_features is not None or out_indices is not None:
@@ -365,10 +366,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             size = vars(self)[name]
             if size is None:
                 continue
-            if not isinstance(size, int) and len(size) != 2:
-                raise ValueError(f"{name}={size} must be one int or (height, width).")
-            if min(to_pair(size)) < 1:
-                raise ValueError(f"{name}={size} must be at least 1 {unit} each way.")
+            if (not isinstance(size, int) and len(size) != 2) or min(to_pair(size)) < 1:
+                raise ValueError(f"{name}={size} must be one int or (height, width), at least 1 {unit} each way.")
         for side, image, patch in zip(
             ("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True
         ):
@@ -407,10 +406,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "use_cls_token=True."
             )
         if self.use_distillation_token and not self.use_cls_token:
-            raise ValueError(
-                "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set "
-                "use_cls_token=True."
-            )
+            raise ValueError("use_distillation_token=True needs the CLS token. use_cls_token=False; set it to True.")
         if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):
             raise ValueError(
                 "norm_after_pooling=True norms a vector pooled by 'cls' or 'mean', and leaves the tokens as they are, "
@@ -419,8 +415,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             )
         if not self.out_indices:
             raise ValueError("out_indices=[] leaves the backbone nothing to return. Name at least one stage, or None.")
-        unknown = [name for name in self.out_features if name not in self.stage_names]
-        if unknown:
+        if unknown := [name for name in self.out_features if name not in self.stage_names]:
             raise ValueError(
                 f"out_features={self.out_features} names {', '.join(unknown)}, but num_hidden_layers="
                 f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices again."

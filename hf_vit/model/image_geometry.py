@@ -1,6 +1,10 @@
-"""Sizes of images: resizing, center crop, padding and its mask.
+"""Geometry of images: resizing, center crop, padding and its mask, and crops of single objects.
 
-Shapes: B batch, C channels, H W pixels, h w patches.
+Coordinates in crops of objects are continuous, with the center of pixel i at i, as in ViTPose and COCO's keypoints. A
+crop shows a region whose ends are the centers of its outermost pixels. So points go to the crop, to heatmaps of any
+size and back without a bias ("UDP", https://arxiv.org/abs/1911.07524).
+
+Shapes: B batch, N objects, K keypoints, C channels, H W pixels, h w patches or pixels of a crop.
 """
 
 import math
@@ -37,6 +41,7 @@ CROP_ROUNDINGS = ("down", "half_to_even")
 MULTIPLE_ROUNDINGS = ("nearest", "down")
 # About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
 MAX_OUTPUT_PIXELS = 2**25
+EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
 
 
 def to_size_dict(
@@ -62,6 +67,11 @@ def to_size_dict(
     if not all(type(value) is int and value > 0 for value in keys.values()):
         raise ValueError(f"{name}={size!r} must hold positive whole numbers of pixels.")
     return SizeDict(**keys)
+
+
+def height_and_width(size: Any) -> tuple[int, int]:
+    """Returns the pair of numbers in an exact `SizeDict` or dictionary."""
+    return size["height"], size["width"]
 
 
 def resized_size(
@@ -121,10 +131,9 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
         return get_image_size_for_max_height_width((height, width), size["max_height"], size["max_width"])
     if {*size} == {"shortest_edge", "longest_edge"}:
         return get_size_with_aspect_ratio((height, width), size["shortest_edge"], size["longest_edge"])
-    edge, side = (
-        ("shortest_edge", min(height, width)) if "shortest_edge" in size else ("longest_edge", max(height, width))
-    )
-    return height * size[edge] // side, width * size[edge] // side
+    ((edge, pixels),) = size.items()
+    side = min(height, width) if edge == "shortest_edge" else max(height, width)
+    return height * pixels // side, width * pixels // side
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -193,3 +202,77 @@ def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageRe
 
 def _resize_array(array: np.ndarray, height: int, width: int, resample: PILImageResampling) -> np.ndarray:
     return np.array(PIL.Image.fromarray(array).resize((width, height), resample))
+
+
+def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor:
+    """Returns the regions (N, 4) float64 of crops: boxes (N, 4) times `padding`, in the aspect ratio of `size`."""
+    # Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
+    boxes, ratio = boxes.double(), size[1] / size[0]
+    width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(dim=1)  # (N,)
+    half = torch.stack((width.maximum(height * ratio), height.maximum(width / ratio)), dim=1) * padding / 2  # (N, 2)
+    center = (boxes[:, :2] + boxes[:, 2:]) / 2  # (N, 2)
+    return torch.cat((center - half, center + half), dim=1)
+
+
+def points_to_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns points (N, K, 2) of images in pixels of crops, or of heatmaps, of `size`, height and width."""
+    origin, scale = _origin_and_scale(regions, size)
+    return ((points - origin) / scale).to(points.dtype)
+
+
+def points_from_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns points (N, K, 2) of crops, or of heatmaps, of `size` in pixels of their images."""
+    origin, scale = _origin_and_scale(regions, size)
+    return (points * scale + origin).to(points.dtype)
+
+
+def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Returns where regions start and how many pixels of the image one of the crop is, (N, 1, 2) each."""
+    steps = regions.new_tensor([size[1] - 1, size[0] - 1])
+    return regions[:, None, :2], ((regions[:, 2:] - regions[:, :2]) / steps)[:, None]
+
+
+def keypoints_to_crops(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; see `keep_inside`."""
+    places = points_to_crops(keypoints[..., :2], regions.to(keypoints.device), size)
+    return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
+
+
+def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labeled or on no pixel."""
+    places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
+    is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
+    return torch.where(is_left[..., None], keypoints, 0)
+
+
+def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns the region (4,) of an image (C, H, W) as a crop (C, h, w) of `size`; see `sample_pixels`."""
+    left, top, right, bottom = region.tolist()
+    columns, rows = (
+        torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))
+    )
+    return sample_pixels(image, *torch.meshgrid(columns, rows, indexing="xy"))
+
+
+def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Samples an image (C, H, W), uint8 or float32, bilinearly at x and y (h, w) in pixels; black outside."""
+    # The type stays; uint8 is rounded to the nearest.
+    columns, across, has_column = _along(x, image.shape[-1])
+    rows, down, has_row = _along(y, image.shape[-2])
+    grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)
+    part = image[None, :, rows, columns].float()
+    values = F.grid_sample(part, grid, padding_mode="border", align_corners=True)[0]  # (C, h, w)
+    values = values * (has_row & has_column).to(image.device)
+    return values if image.is_floating_point() else (values + 0.5).floor().to(image.dtype)
+
+
+def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
+    """Returns where positions (h, w) in pixels are along a side of an image.
+
+    These are the slice of pixels that are needed, the positions from -1 for the first of these to 1 for the last, and
+    which are in the image.
+    """
+    start, stop = (min(max(int(end), 0), side - 1) for end in (places.min().floor(), places.max().ceil()))
+    relative = (places - start) / max(stop - start, 1) * 2 - 1
+    is_inside = (places >= -EDGE_TOLERANCE) & (places <= side - 1 + EDGE_TOLERANCE)
+    return slice(start, stop + 1), relative.float(), is_inside

@@ -62,7 +62,7 @@ def read_image(
     do_convert_rgb: bool | None = None,
     input_data_format: str | None = None,
     do_rescale: bool = True,
-    rescale_factor: float = 1 / 255,
+    rescale_factor: float | None = 1 / 255,
     do_normalize: bool = True,
     device: torch.device | str | None = None,
     timeout: float | None = None,
@@ -80,7 +80,10 @@ def read_image(
     file or PIL image, which pipelines would clip.
     """
     if isinstance(image, str | os.PathLike | bytes | bytearray):
-        image, name = _decode_source(image, name, timeout)
+        source = image if isinstance(image, bytes | bytearray) else os.fspath(image)
+        name = with_source(name, source)
+        with _open_stream(source, name, timeout) as stream:
+            image = _decode_fast(stream, name)
         input_data_format = "channels_first"  # of torchcodec's tensors
     elif is_pil(image):
         image = upright(image, name)
@@ -99,7 +102,7 @@ def read_image(
     pixels = pixels if device is None else pixels.to(device)
     pixels = _to_uint8_or_float32(pixels, name)
     if pixels.is_floating_point() and (do_rescale or do_normalize):
-        _check_scale(pixels, name, max(255.0, 1 / rescale_factor) if do_rescale else 1.0)
+        _check_scale(pixels, name, max(255.0, 1 / rescale_factor) if do_rescale and rescale_factor else 1.0)
     return _match_channels(pixels, name, num_channels, do_convert_rgb is not False)
 
 
@@ -112,16 +115,8 @@ def open_image(source: str | os.PathLike[str], name: str = "image", timeout: flo
         return decode_image(stream, name)
 
 
-def _decode_source(source: Any, name: str, timeout: float | None) -> tuple[Any, str]:
-    """Returns an image of PIL, or a tensor (C, H, W) if torchcodec decodes it, both upright, and its full name."""
-    if isinstance(source, bytes | bytearray):
-        return _decode_fast(BytesIO(source), name), name
-    name = with_source(name, source)
-    with _open_stream(os.fspath(source), name, timeout) as stream:
-        return _decode_fast(stream, name), name
-
-
 def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image":
+    """Returns an upright PIL image, or a tensor (C, H, W) if torchcodec decodes it."""
     image = _open_encoded(stream, name)
     decode = _torchcodec() if image.format == "JPEG" and image.mode in TORCHCODEC_MODES else None
     # PIL turns images also by what XMP says
@@ -207,8 +202,10 @@ def is_pil(image: Any) -> bool:
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
-def with_source(name: str, source: str | os.PathLike[str]) -> str:
-    """Returns the name of an image with the path or URL that it is read from."""
+def with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -> str:
+    """Returns the name of an image with the path or URL that it is read from, if it is."""
+    if isinstance(source, bytes | bytearray):
+        return name
     text = os.fspath(source)
     return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
 
@@ -227,7 +224,7 @@ def download(url: str, timeout: float | None = None) -> bytes:
     # It may take `timeout` seconds in all, by default `DOWNLOAD_TIMEOUT`.
     timeout = DOWNLOAD_TIMEOUT if timeout is None else timeout
     end, parts, size = time.monotonic() + timeout, list[bytes](), 0
-    cure = "Save the image and give its file, or raise"
+    cure = "Save the image and give its file, or raise image_inputs."
     # some servers refuse clients without a name
     request = urllib.request.Request(url, headers={"User-Agent": "hf_vit"})
     with urllib.request.build_opener(_WebRedirects).open(request, timeout=timeout) as response:
@@ -235,17 +232,15 @@ def download(url: str, timeout: float | None = None) -> bytes:
             parts.append(part)
             size += len(part)
             if size > MAX_DOWNLOAD_BYTES:
-                raise ValueError(
-                    f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure} image_inputs.MAX_DOWNLOAD_BYTES"
-                )
+                raise ValueError(f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure}MAX_DOWNLOAD_BYTES")
             if time.monotonic() > end:
-                raise ValueError(
-                    f"it takes more than {timeout:g} seconds. {cure} the timeout (image_inputs.DOWNLOAD_TIMEOUT)"
-                )
+                raise ValueError(f"it takes more than {timeout:g} seconds. {cure}DOWNLOAD_TIMEOUT or the timeout")
     return b"".join(parts)
 
 
-def _open_stream(source: str, name: str, timeout: float | None) -> BinaryIO:
+def _open_stream(source: str | bytes | bytearray, name: str, timeout: float | None) -> BinaryIO:
+    if isinstance(source, bytes | bytearray):
+        return BytesIO(source)
     if source.startswith(("http://", "https://")):
         try:
             return BytesIO(download(source, timeout))
@@ -258,9 +253,7 @@ def _open_stream(source: str, name: str, timeout: float | None) -> BinaryIO:
                 raise ValueError(f"the header {header!r} does not end in ';base64'")
             return BytesIO(base64.b64decode("".join(data.split()), validate=True))
         except ValueError as error:
-            raise ValueError(
-                f"{name} is no base64 data URL ({error}). It reads 'data:image/png;base64,...'."
-            ) from error
+            raise ValueError(f"{name} is no base64 data URL ({error}). Write data:image/png;base64,...") from error
     try:
         return open(source, "rb")
     except (OSError, ValueError) as error:  # a long text is no name of a file at all
@@ -395,9 +388,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
         pixels = pixels.to(torch.float32)
         low, high = torch.aminmax(pixels)
         if not (torch.isfinite(low) and torch.isfinite(high)):  # NaN goes through minimum and maximum
-            raise ValueError(
-                f"{name} has pixels that are NaN or infinite. Clean it, for example with torch.nan_to_num."
-            )
+            raise ValueError(f"{name} has pixels that are NaN or infinite. Replace them, as torch.nan_to_num does.")
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:
         raise TypeError(f"{name} is a tensor of {pixels.dtype}, which no image has. Convert it to uint8 or float32.")

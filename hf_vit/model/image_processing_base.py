@@ -5,8 +5,10 @@ Shapes: B batch, C channels, H W pixels, h w patches, M masks, N objects, K keyp
 
 import copy
 import json
+import math
 import os
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,24 +18,39 @@ from huggingface_hub.dataclasses import validate_typed_dict
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import PILImageResampling
+from transformers.image_utils import ChannelDimension, PILImageResampling, torch_pil_interpolation_mapping
+from transformers.processing_utils import ImagesKwargs
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import INSTALL_COMMAND, to_pair
-from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
-from .image_geometry import center_crop, pad_batch, pad_to, resize_nearest, resized_size
+from .image_geometry import (
+    CROP_ROUNDINGS,
+    EXACT_KEYS,
+    MULTIPLE_ROUNDINGS,
+    center_crop,
+    crop_region,
+    crop_regions,
+    height_and_width,
+    keypoints_to_crops,
+    pad_batch,
+    pad_to,
+    resize_nearest,
+    resized_size,
+    to_size_dict,
+)
 from .image_inputs import named_images, open_image, read_image
-from .image_processing_options import HfViTImageProcessorKwargs, channels_given, standard_options
 from .image_targets import (
     describe_annotations,
     encode_objects,
     encode_targets,
     place_target,
+    read_keypoints,
+    read_object_boxes,
     read_objects,
     read_targets,
     target_kind,
 )
-from .post_processing import HfViTPostProcessing
+from .post_processing import CLASS_SCORES, HfViTPostProcessing
 from .remote_code import check_reachable, copy_code
 from .task_object_detection import class_scores_of
 
@@ -48,6 +65,24 @@ IMAGE_PROCESSOR_AUTO_MAP = {
         "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
     }
 }
+CHOICES = {"class_scores": CLASS_SCORES, "crop_rounding": CROP_ROUNDINGS, "multiple_rounding": MULTIPLE_ROUNDINGS}
+
+
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
+    """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
+
+    num_channels: int | None
+    ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    multiple_rounding: str | None
+    keep_aspect_ratio: bool | None
+    hide_padding: bool | None
+    crop_rounding: str | None
+    do_reduce_labels: bool | None
+    label_ids_to_fuse: list[int] | tuple[int, ...] | None
+    nms_threshold: float | int | None
+    do_affine_crop: bool | None
+    box_padding: float | int | None
+    class_scores: str | None
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
@@ -301,7 +336,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             _refuse_boxes(object_boxes)
             return self._place([image], **options)
         (boxes,) = read_object_boxes([object_boxes], _sizes([image]))
-        size = (options["size"].height, options["size"].width)
+        size = height_and_width(options["size"])
         return [crop_region(image, region, size) for region in crop_regions(boxes.cpu(), size, options["box_padding"])]
 
     def finish_batch(self, images: Images, options: dict[str, Any], device: Any = None) -> BatchFeature:
@@ -314,8 +349,41 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             images = list(torch.stack(images).to(device))
         return self._finish(images, **{**options, "return_tensors": "pt"})
 
-    def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
-        return standard_options(**kwargs)
+    def _standardize_kwargs(
+        self,
+        size: Any = None,
+        crop_size: Any = None,
+        pad_size: Any = None,
+        default_to_square: bool | None = None,
+        image_mean: Any = None,
+        image_std: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Returns the options in one form, by name; `ValueError` if they are wrong or contradict."""
+        # Sizes have any form that `to_size_dict` takes; mean and deviation are one number or one for each channel.
+        if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
+            raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
+        options = kwargs | {
+            "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
+            "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
+            "pad_size": to_size_dict(pad_size, "pad_size", EXACT_KEYS),
+            "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
+            "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
+        }
+        if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
+            options["hide_padding"] = False  # there are no patches to hide
+        for name in ("ensure_multiple_of", "label_ids_to_fuse"):
+            if isinstance(options[name], list):
+                options[name] = tuple(options[name])
+        # torchvision's own names cannot be written to JSON
+        resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
+        options["resample"] = _one_of(PILImageResampling, resample, "resample")
+        data_format = _one_of(ChannelDimension, options["data_format"], "data_format")
+        options["data_format"] = data_format and data_format.value
+        if isinstance(options["device"], torch.device):
+            options["device"] = str(options["device"])
+        _check_together(options)
+        return options
 
     def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
@@ -333,7 +401,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         features = self._preprocess(tensors, **kwargs)
         canvas = None
         if kwargs["do_pad"] and not kwargs["hide_padding"]:
-            canvas = (kwargs["pad_size"]["height"], kwargs["pad_size"]["width"])
+            canvas = height_and_width(kwargs["pad_size"])
         elif kwargs["do_pad"]:
             rows, columns = features["patch_attention_mask"][0].shape
             patch = to_pair(kwargs["ensure_multiple_of"])
@@ -383,7 +451,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 f"{' and '.join(others)} are given, but do_affine_crop=True makes crops of object_boxes, for "
                 "keypoints alone. Leave them out, or set do_affine_crop=False."
             )
-        size, return_tensors = (kwargs["size"].height, kwargs["size"].width), kwargs["return_tensors"]
+        size = height_and_width(kwargs["size"])
         boxes = read_object_boxes(targets.get("object_boxes"), _sizes(tensors))
         regions = [crop_regions(own.cpu(), size, kwargs["box_padding"]) for own in boxes]  # (N, 4) each
         labels = {}
@@ -398,7 +466,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
         features = self._preprocess(inputs, **kwargs | {"do_resize": False})
         features["pixel_values"] = features["pixel_values"][: len(crops)]
-        return BatchFeature({**features, **self._to_batch_feature(labels, return_tensors)})
+        return BatchFeature({**features, **self._to_batch_feature(labels, kwargs["return_tensors"])})
 
     def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
         """Stacks labels of one shape for each image; masks, of which images have any number, stay a list."""
@@ -432,19 +500,19 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             else:
                 images = self._resize_smoothly(images, targets, options)
         if options["do_center_crop"]:
-            crop_size, rounding = dict(options["crop_size"]), options["crop_rounding"]
-            images = [center_crop(image, **crop_size, rounding=rounding) for image in images]
-        if options["do_pad"] and not options["hide_padding"] and options["pad_size"] is not None:
-            target = (options["pad_size"]["height"], options["pad_size"]["width"])
+            crop_size, rounding = height_and_width(options["crop_size"]), options["crop_rounding"]
+            images = [center_crop(image, *crop_size, rounding) for image in images]
+        if options["do_pad"] and not options["hide_padding"]:
+            target = height_and_width(options["pad_size"])
             images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
         return images
 
     def _finish(self, images: Images, **options: Any) -> BatchFeature:
         """Pads, stacks, rescales and normalizes images that have their size."""
-        return_tensors, pad_size, data = options["return_tensors"], options["pad_size"], dict[str, Any]()
-        if options["do_pad"] and options["hide_padding"] and options["ensure_multiple_of"] is not None:
+        return_tensors, data = options["return_tensors"], dict[str, Any]()
+        if options["do_pad"] and options["hide_padding"]:
             normalized = [_normalize(image, **options) for image in images]
-            target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+            target = None if options["pad_size"] is None else height_and_width(options["pad_size"])
             patch = to_pair(options["ensure_multiple_of"])
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
@@ -485,8 +553,7 @@ def _refuse_boxes(object_boxes: Any) -> None:
 def _reading_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns those options of a call that concern the reading of images."""
     names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
-    factor = {} if options.get("rescale_factor") is None else {"rescale_factor": options["rescale_factor"]}
-    return {name: options[name] for name in names if name in options} | factor
+    return {name: options[name] for name in (*names, "rescale_factor") if name in options}
 
 
 def _is_ours(options: dict[str, Any]) -> bool:
@@ -527,3 +594,88 @@ def _normalize(
         torch.tensor(values, device=images.device)[:, None, None] * white for values in (image_mean, image_std)
     )
     return images.to(torch.float32, copy=True).sub_(mean).div_(std)
+
+
+def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
+    """Returns as `num_channels` how many means and deviations a call gives, unless images are converted to as many."""
+    if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
+        return {}
+    count = len(image_mean)
+    return {"num_channels": count} if count == len(image_std) and count not in (0, 1, 3) else {}
+
+
+def _one_of(kind: type[Enum], value: Any, name: str) -> Any:
+    try:
+        return None if value is None else kind(value)
+    except ValueError as error:
+        known = ", ".join(str(member.value) for member in kind)
+        raise ValueError(f"{name}={value!r} is unknown. Choose one of {known}.") from error
+
+
+def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    try:
+        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
+    if len(values) != num_channels:
+        raise ValueError(
+            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
+            "all channels, or one for each."
+        )
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
+    return values
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    factor = options["rescale_factor"]
+    if options["do_affine_crop"]:
+        _check_affine_crop(options)
+    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
+        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
+    if options["image_std"] is not None and min(options["image_std"]) <= 0:
+        raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
+    for name, known in CHOICES.items():
+        if options[name] not in known:
+            raise ValueError(f"{name}={options[name]!r} must be one of {', '.join(map(str, known))}.")
+    if options["do_convert_rgb"] and options["num_channels"] != 3:
+        raise ValueError(
+            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
+            "out: images follow num_channels."
+        )
+    if multiple is not None:
+        pair = (multiple, multiple) if isinstance(multiple, int) else multiple
+        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+            raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
+        for name, is_used in (("crop_size", options["do_center_crop"]), ("pad_size", options["do_pad"])):
+            size = options[name]
+            if is_used and size is not None and (size.height % pair[0] or size.width % pair[1]):
+                raise ValueError(f"{name}={dict(size)} must be a multiple of ensure_multiple_of={multiple}.")
+    elif options["do_pad"] and options["hide_padding"]:
+        raise ValueError(
+            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
+            "model, config.patch_size, or give a pad_size that all images are padded to."
+        )
+    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
+        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
+    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
+        raise ValueError(
+            f"keep_aspect_ratio=True needs a size with height and width, but size={dict(options['size'] or {})} keeps "
+            "the ratio anyway. Leave keep_aspect_ratio out."
+        )
+
+
+def _check_affine_crop(options: dict[str, Any]) -> None:
+    size, padding = dict(options["size"] or {}), options["box_padding"]
+    if {*size} != {"height", "width"} or min(size.values()) < 2:
+        raise ValueError(
+            f"do_affine_crop=True makes crops of one size, but size={size}. Give {{'height', 'width'}} of 2 pixels or "
+            "more."
+        )
+    if options["do_center_crop"] or options["do_pad"]:
+        raise ValueError("do_affine_crop=True only cuts out boxes. Set do_center_crop and do_pad to False.")
+    if padding is None or not 0 < padding < math.inf:
+        raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from transformers.image_processing_backends import TorchvisionBackend
+from transformers.image_transforms import group_images_by_shape, reorder_images
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase, Images, Sizes
-from .image_processing_options import HfViTImageProcessorKwargs
+from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs, Images, Sizes
 
 
 class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
@@ -31,20 +31,11 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
         """Images of one shape go through torchvision together, unless on a CPU, where one by one is faster."""
-        ungrouped = options["disable_grouping"]
-        is_grouped = images[0].device.type != "cpu" if ungrouped is None else not ungrouped
-        groups: dict[Any, list[int]] = {}
-        for index, image in enumerate(images):
-            groups.setdefault((image.shape, image.dtype) if is_grouped else index, []).append(index)
-        resized = list(images)
-        for indices in groups.values():
-            # PIL's pixels come as views with the channels last in memory; left so, they resize 5 times as fast
-            batch = images[indices[0]][None] if len(indices) == 1 else torch.stack([images[i] for i in indices])
-            height, width = sizes[indices[0]]  # the target depends on the shape alone
-            outputs = self._resize_batch(batch, height, width, options["resample"])  # (B, C, height, width)
-            for index, output in zip(indices, outputs, strict=True):
-                resized[index] = output
-        return resized
+        is_mixed = len({image.dtype for image in images}) > 1  # stacking would make all of them floats
+        groups, places = group_images_by_shape(images, disable_grouping=is_mixed or options["disable_grouping"])
+        targets = {places[index][0]: size for index, size in enumerate(sizes)}  # which depend on the shape alone
+        resized = {key: self._resize_batch(batch, *targets[key], options["resample"]) for key, batch in groups.items()}
+        return list(reorder_images(resized, places))
 
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling

@@ -6,8 +6,7 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase, Images, Sizes
-from .image_processing_options import HfViTImageProcessorKwargs
+from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs, Images, Sizes
 
 
 class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):

@@ -40,13 +40,14 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     # (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
-    named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
-    for name, value in named:
-        _check_type(value, name)
+    for index, value in enumerate(values):
+        if not isinstance(value, str | os.PathLike | np.ndarray | Tensor) and not is_pil(value):
+            raise TypeError(
+                f"{kind}[{index}] is of type {type(value).__name__}, which is no target. Give an array, a tensor, a "
+                "PIL image or a path for each image; np.array makes one of nested lists of numbers."
+            )
     check_count(values, kind, sizes)
-    tensors = [READERS[kind](_to_tensor(value, name), name) for name, value in named]
-    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
-        _check_shape(tensor, size, kind, index)
+    tensors = [_read_target(value, kind, index, sizes[index]) for index, value in enumerate(values)]
     read: dict[str, list[Any]] = {kind: tensors}
     if kind == "mask_labels":
         is_single = values is not targets[kind]
@@ -88,11 +89,10 @@ def encode_targets(
         placed = [place(masks, 0) for masks in targets["mask_labels"]]
         pairs = [_drop_empty(*pair) for pair in zip(placed, targets["class_labels"], strict=True)]
     elif "instance_id_to_semantic_id" in targets:
-        segments = [place(ids, NO_SEGMENT) for ids in targets["segmentation_maps"]]
         mappings = targets["instance_id_to_semantic_id"]
         pairs = [
-            _split_segments(ids, mapping, do_reduce_labels, f"segmentation_maps[{index}]")
-            for index, (ids, mapping) in enumerate(zip(segments, mappings, strict=True))
+            _split_segments(place(ids, NO_SEGMENT), mappings[index], do_reduce_labels, f"segmentation_maps[{index}]")
+            for index, ids in enumerate(targets["segmentation_maps"])
         ]
     else:
         maps = [place(classes, IGNORED_LABEL) for classes in targets["segmentation_maps"]]
@@ -128,14 +128,6 @@ def _listed(targets: Any, kind: str) -> Any:
     return targets if is_batch else [targets]
 
 
-def _check_type(target: Any, name: str) -> None:
-    if not isinstance(target, str | os.PathLike | np.ndarray | Tensor) and not is_pil(target):
-        raise TypeError(
-            f"{name} is of type {type(target).__name__}, which is no target. Give an array, a tensor, a PIL image or "
-            "a path for each image; np.array makes one of nested lists of numbers."
-        )
-
-
 def check_count(values: Any, name: str, images: Sequence[Any]) -> None:
     """Raises `ValueError` unless there is one entry for each image."""
     if len(values) != len(images):
@@ -146,17 +138,21 @@ def check_count(values: Any, name: str, images: Sequence[Any]) -> None:
         )
 
 
-def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -> None:
+def _read_target(value: Any, kind: str, index: int, size: tuple[int, int]) -> Tensor:
+    """Returns the map or masks (..., H, W) of one image of `size`, checked."""
+    name = f"{kind}[{index}]"
+    target = READERS[kind](_to_tensor(value, name), name)
     if target.ndim != (3 if kind == "mask_labels" else 2):
         raise ValueError(
-            f"{kind}[{index}] has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, of the "
-            f"{size[0]} x {size[1]} pixels of its image."
+            f"{name} has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, of the {size[0]} x "
+            f"{size[1]} pixels of its image."
         )
     if tuple(target.shape[-2:]) != size:
         raise ValueError(
-            f"{kind}[{index}] has {target.shape[-2]} x {target.shape[-1]} pixels, but images[{index}] has "
-            f"{size[0]} x {size[1]}. Give both at the same size: which pixels belong together is not known otherwise."
+            f"{name} has {target.shape[-2]} x {target.shape[-1]} pixels, but images[{index}] has {size[0]} x "
+            f"{size[1]}. Give both at the same size: which pixels belong together is not known otherwise."
         )
+    return target
 
 
 def _to_tensor(target: Any, name: str) -> Tensor:
@@ -241,8 +237,7 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
     """Returns a map (h, w) of numbered segments as masks (M, h, w) and classes (M,)."""
     nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED_LABEL} - mapping.keys())}
     numbers = [number for number in ids.unique().tolist() if number not in nothing]
-    unknown = [number for number in numbers if number not in mapping]
-    if unknown:
+    if unknown := [number for number in numbers if number not in mapping]:
         raise ValueError(
             f"{name} has the segments {', '.join(map(str, unknown))}, to which instance_id_to_semantic_id gives no "
             f"class. Add them, or set their pixels to {IGNORED_LABEL}, which is ignored."
@@ -259,13 +254,18 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
 
 
+def _to_floats(values: Any, name: str, form: str) -> Tensor:
+    """Returns an array, a tensor or nested lists as a float32 tensor; `ValueError` with the expected `form`."""
+    try:
+        numbers = torch.as_tensor(np.asarray(values, dtype=np.float32) if isinstance(values, list | tuple) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}={values!r} must be {form}.") from error
+    return numbers.detach().float()
+
+
 def read_boxes(boxes: Any, name: str) -> Tensor:
     """Returns boxes as (N, 4) float32, from an array, a tensor or nested lists, empty where there is none."""
-    try:
-        values = torch.as_tensor(np.asarray(boxes, dtype=np.float32) if isinstance(boxes, list | tuple) else boxes)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name}={boxes!r} must be rows of four numbers each, (left, top, right, bottom).") from error
-    values = values.detach().float()
+    values = _to_floats(boxes, name, "rows of four numbers each, (left, top, right, bottom)")
     values = values.reshape(0, 4) if values.numel() == 0 else values
     if values.ndim != 2 or values.shape[1] != 4:
         raise ValueError(
@@ -278,6 +278,60 @@ def read_boxes(boxes: Any, name: str) -> Tensor:
         raise ValueError(
             f"{name}[{index}] is {values[index].tolist()}, but must be finite (left, top, right, bottom) with right "
             ">= left and bottom >= top."
+        )
+    return values
+
+
+def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked."""
+    # None stands for the whole image, of one image or of all; among `sizes`, (height, width), for one that is unknown.
+    given = [None] * len(sizes) if boxes is None else boxes
+    check_count(given, "object_boxes", sizes)
+    return [_own_boxes(own, sizes[index], f"object_boxes[{index}]") for index, own in enumerate(given)]
+
+
+def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
+    if boxes is None:
+        if size is None:
+            raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
+        return torch.tensor([[0.0, 0.0, size[1], size[0]]])
+    values = read_boxes(boxes, name)
+    for index, (left, top, right, bottom) in enumerate(values.tolist()):
+        if right == left or bottom == top:
+            raise ValueError(f"{name}[{index}] is {values[index].tolist()}, of no area. Leave it out or enlarge it.")
+        if size is not None and (right <= 0 or bottom <= 0 or left >= size[1] or top >= size[0]):
+            raise ValueError(
+                f"{name}[{index}] is {values[index].tolist()}, outside of its image of {size[1]} x {size[0]} pixels. "
+                "Boxes are (left, top, right, bottom) in pixels of the image as it is given."
+            )
+    return values
+
+
+def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked."""
+    # An image with one object may have (K, 3); `counts` are the numbers N of objects.
+    check_count(keypoints, "keypoints", counts)
+    read = [_own_keypoints(own, counts[index], f"keypoints[{index}]") for index, own in enumerate(keypoints)]
+    numbers = sorted({own.shape[1] for own in read})
+    if len(numbers) > 1:
+        raise ValueError(f"The objects have {' and '.join(map(str, numbers))} keypoints. Give each the same ones.")
+    return read
+
+
+def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
+    values = _to_floats(keypoints, name, "(N, K, 3): as many keypoints of each object, three numbers each")
+    values = values[None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
+        raise ValueError(
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, K, 3) for the {count} objects of its image: "
+            "x, y and visibility of each keypoint."
+        )
+    wrong = ~values.isfinite().all(dim=2) | ~torch.isin(values[..., 2], values.new_tensor([0, 1, 2]))  # (N, K)
+    if wrong.any():
+        index, number = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{index}][{number}] is {values[index, number].tolist()}, but must be finite x, y and a visibility "
+            "of 0 (not labeled), 1 (hidden) or 2 (visible)."
         )
     return values
 
@@ -311,26 +365,18 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
                 raise ValueError(f"{place} has no {key!r}, but only {', '.join(entry)}. Add it.")
         if entry.get("iscrowd"):
             continue
-        if len(entry["bbox"]) != 4:
+        box, number = entry["bbox"], entry["category_id"]
+        if len(box) != 4 or min(box[2:]) < 0:
             raise ValueError(
-                f"{place} has the bbox {entry['bbox']}, but must be [left, top, width, height] in pixels."
+                f"{place} has the bbox {box}, but must be [left, top, width, height] in pixels, not of negative size."
             )
-        left, top, width, height = entry["bbox"]
-        if width < 0 or height < 0:
-            raise ValueError(
-                f"{place} has the bbox {entry['bbox']} of negative size. It must be [left, top, width, height]."
-            )
-        boxes.append([left, top, left + width, top + height])
-        try:
-            number = entry["category_id"]  # a whole float comes from augmentations that hold it beside the box
+        boxes.append([box[0], box[1], box[0] + box[2], box[1] + box[3]])
+        try:  # a whole float comes from augmentations that store it next to the box
             classes.append(int(number) if isinstance(number, float) and number.is_integer() else index_of(number))
         except TypeError as error:
-            raise TypeError(
-                f"{place} has the category_id {entry['category_id']!r}, but class numbers are whole. Give an integer."
-            ) from error
-    return read_boxes(boxes, f"{name}['annotations']"), read_classes(
-        classes, len(boxes), f"The category_id of {name}", name
-    )
+            raise TypeError(f"{place} has the category_id {number!r}, but class numbers are whole.") from error
+    numbers = read_classes(classes, len(boxes), f"The category_id of {name}", name)
+    return read_boxes(boxes, f"{name}['annotations']"), numbers
 
 
 def visible_window(height: int, width: int, **options: Any) -> Box:
@@ -340,12 +386,11 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
     multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
     if options["do_resize"]:
         height, width = resized_size(height, width, **options)
-    left, top, right, bottom = 0, 0, width, height
+    before_x, after_x, before_y, after_y = 0, 0, 0, 0
     if options["do_center_crop"] and crop_size is not None:
-        before, after = split_between_ends(crop_size["width"] - width, options["crop_rounding"])
-        left, right = -before, width + after
-        before, after = split_between_ends(crop_size["height"] - height, options["crop_rounding"])
-        top, bottom = -before, height + after
+        before_x, after_x = split_between_ends(crop_size["width"] - width, options["crop_rounding"])
+        before_y, after_y = split_between_ends(crop_size["height"] - height, options["crop_rounding"])
+    left, top, right, bottom = -before_x, -before_y, width + after_x, height + after_y
     if options["do_pad"] and options["hide_padding"] and multiple is not None:
         patch = to_pair(multiple)
         right, bottom = left - (left - right) // patch[1] * patch[1], top - (top - bottom) // patch[0] * patch[0]

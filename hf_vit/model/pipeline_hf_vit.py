@@ -7,10 +7,12 @@ Shapes: B batch, C channels, H W pixels of an image, h w of what the model sees.
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any, ClassVar
+from queue import SimpleQueue
+from threading import Lock, Semaphore, Thread
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +22,6 @@ from transformers import BatchFeature, Pipeline, PreTrainedConfig
 from .configuration_hf_vit import INSTALL_COMMAND
 from .nested_options import check_thresholds
 from .pretrained import check_trained
-from .read_ahead import ReadAhead
 from .task_configurations import TASK_CONFIGS
 
 
@@ -30,6 +31,8 @@ CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")  # of a box, in answers
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
@@ -43,6 +46,65 @@ def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
         return {}
     threshold = vars(TASK_CONFIGS[field].of(vars(config).get(field)))["score_threshold"]
     return {} if threshold is None else {"threshold": threshold}
+
+
+class ReadAhead(Generic[S, T]):
+    """Iterates over what `read` makes of each item of a source, in order, while threads read those that follow.
+
+    No more than `limit` items are taken from the source before they are asked for, so that memory is bounded, however
+    long the source is. One thread at a time takes an item from it, other than the one that iterates here. What the
+    source or `read` raises is raised at the place of its item.
+
+    Args:
+        source: What to read; it may wait for its items to come.
+        read: Called in the threads, several at a time.
+        threads: Number of them, at least one.
+        limit: Number of items, at least one.
+    """
+
+    def __init__(self, source: Iterable[S], read: Callable[[S], T], threads: int, limit: int) -> None:
+        self.read, self._items = read, iter(source)
+        self._threads = [Thread(target=self._work, daemon=True, name="read_ahead") for _ in range(threads)]
+        self._room, self._taking, self._is_closed = Semaphore(limit), Lock(), False
+        self._found: SimpleQueue[Future[T] | None] = SimpleQueue()  # None at the end
+
+    def __iter__(self) -> Iterator[T]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            while (found := self._found.get()) is not None:
+                self._room.release()
+                yield found.result()
+        finally:  # also if the caller does not want the rest
+            self._is_closed = True
+            self._room.release(len(self._threads))
+
+    def is_waiting(self) -> bool:
+        """Whether the source has not given the next item yet."""
+        return self._found.empty()
+
+    def _work(self) -> None:
+        while True:
+            self._room.acquire()
+            with self._taking:
+                if self._is_closed:
+                    return
+                result: Future[T] = Future()
+                try:
+                    item = next(self._items)
+                except BaseException as error:  # the end, or an error that belongs to the thread that iterates
+                    self._is_closed = True
+                    if not isinstance(error, StopIteration):
+                        result.set_exception(error)
+                        self._found.put(result)
+                    self._found.put(None)
+                    return
+                self._found.put(result)
+            try:
+                result.set_result(self.read(item))
+            except BaseException as error:
+                result.set_exception(error)
+            del item, result  # release the memory before waiting for the source
 
 
 @dataclass(eq=False)

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
 
 from .configuration_hf_vit import to_pair
-from .image_crops import crop_regions, points_from_crops, read_object_boxes
-from .image_geometry import resized_size
-from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
+from .image_geometry import crop_regions, height_and_width, points_from_crops, resized_size
+from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
 from .nested_options import check_thresholds
 from .task_keypoint_detection import decode_heatmaps
 from .task_object_detection import box_overlaps
@@ -382,8 +381,8 @@ class HfViTPostProcessing:
             )
         heatmaps: Tensor = outputs["heatmaps"]
         boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
-        crop_size = (self.size["height"], self.size["width"])
-        regions = crop_regions(torch.cat(boxes).to(heatmaps.device), crop_size, self.box_padding)  # (sum of N, 4)
+        boxes_of_all = torch.cat(boxes).to(heatmaps.device)  # (sum of N, 4)
+        regions = crop_regions(boxes_of_all, height_and_width(self.size), self.box_padding)
         coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
         points = points_from_crops(coordinates.float(), regions, (heatmaps.shape[-2], heatmaps.shape[-1]))
         labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
@@ -438,7 +437,7 @@ def _extent(height: int, width: int, unit: tuple[int, int], options: dict[str, A
     if options["do_resize"]:
         height, width = resized_size(height, width, **options)
     if options["do_center_crop"]:
-        height, width = options["crop_size"]["height"], options["crop_size"]["width"]
+        height, width = height_and_width(options["crop_size"])
     return -(-height // unit[0]), -(-width // unit[1])
 
 
@@ -594,8 +593,7 @@ def _surest(boxes: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
-    if object_boxes is None:
-        object_boxes = [None] * count
+    object_boxes = [None] * count if object_boxes is None else object_boxes
     images = len(object_boxes)
     sizes = [None] * images if target_sizes is None else read_sizes(target_sizes, images)
     boxes = read_object_boxes(object_boxes, sizes)

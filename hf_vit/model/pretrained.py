@@ -20,17 +20,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_
 from transformers.utils import logging
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
-from .adapt_inputs import Size, apply_geometry
+from .adapt_inputs import Geometry, Size, apply_geometry
 from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
 from .layers import HfViTInitialized, to_maps
 from .remote_code import check_reachable
 
 
-GEOMETRY = (
-    *("image_size", "patch_size", "num_channels"),
-    *("use_cls_token", "use_distillation_token", "num_register_tokens"),
-)
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
@@ -77,7 +73,8 @@ def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str,
         kwargs["config"] = config
     given = kwargs if config is None else vars(config) if isinstance(config, PreTrainedConfig) else {}
     has_new_token = given.get("use_cls_token") and saved.get("use_cls_token") is not True
-    names = (*GEOMETRY, "pooling") if has_new_token else GEOMETRY  # the pooling may have to wait for the token
+    # The pooling may have to wait for the token.
+    names = [name for name in Geometry.__annotations__ if name != "pooling" or has_new_token]
     if config is None:
         return {name: kwargs.pop(name) for name in names if name in kwargs}
     changed = {name: given[name] for name in names if name in saved and not is_same(given.get(name), saved[name])}

@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
-from .image_crops import read_object_boxes
+from .image_targets import read_object_boxes
 from .layers import (
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import ImageClassificationPipeline, pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.model.read_ahead import ReadAhead
+from hf_vit.model.pipeline_hf_vit import ReadAhead
 
 from .harness import (
     DTYPES,

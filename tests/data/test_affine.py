@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit.data.augmentation.operations import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
-from hf_vit.model.image_crops import crop_region, crop_regions
+from hf_vit.model.image_geometry import crop_region, crop_regions
 
 
 HEIGHT, WIDTH = 90, 120

@@ -19,8 +19,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_vit
 from hf_vit import HfViTImageProcessor, HfViTProcessor
-from hf_vit.model.pipeline_hf_vit import CPU_BATCH
-from hf_vit.model.read_ahead import ReadAhead
+from hf_vit.model.pipeline_hf_vit import CPU_BATCH, ReadAhead
 from hf_vit.training import train_tokenizer
 
 from ..helpers.models import small_config

@@ -7,7 +7,7 @@ from sklearn.datasets import load_sample_image
 from transformers import VitPoseImageProcessor
 from transformers.models.vitpose.image_processing_vitpose import box_to_center_and_scale, transform_preds
 
-from hf_vit.model.image_crops import crop_region, crop_regions, points_from_crops, points_to_crops
+from hf_vit.model.image_geometry import crop_region, crop_regions, points_from_crops, points_to_crops
 from hf_vit.model.task_keypoint_detection import encode_keypoints
 
 from ..helpers.images import BACKENDS, noise

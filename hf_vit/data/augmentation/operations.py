@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model.image_crops import crop_regions, keep_inside, sample_pixels
+from ...model.image_geometry import crop_regions, keep_inside, sample_pixels
 from ...model.image_inputs import read_image
 
 
