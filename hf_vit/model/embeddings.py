@@ -76,18 +76,16 @@ def interpolation_weights(
     if mode == "bilinear" and not antialias:
         centers = centers.clamp(0, old - 1)
     distances = (places - centers[:, None]).abs() / (step.clamp_min(1) if antialias else 1)
-    weights = cubic_weights(distances, -0.5 if antialias else -0.75) if mode == "bicubic" else (1 - distances).relu()
+    weights = (1 - distances).relu()
+    if mode == "bicubic":
+        a = -0.5 if antialias else -0.75
+        near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
+        far = ((distances - 5) * distances + 8) * distances * a - 4 * a
+        weights = torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
     if antialias:
         return weights / weights.sum(dim=1, keepdim=True)
     meant = places.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)  # (old + 4, old)
     return weights @ meant.to(weights.dtype)
-
-
-def cubic_weights(distances: Tensor, a: float) -> Tensor:
-    """Returns the weights of a cubic convolution at distances of any shape."""
-    near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
-    far = ((distances - 5) * distances + 8) * distances * a - 4 * a
-    return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
 
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
@@ -220,7 +218,12 @@ class HfViTEmbeddings(HfViTInitialized):
         grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
-            patches = self.replace_masked(patches, bool_masked_pos)
+            if self.mask_token is None:
+                raise ValueError(
+                    "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
+                )
+            check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", *patches.shape[:2])
+            patches = torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
         learned = (self.cls_token, self.distillation_token, self.register_tokens)
         prefix = [tokens.expand(patches.shape[0], -1, -1) for tokens in learned if tokens is not None]
         tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
@@ -234,15 +237,6 @@ class HfViTEmbeddings(HfViTInitialized):
             expected = (len(pixel_values), *grid)
             check_shape("patch_attention_mask", patch_attention_mask, "batch, rows, columns of patches", *expected)
         return grid
-
-    def replace_masked(self, patches: Tensor, bool_masked_pos: Tensor) -> Tensor:
-        """Replaces the masked ones among (B, N, D) patches by the mask token."""
-        if self.mask_token is None:
-            raise ValueError(
-                "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
-            )
-        check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", *patches.shape[:2])
-        return torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
         """Returns what is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""

@@ -148,14 +148,12 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 class HfViTPredictionHead(nn.Module):
     """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions."""
 
-    # The last one starts with `initial_bias`, and weights of zero if `starts_at_zero`.
+    # The last one takes `start`: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
 
-    def __init__(
-        self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0, starts_at_zero: bool = False
-    ) -> None:
+    def __init__(self, size: int, out_size: int, num_layers: int = 3, **start: Any) -> None:
         super().__init__()
         inner = [nn.Linear(size, size) for _ in range(num_layers - 1)]
-        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, initial_bias, starts_at_zero)])
+        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, **start)])
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., size) to (..., out_size)."""

@@ -210,21 +210,6 @@ class HfViTJointEmbeddingOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-def check_patches(config: HfViTConfig) -> None:
-    """Raises `ValueError` if an encoder cannot mask patches, or has no features like those of patches."""
-    if not config.use_mask_token:
-        raise ValueError(
-            "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
-            "use_mask_token=True, or patch_weight=0."
-        )
-    if config.pooled_size != config.hidden_size:
-        raise ValueError(
-            f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
-            f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
-            "patch_weight=0."
-        )
-
-
 class HfViTForJointEmbedding(HfViTPreTrainedModel):
     """Gives views of one image one embedding, and so trains an encoder that opens as every other task.
 
@@ -239,8 +224,18 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         self.options = HfViTJointEmbeddingConfig.of(config.joint_embedding_config)
         self.model = HfViTModel(config)
         is_taught = self.options.objective == "dino"
-        if is_taught and self.options.patch_weight:
-            check_patches(config)
+        masks_patches = is_taught and self.options.patch_weight
+        if masks_patches and not config.use_mask_token:
+            raise ValueError(
+                "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
+                "use_mask_token=True, or patch_weight=0."
+            )
+        if masks_patches and config.pooled_size != config.hidden_size:
+            raise ValueError(
+                f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
+                f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
+                "patch_weight=0."
+            )
         self.projector = (HfViTPrototypes if is_taught else HfViTProjector)(config, self.options)
         self.post_init()
 
@@ -306,15 +301,6 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             attentions=outputs.attentions,
         )
 
-    def losses(self, embeds: Tensor, num_global: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Returns `loss`, `view_loss` and `gaussian_loss` of embeddings (B, V, E), the first G of global views."""
-        if embeds.shape[1] < 2:
-            raise ValueError(f"An image has {embeds.shape[1]} view, and the loss compares them: give two at least.")
-        weight = self.options.gaussian_weight
-        slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
-        likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
-        return {"loss": (1 - weight) * likeness + weight * spread, "view_loss": likeness, "gaussian_loss": spread}
-
     def assigned(self, embeds: Tensor, patches: Tensor | None, temperature: float | None = None) -> dict[str, Tensor]:
         """Returns `teacher_probs` and `teacher_patch_probs` of cosines (B, G, K) and (M, K)."""
         temperature = self.options.teacher_temperature if temperature is None else temperature
@@ -336,7 +322,14 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
-            return self.losses(embeds, num_global)
+            if embeds.shape[1] < 2:
+                raise ValueError(
+                    f"An image has {embeds.shape[1]} view, and the loss compares them: give two at least."
+                )
+            weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
+            likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
+            loss = (1 - weight) * likeness + weight * spread
+            return {"loss": loss, "view_loss": likeness, "gaussian_loss": spread}
         if probs is None:
             probs = self.assigned(embeds[:, :num_global], None)["teacher_probs"]
         likeness = between_views(embeds, probs, options.student_temperature)
@@ -352,12 +345,12 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     def _check_views(
         self, views: Tensor, local_views: Tensor | None, padding: Tensor | None, masks: Tensor | None
     ) -> None:
-        if views.ndim != 5 and local_views is not None:
-            raise ValueError(
-                f"local_pixel_values go with global views (batch, views, channels, height, width), but "
-                f"pixel_values are {tuple(views.shape)}. Leave them out, or give such views."
-            )
         if views.ndim != 5:
+            if local_views is not None:
+                raise ValueError(
+                    "local_pixel_values go with global views (batch, views, channels, height, width), but "
+                    f"pixel_values are {tuple(views.shape)}. Leave them out, or give such views."
+                )
             return
         if padding is not None:
             raise ValueError("Views have no padding: leave patch_attention_mask out.")

@@ -108,24 +108,19 @@ class HfViTKeypointHead(HfViTNamedHead):
     """The head that the options name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        check_numbers(config.num_labels, options)
-        super().__init__(options.head, HEADS[options.head](config, options))
-
-
-def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
-    """Raises `ValueError` if an option names a keypoint that is not there, or has another count of them."""
-    for name in ("flip_pairs", "skeleton"):
-        unknown = [list(pair) for pair in vars(options)[name] if max(pair) >= num_keypoints]
-        if unknown:
+        count = config.num_labels
+        for name in ("flip_pairs", "skeleton"):
+            if unknown := [list(pair) for pair in vars(options)[name] if max(pair) >= count]:
+                raise ValueError(
+                    f"{name} has {unknown[0]}, but num_labels={count} keypoints have the numbers 0 to {count - 1}. "
+                    f"Change {name} in keypoint_config, or num_labels."
+                )
+        if options.oks_sigmas is not None and len(options.oks_sigmas) != count:
             raise ValueError(
-                f"{name} has {unknown[0]}, but num_labels={num_keypoints} keypoints have the numbers 0 to "
-                f"{num_keypoints - 1}. Change {name} in keypoint_config, or num_labels."
+                f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={count} keypoints. "
+                "Give one number for each."
             )
-    if options.oks_sigmas is not None and len(options.oks_sigmas) != num_keypoints:
-        raise ValueError(
-            f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={num_keypoints} keypoints. "
-            "Give one number for each."
-        )
+        super().__init__(options.head, HEADS[options.head](config, options))
 
 
 def encode_keypoints(

@@ -401,7 +401,12 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels, patch_attention_mask = read_labels(labels, patch_attention_mask)
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
-        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)
+        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        is_deformable = self.options.decoder == "deformable"
+        if is_deformable:
+            predictions, last_hidden_state = self._predict_from_levels(hidden_states, blocks, labels, **kwargs)
+        else:
+            predictions, last_hidden_state = self._predict_from_queries(hidden_states, blocks)
         loss = loss_dict = None
         if labels is not None:
             counts, share = num_items_in_batch, 1
@@ -411,7 +416,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             if share > 1:  # gradients are averaged: the sum of all is then divided by what all have
                 dist.all_reduce(counts)
             divisors = (counts.where(counts > 0, 1) / share).to(predictions[-1].boxes)  # of no box, divided by 1
-            num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
+            num_groups = self.options.num_groups if self.training and is_deformable else 1
             loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions
         return HfViTObjectDetectionOutput(
@@ -424,23 +429,10 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             last_hidden_state=last_hidden_state,
         )
 
-    def _predict(
-        self,
-        pixel_values: Tensor | None,
-        patch_attention_mask: Tensor | None,
-        labels: list[dict[str, Tensor]] | None,
-        **kwargs: Any,
-    ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the predictions after the last block, before it in training only, and the last tokens."""
-        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        if self.options.decoder == "queries":
-            return self._predict_from_queries(hidden_states, blocks)
-        return self._predict_from_levels(hidden_states, blocks, labels, bool(self.wants_states(**kwargs)))
-
     def _predict_from_queries(
         self, hidden_states: Tensor, blocks: HfViTBlockRunner
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the same of queries that pass through the last blocks and those behind them."""
+        """Returns the predictions after the last block, before it in training only, and the last tokens."""
         head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
         norm = self.model.norm
         hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
@@ -459,7 +451,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         return [*earlier, head(hidden_states)], hidden_states
 
     def _predict_from_levels(
-        self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, runs_all: bool
+        self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns the same of a decoder behind the encoder, which reads the patches of several blocks.
 
@@ -468,7 +460,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         """
         head: Any = self.detection_head
         config, masks = self.config, blocks.masks(hidden_states)
-        runs_all = runs_all or blocks.output_attentions
+        runs_all = self.wants_states(**kwargs) or blocks.output_attentions
         states = [hidden_states]
         for block in range(config.num_hidden_layers if runs_all else max(head.out_indices)):
             states.append(blocks.run(states[-1], block, block + 1, **masks))

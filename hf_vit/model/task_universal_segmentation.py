@@ -111,11 +111,6 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
 
-    def anneal_masks(self, progress: float) -> None:
-        """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
-        self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
-        self.update_masked_blocks()
-
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object."""
         # Tokens (B, L, D) are those after the final norm; the mask (B, h, w) is False for padding.
@@ -327,7 +322,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
 
     def anneal_masks(self, progress: float) -> None:
         """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
-        self.universal_segmentation_head.anneal_masks(progress)
+        head = self.universal_segmentation_head
+        head.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, head.num_blocks)))
+        head.update_masked_blocks()
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -385,18 +382,15 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             if is_masked or self.training:
                 predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
-                self._check_attention(blocks.output_attentions)
+                implementation = self.config._attn_implementation
+                if implementation not in ("eager", "sdpa") and not blocks.output_attentions:  # which runs eager
+                    raise ValueError(
+                        f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A "
+                        "model whose training has annealed it away runs with any."
+                    )
                 layout = blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
                 attention_mask = head.attention_mask(predictions[-1][0], block, *layout)
             number = start + block
             hidden_states = blocks.run(hidden_states, number, number + 1, attention_mask=attention_mask)
         hidden_states = model.norm(hidden_states)
         return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states
-
-    def _check_attention(self, output_attentions: bool) -> None:
-        implementation = self.config._attn_implementation
-        if implementation not in ("eager", "sdpa") and not output_attentions:  # for which eager attention runs
-            raise ValueError(
-                f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A model whose "
-                "training has annealed it away runs with any."
-            )
