@@ -179,7 +179,7 @@ class HfViTDPTDepthHead(nn.Module):
                 f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
                 f"{num_levels} blocks. Make them as many."
             )
-        self.options, self.patch_size = options, to_pair(config.patch_size)
+        self.options, self.config = options, config
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
             HfViTReassemble(config, size, factor, options.readout_type)
@@ -203,7 +203,7 @@ class HfViTDPTDepthHead(nn.Module):
             is_last = index == len(maps) - 1
             size = multiple_of(fused, 2, 2) if doubles or is_last else maps[index + 1].shape[-2:]
             fused = fusion(fused, maps[index] if index else None, size)
-        size = multiple_of(fused, 2, 2) if doubles else multiple_of(levels[0], *self.patch_size)
+        size = multiple_of(fused, 2, 2) if doubles else multiple_of(levels[0], *to_pair(self.config.patch_size))
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
         return to_depth(self.predictor(self.conv2(fused).relu()), self.options)
 
