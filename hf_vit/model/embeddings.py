@@ -234,7 +234,7 @@ class HfViTEmbeddings(HfViTInitialized):
         """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if they or a mask do not fit."""
         grid = self.patch_embeddings.grid(pixel_values)
         if patch_attention_mask is not None:
-            expected = (len(pixel_values), *grid)
+            expected = (pixel_values.shape[0], *grid)
             check_shape("patch_attention_mask", patch_attention_mask, "batch, rows, columns of patches", *expected)
         return grid
 

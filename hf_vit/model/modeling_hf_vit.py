@@ -221,13 +221,13 @@ class HfViTBlockRunner:
             ValueError: if the numbers are not of this batch, or blocks attend within windows.
         """
         config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
-        batch = len(hidden_states)
+        batch = hidden_states.shape[0]  # not `len`, which would fix the number in a traced program
         if config.window_size is not None:
             raise ValueError(
                 f"kept_patches leaves holes in the grid, where window_size={config.window_size} finds no windows. "
                 "Keep all patches, or set window_size=None."
             )
-        if kept_patches.ndim != 2 or len(kept_patches) != batch:
+        if kept_patches.ndim != 2 or kept_patches.shape[0] != batch:
             raise ValueError(f"kept_patches must be (batch, kept) = ({batch}, …), not {tuple(kept_patches.shape)}.")
         prefix = torch.arange(num_prefix, device=kept_patches.device).expand(batch, -1)
         kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)[:, None, :, None]  # (B, 1, P + K, 1)

@@ -479,7 +479,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             num_patches = mask.shape[1]
             num_visible = num_patches - count_masked(num_patches, self.options.masked_share) if is_drawn else None
             hidden_states, index, seen = self.encode_visible(pixel_values, mask, padding, num_visible, **kwargs)
-            tokens = hidden_states.new_empty(len(mask), num_prefix + num_patches, 1)
+            tokens = hidden_states.new_empty(mask.shape[0], num_prefix + num_patches, 1)
             attention_mask = HfViTBlockRunner(model, grid, None, padding, False).attention_mask(tokens)
             return decoder(hidden_states, grid, index, seen, padding, attention_mask)
         hidden_states, blocks = model.start_blockwise(pixel_values, padding, mask, **kwargs)
