@@ -23,7 +23,7 @@ from .layers import (
     HfViTLayerNorm2d,
     HfViTPredictionHead,
     HfViTPredictor,
-    check_blocks,
+    choose_blocks,
     make_map_norm,
     upsample_mask,
 )
@@ -210,17 +210,14 @@ class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
 
     def initialize(self, std: float) -> None:
         """Sets the offsets to the ring, whatever the query."""
-        init.zeros_(self.weight)
-        init.copy_(self.bias, self.ring())
-
-    def ring(self) -> Tensor:
-        """Returns the initial bias: each head has a direction, in which its points are at growing distances."""
+        # Each head has a direction, in which its points are at growing distances.
         num_heads, num_levels, num_points = self.shape
         angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
         directions = directions / directions.abs().amax(dim=1, keepdim=True)
         distances = torch.arange(1, num_points + 1)[:, None]  # (T, 1)
-        return (directions[:, None, None] * distances).expand(-1, num_levels, -1, -1).flatten()
+        init.zeros_(self.weight)
+        init.copy_(self.bias, (directions[:, None, None] * distances).expand(-1, num_levels, -1, -1).flatten())
 
 
 class HfViTDeformableAttention(nn.Module):
@@ -373,7 +370,7 @@ class HfViTDeformableDecoder(nn.Module):
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()
         size, self.num_queries, self.num_groups = options.hidden_size, options.num_queries, options.num_groups
-        self.out_indices = out_indices_of(config, options)
+        self.out_indices = choose_blocks(options.out_indices, config, min(4, config.num_hidden_layers))
         self.projector = HfViTProjector(config, options, len(self.out_indices))
         self.proposal_heads = nn.ModuleList(HfViTProposalHead(size, config.num_labels) for _ in range(self.num_groups))
         self.query_features = nn.Embedding(self.num_groups * self.num_queries, size)
@@ -427,13 +424,3 @@ class HfViTDeformableDecoder(nn.Module):
                 DetectionPrediction(self.class_head(normed), refine_boxes(boxes, self.box_head(normed)))
             )
         return predictions
-
-
-def out_indices_of(config: HfViTConfig, options: HfViTDetectionConfig) -> list[int]:
-    """Returns the numbers of the blocks that the projector reads, by default four spread evenly over the encoder."""
-    if options.out_indices is None:
-        count = min(4, config.num_hidden_layers)
-        return [config.num_hidden_layers * (number + 1) // count for number in range(count)]
-    chosen = list(options.out_indices)
-    check_blocks("out_indices", chosen, config)
-    return chosen

@@ -6,6 +6,7 @@ registers), L = P + N, D hidden size, d head size.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .layers import HfViTInitialized
+from .layers import HfViTInitialized, check_shape
 
 
 Grid = tuple[int, int]
@@ -26,35 +27,28 @@ def is_open(*sizes: int) -> bool:
     return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-def resample_position_embeddings(
-    table: Tensor,
-    old_grid: Grid,
-    new_grid: Grid,
-    *,
-    num_prefix: int,
-    mode: str,
-    antialias: bool,
-    offset: float = 0.0,
-) -> Tensor:
-    """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay."""
-    # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks. With `offset` the grid is scaled as
-    # if it became so much more than `new_grid`, and the rest is left out.
+def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
+    """Resamples K position tables (K, P + N, D) at the native grid of `config` to another one, in float32.
+
+    The first `num_prefix` rows stay.
+    """
+    # With an offset the grid is scaled as if it became so much more than `grid`, and the rest is left out.
+    old_grid, offset = config.grid_size, config.position_interpolation_offset
+    mode, antialias = config.position_interpolation, config.position_antialias
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    if is_open(*new_grid):
-        patches = resample_by_products(patches, old_grid, new_grid, mode=mode, antialias=antialias, offset=offset)
-        return torch.cat((prefix, patches), dim=1)
-    if old_grid == new_grid:
+    if is_open(*grid):
+        return torch.cat((prefix, resample_by_products(patches, old_grid, grid, mode, antialias, offset)), dim=1)
+    if old_grid == grid:
         return table
     patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
-    factors = [(new + offset) / old for new, old in zip(new_grid, old_grid, strict=True)]
-    target: dict[str, Any] = {"scale_factor": factors} if offset else {"size": new_grid}
+    factors = [(new + offset) / old for new, old in zip(grid, old_grid, strict=True)]
+    target: dict[str, Any] = {"scale_factor": factors} if offset else {"size": grid}
     patches = F.interpolate(patches, **target, mode=mode, antialias=antialias, align_corners=False)
-    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
-    return torch.cat((prefix, patches), dim=1)
+    return torch.cat((prefix, patches.to(table.dtype).flatten(2).transpose(1, 2)), dim=1)
 
 
 def resample_by_products(
-    patches: Tensor, old_grid: Grid, new_grid: Grid, *, mode: str, antialias: bool, offset: float
+    patches: Tensor, old_grid: Grid, new_grid: Grid, mode: str, antialias: bool, offset: float
 ) -> Tensor:
     """Does what `F.interpolate` does to patches (K, N, D), for a new grid whose size a traced program leaves open."""
     # Resizing is linear: a product with a matrix of weights along each side. In a program that runs at every size it
@@ -82,27 +76,16 @@ def interpolation_weights(
     if mode == "bilinear" and not antialias:
         centers = centers.clamp(0, old - 1)
     distances = (places - centers[:, None]).abs() / (step.clamp_min(1) if antialias else 1)
-    weights = cubic_weights(distances, -0.5 if antialias else -0.75) if mode == "bicubic" else (1 - distances).relu()
+    weights = (1 - distances).relu()
+    if mode == "bicubic":
+        a = -0.5 if antialias else -0.75
+        near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
+        far = ((distances - 5) * distances + 8) * distances * a - 4 * a
+        weights = torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
     if antialias:
         return weights / weights.sum(dim=1, keepdim=True)
     meant = places.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)  # (old + 4, old)
     return weights @ meant.to(weights.dtype)
-
-
-def cubic_weights(distances: Tensor, a: float) -> Tensor:
-    """Returns the weights of a cubic convolution at distances of any shape."""
-    near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
-    far = ((distances - 5) * distances + 8) * distances * a - 4 * a
-    return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
-
-
-def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
-    """Resamples a table (K, num_prefix + N, D) at the native grid of `config` to another one, as `config` says."""
-    mode, antialias = config.position_interpolation, config.position_antialias
-    offset = config.position_interpolation_offset
-    return resample_position_embeddings(
-        table, config.grid_size, grid, num_prefix=num_prefix, mode=mode, antialias=antialias, offset=offset
-    )
 
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
@@ -115,29 +98,26 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
     return F.pad(table, (0, 0, num_prefix, 0))[None].float()
 
 
-def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.device) -> Tensor:
-    """Returns the row and column (h·w, 2) by which patches of a grid are rotated at frequency 1, in float32."""
-    # `kind` is `rope_coordinates` of `HfViTConfig`, which names the sources; "scaled_index" spans `native_grid`.
+def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) -> Tensor:
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, of the kind of another tensor."""
+    # Those of the rows, then of the columns, and both again for the other half of the head; the prefix is not rotated.
+    # Angles are computed in float32 at least. Source: https://arxiv.org/abs/2508.10104, and for the coordinates those
+    # of `rope_coordinates` of `HfViTConfig`.
+    kind, device = config.rope_coordinates, like.device
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(n, dtype=torch.float32, device=device) + first for n in grid]
     if kind == "centered":
         axes = [2 * math.pi * (2.0 * (axis / n) - 1.0) for axis, n in zip(axes, grid, strict=True)]
     elif kind == "scaled_index":
-        axes = [axis / n * native for axis, n, native in zip(axes, grid, native_grid, strict=True)]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
-
-
-def rotary_position_embeddings(
-    coordinates: Tensor, head_size: int, theta: float, num_prefix: int, dtype: torch.dtype
-) -> Tensor:
-    """Returns cosine and sine (2, P + N, d) of axial rotary positions, from row and column (N, 2) of each patch."""
-    # Those of the rows, then of the columns, and both again for the other half of the head; the prefix is not rotated.
-    # Angles are computed in float32 at least. Source: https://arxiv.org/abs/2508.10104.
-    exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
-    frequencies = (1 / theta**exponents).to(torch.promote_types(dtype, torch.float32))
+        sides = zip(axes, grid, config.rotary_grid_size, strict=True)
+        axes = [axis / n * native for axis, n, native in sides]
+    coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
+    head_size = config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=device)  # (d/4,)
+    frequencies = (1 / config.rope_theta**exponents).to(torch.promote_types(like.dtype, torch.float32))
     angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
-    angles = F.pad(angles, (0, 0, num_prefix, 0))  # (P + N, d): an angle of 0 turns nothing
-    return torch.stack((angles.cos(), angles.sin())).to(dtype)
+    angles = F.pad(angles, (0, 0, config.num_prefix_tokens, 0))  # (P + N, d): an angle of 0 turns nothing
+    return torch.stack((angles.cos(), angles.sin())).to(like.dtype)
 
 
 class HfViTPatchEmbeddings(nn.Module):
@@ -145,21 +125,14 @@ class HfViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
-        self.num_channels = config.num_channels
-        self.patch_size = to_pair(config.patch_size)
-        self.projection = nn.Conv2d(
-            config.num_channels,
-            config.hidden_size,
-            kernel_size=self.patch_size,
-            stride=self.patch_size,
-            padding=config.patch_padding,
-        )
+        self.patch_size = size = to_pair(config.patch_size)
+        self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, config.patch_padding)
 
     def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
         """Replaces kernels by (D, C, p, q), and with them channels, patch size and padding in pixels."""
-        self.num_channels, *patch_size = kernels.shape[1:]
+        self.projection.in_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
-        self.projection.weight, self.projection.in_channels = kernels, self.num_channels
+        self.projection.weight = kernels
         self.projection.kernel_size = self.projection.stride = self.patch_size
         self.projection.padding = (padding, padding)
 
@@ -171,18 +144,18 @@ class HfViTPatchEmbeddings(nn.Module):
                 "Add the batch dimension of a single image with pixel_values[None]."
             )
         channels, height, width = pixel_values.shape[1:]
-        if channels != self.num_channels:
+        if channels != (own := self.projection.in_channels):
             raise ValueError(
-                f"The images have {channels} channels, the model takes {self.num_channels}. Let the image processor "
-                f"convert them (num_channels={self.num_channels}), or load the model with num_channels={channels}."
+                f"The images have {channels} channels, the model takes {own}. Let the image processor convert them "
+                f"(num_channels={own}), or load the model with num_channels={channels}."
             )
         for side, size, patch in zip(("height", "width"), (height, width), self.patch_size, strict=True):
             if size % patch or size == 0:
                 below, above = size // patch * patch, (size // patch + 1) * patch
-                fitting = f"{below} or {above}" if below else f"{above}"
                 raise ValueError(
                     f"The image {side} {size} is not a multiple of the patch {side} {patch}. The nearest that fit: "
-                    f"{fitting}. Let the image processor round it (ensure_multiple_of={patch})."
+                    f"{f'{below} or ' if below else ''}{above}. Let the image processor round it "
+                    f"(ensure_multiple_of={patch})."
                 )
         return height // self.patch_size[0], width // self.patch_size[1]
 
@@ -245,7 +218,12 @@ class HfViTEmbeddings(HfViTInitialized):
         grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
-            patches = self.replace_masked(patches, bool_masked_pos)
+            if self.mask_token is None:
+                raise ValueError(
+                    "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
+                )
+            check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", *patches.shape[:2])
+            patches = torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
         learned = (self.cls_token, self.distillation_token, self.register_tokens)
         prefix = [tokens.expand(patches.shape[0], -1, -1) for tokens in learned if tokens is not None]
         tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
@@ -255,25 +233,10 @@ class HfViTEmbeddings(HfViTInitialized):
     def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
         """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if they or a mask do not fit."""
         grid = self.patch_embeddings.grid(pixel_values)
-        if patch_attention_mask is not None and patch_attention_mask.shape != (pixel_values.shape[0], *grid):
-            raise ValueError(
-                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
-                f"patch, not {tuple(patch_attention_mask.shape)}."
-            )
+        if patch_attention_mask is not None:
+            expected = (pixel_values.shape[0], *grid)
+            check_shape("patch_attention_mask", patch_attention_mask, "batch, rows, columns of patches", *expected)
         return grid
-
-    def replace_masked(self, patches: Tensor, bool_masked_pos: Tensor) -> Tensor:
-        """Replaces the masked ones among (B, N, D) patches by the mask token."""
-        if self.mask_token is None:
-            raise ValueError(
-                "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
-            )
-        if bool_masked_pos.shape != patches.shape[:2]:
-            raise ValueError(
-                f"bool_masked_pos must be (batch, patches) = {tuple(patches.shape[:2])}, not "
-                f"{tuple(bool_masked_pos.shape)}."
-            )
-        return torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
         """Returns what is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
@@ -288,8 +251,8 @@ class HfViTEmbeddings(HfViTInitialized):
             positions = resample_to_grid(table, self.config, own_grid, num_prefix).to(dtype)
             if not num_without:
                 return positions
-            nothing = positions.new_zeros(1, num_without, positions.shape[-1])
-            return torch.cat((positions[:, :num_prefix], nothing, positions[:, num_prefix:]), dim=1)
+            before, after = positions.tensor_split((num_prefix,), dim=1)
+            return torch.cat((before, F.pad(after, (0, 0, num_without, 0))), dim=1)
 
         return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
@@ -298,20 +261,9 @@ class HfViTEmbeddings(HfViTInitialized):
         if "rotary" not in self.config.position_embedding_type:
             return None
 
-        def turn(own_grid: Grid) -> Tensor:
-            config = self.config
-            coordinates = rotary_coordinates(
-                own_grid, config.rotary_grid_size, config.rope_coordinates, pixel_values.device
-            )
-            head_size = config.hidden_size // config.num_attention_heads
-            return rotary_position_embeddings(
-                coordinates, head_size, config.rope_theta, config.num_prefix_tokens, pixel_values.dtype
-            )
-
-        grid = self.patch_embeddings.grid(pixel_values)
-        turns = positions_of_batch(
-            turn, grid, patch_attention_mask, self.config.num_prefix_tokens
-        )  # (2, L, d) or (B, 2, L, d)
+        grid, num_prefix = self.patch_embeddings.grid(pixel_values), self.config.num_prefix_tokens
+        turn = partial(rotary_position_embeddings, self.config, like=pixel_values)
+        turns = positions_of_batch(turn, grid, patch_attention_mask, num_prefix)  # (2, L, d) or (B, 2, L, d)
         cosine, sine = turns.unsqueeze(-3).unbind(-4)
         return cosine, sine
 

@@ -44,9 +44,8 @@ class Windows(NamedTuple):
     ) -> Tensor:
         """Lets patches attend to their window and to all tokens that are no patches; those attend to everything."""
         # `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first.
-        (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(
-            self._split, (query, key, value)
-        )
+        states = (query, key, value)
+        (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(self._split, states)
         batch, num_windows = own_query.shape[:2]
         keys, values = (
             torch.cat((others[:, None].expand(-1, num_windows, -1, -1, -1), own), dim=3).flatten(0, 1)
@@ -72,13 +71,12 @@ class Windows(NamedTuple):
 
     def _join(self, windows: Tensor) -> Tensor:
         """Joins windows (B, W, S, n, d) to patches (B, N, n, d)."""
-        height, width = self.grid
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
+        height, width = self.grid
         if is_open(height, width):  # whether a slice is a copy depends on the grid, and would become a guard
-            sides = (torch.arange(side, device=maps.device) for side in self.grid)
-            for dim, side in enumerate(sides, start=1):
-                maps = maps.index_select(dim, side)
+            for dim, side in enumerate(self.grid, start=1):
+                maps = maps.index_select(dim, torch.arange(side, device=maps.device))
             return maps.flatten(1, 2)
         return maps[:, :height, :width].flatten(1, 2)
 
@@ -225,6 +223,13 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         return self.dropout(self.projection(attended.flatten(2))), weights
 
 
+def use_attention_of(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
+    """Makes blocks of another width follow the attention implementation of a model, also when it is changed."""
+    for module in blocks.modules():
+        if isinstance(module, HfViTAttention):
+            module.config, module.is_causal = config, is_causal
+
+
 class HfViTMLP(nn.Module):
     """Two linear layers with an activation between."""
 
@@ -320,10 +325,6 @@ class HfViTDropPath(nn.Module):
             return hidden_states
         kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
         return hidden_states * kept.div_(1 - self.rate)
-
-    def extra_repr(self) -> str:
-        """Shows the rate in the printed model."""
-        return f"rate={self.rate:.3f}"
 
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:

@@ -15,16 +15,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.utils.import_utils import is_scipy_available
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
 
 
+if is_scipy_available():
+    from scipy.optimize import linear_sum_assignment
+
 P = ParamSpec("P")
 R = TypeVar("R")
 # Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
 PRIOR_BIAS = math.log(0.01 / 0.99)
-Head = Callable[[list[Tensor], list[Tensor]], Tensor]
 
 
 # The library initializes no module of remote code that has no weights of its own, so only such modules belong here.
@@ -74,15 +77,14 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
     """A convolution of a head, initialized by its fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
-
-    @property
-    def initial_limit(self) -> float:
-        """The largest initial weight."""
-        return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+    initial_gain = 1.0  # factor of the weights
+    initial_limit: float | None = None  # largest weight, in place of the one by fan-in
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly up to the limit."""
-        init.uniform_(self.weight, -self.initial_limit, self.initial_limit)
+        fan_in = self.in_channels // self.groups * math.prod(self.kernel_size)
+        limit = self.initial_limit or self.initial_gain * math.sqrt(6 / fan_in)
+        init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
             init.constant_(self.bias, self.initial_bias)
 
@@ -146,14 +148,12 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 class HfViTPredictionHead(nn.Module):
     """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions."""
 
-    # The last one starts with `initial_bias`, and weights of zero if `starts_at_zero`.
+    # The last one takes `start`: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
 
-    def __init__(
-        self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0, starts_at_zero: bool = False
-    ) -> None:
+    def __init__(self, size: int, out_size: int, num_layers: int = 3, **start: Any) -> None:
         super().__init__()
         inner = [nn.Linear(size, size) for _ in range(num_layers - 1)]
-        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, initial_bias, starts_at_zero)])
+        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, **start)])
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., size) to (..., out_size)."""
@@ -176,13 +176,9 @@ class HfViTInstanceNorm2d(nn.GroupNorm):
 
     # Source: https://arxiv.org/abs/1607.08022. It is a group norm with a group for each channel.
 
-    def __init__(self, size: int) -> None:
-        super().__init__(num_groups=size, num_channels=size)
-
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
-        normalize = super().forward
-        return run_unpadded(lambda own, _: normalize(own[0]), [maps], [], mask)
+        return run_unpadded(super().forward, mask, maps)
 
 
 class HfViTBatchNorm2d(nn.BatchNorm2d):
@@ -221,7 +217,7 @@ def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2
     """Returns the norm of maps (B, `size`, h, w) that an option names: "batch", "instance" or "layer"."""
     if name == "layer":
         return HfViTLayerNorm2d(size, eps=1e-6)
-    return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(size)
+    return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(num_groups=size, num_channels=size)
 
 
 class HfViTFanInLinear(HfViTInitialized, nn.Linear):
@@ -237,6 +233,12 @@ class HfViTFanInLinear(HfViTInitialized, nn.Linear):
 def may_read(*tensors: Tensor) -> bool:
     """Returns whether checks may read values: on the CPU only, as reading one would stall a GPU, or break a graph."""
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
+
+
+def check_shape(name: str, values: Tensor, dimensions: str, *expected: int) -> None:
+    """Raises `ValueError` unless a tensor has the expected shape, whose dimensions have names."""
+    if values.shape != expected:
+        raise ValueError(f"{name} must be ({dimensions}) = {expected}, not {tuple(values.shape)}.")
 
 
 def check_class_numbers(
@@ -255,9 +257,27 @@ def check_class_numbers(
         )
 
 
+def count_processes() -> int:
+    """Returns the number of processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@torch.no_grad()
+def match(cost: Tensor) -> tuple[Tensor, Tensor]:
+    """Matches queries with targets one to one so that the sum of costs (Q, M) is least (Hungarian algorithm)."""
+    # Numbers of queries and of their targets, each (min(Q, M),) int64. What is NaN or infinite is only matched if
+    # nothing else is left. `ImportError` without scipy.
+    if not is_scipy_available():
+        raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
+    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of it stay finite
+    cost = at_least_float32(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
+    queries, targets = linear_sum_assignment(cost.cpu().numpy())
+    return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)
+
+
 def sum_over_processes(values: Tensor) -> Tensor:
     """Adds up the values of all processes, with their gradients."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if count_processes() > 1:
         values = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(values.detach())
         if values.requires_grad:
@@ -270,9 +290,9 @@ def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
 
     After them how many rows each process has, and where those of this one start.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if count_processes() == 1:
         return parts, [len(parts[0])], 0
-    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=parts[0].device)
+    counts = torch.zeros(count_processes(), dtype=torch.long, device=parts[0].device)
     counts[dist.get_rank()] = len(parts[0])
     dist.all_reduce(counts)
     shares = counts.tolist()
@@ -282,20 +302,20 @@ def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
     return rows.split([part.shape[1] for part in parts], dim=1), shares, start
 
 
-def blocks_or_last(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
-    """Returns the numbers of blocks that a head reads, the last one by default; `ValueError` if one does not exist."""
-    chosen = [config.num_hidden_layers] if indices is None else list(indices)
-    check_blocks("out_indices", chosen, config)
-    return chosen
+def choose_blocks(indices: Sequence[int] | None, config: HfViTConfig, count: int = 1) -> list[int]:
+    """Returns the numbers of the blocks that a head reads, by default `count` spread evenly over the encoder.
 
-
-def check_blocks(name: str, chosen: list[int], config: HfViTConfig) -> None:
-    """Raises `ValueError` if an encoder has no blocks of these numbers, or there are none."""
-    if not chosen or not all(0 <= index <= config.num_hidden_layers for index in chosen):
+    Raises:
+        ValueError: if an encoder has no blocks of these numbers, or there are none.
+    """
+    total = config.num_hidden_layers
+    chosen = [max(1, total * (i + 1) // count) for i in range(count)] if indices is None else list(indices)
+    if not chosen or not all(0 <= index <= total for index in chosen):
         raise ValueError(
-            f"{name}={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for the "
-            "tokens before them."
+            f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={total}, or 0 for the tokens before "
+            "them."
         )
+    return chosen
 
 
 def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
@@ -318,20 +338,21 @@ def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tenso
     return None if mask is None else mask.repeat_interleave(scale[0], dim=1).repeat_interleave(scale[1], dim=2)
 
 
-def run_unpadded(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
+def run_unpadded(head: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
     """Runs a head on each image without the padding around it: (B, K, s·h, s·w).
 
-    `head` takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level; the mask (B, h, w) is False for padding
-    on the right and at the bottom. Beyond an image its border is repeated, as resizing does beyond the border of a
-    map.
+    `inputs` are maps (B, D, h, w), the first one at least, and prefix tokens (B, P, D), which stay whole; the mask
+    (B, h, w) is False for padding on the right and at the bottom. Beyond an image its border is repeated, as resizing
+    does beyond the border of a map.
     """
     if mask is None:
-        return head(levels, prefixes)
+        return head(*inputs)
     rows, columns = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
     outputs = []
     for index, (height, width) in enumerate(zip(rows, columns, strict=True)):
-        own = [level[index : index + 1, :, :height, :width] for level in levels]
-        output = head(own, [prefix[index : index + 1] for prefix in prefixes])  # (1, K, s·height, s·width)
+        own = (values[index : index + 1] for values in inputs)
+        cropped = (values[:, :, :height, :width] if values.ndim == 4 else values for values in own)
+        output = head(*cropped)  # (1, K, s·height, s·width)
         below = (mask.shape[1] - height) * output.shape[2] // height
         right = (mask.shape[2] - width) * output.shape[3] // width
         outputs.append(F.pad(output, (0, right, 0, below), mode="replicate"))

@@ -6,7 +6,7 @@ head size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from .encoder import (
     visible_in_windows,
     window_size,
 )
-from .layers import HfViTQueries, to_maps
+from .layers import HfViTQueries, at_least_float32, to_maps
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 
@@ -130,18 +130,13 @@ class HfViTModel(HfViTPreTrainedModel):
         Raises:
             ValueError: if an input does not fit the model, saying what would.
         """
-        hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
-        assert pixel_values is not None  # refused above
-        grid = self.embeddings.patch_embeddings.grid(pixel_values)
+        hidden_states, blocks = self.start_blockwise(pixel_values, patch_attention_mask, bool_masked_pos, **kwargs)
         if kept_patches is not None:
-            hidden_states, rotary = self.select_patches(hidden_states, rotary, kept_patches)
-            if patch_attention_mask is not None:
-                patch_attention_mask = patch_attention_mask.flatten(1).gather(1, kept_patches)  # (B, K)
-        blocks = HfViTBlockRunner(self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs))
+            hidden_states, blocks = blocks.select_patches(hidden_states, kept_patches)
         hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))
         if not self.config.norm_after_pooling:
             hidden_states = self.norm(hidden_states)
-        pooled = self.pool(hidden_states, patch_attention_mask) if self.add_pooling_layer else None
+        pooled = self.pool(hidden_states, blocks.patch_attention_mask) if self.add_pooling_layer else None
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def embed(
@@ -156,97 +151,6 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
 
-    def select_patches(
-        self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor
-    ) -> tuple[Tensor, Rotary | None]:
-        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), each with its position.
-
-        Raises:
-            ValueError: if the numbers are not of this batch, or blocks attend within windows.
-        """
-        if self.config.window_size is not None:
-            raise ValueError(
-                f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no "
-                "windows. Keep all patches, or set window_size=None."
-            )
-        if kept_patches.ndim != 2 or kept_patches.shape[0] != hidden_states.shape[0]:
-            raise ValueError(
-                f"kept_patches must be (batch, kept) = ({hidden_states.shape[0]}, …), not {tuple(kept_patches.shape)}."
-            )
-        num_prefix = self.config.num_prefix_tokens
-        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(kept_patches.shape[0], -1)
-        kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)  # (B, P + K)
-        hidden_states = hidden_states.gather(1, kept[..., None].expand(-1, -1, hidden_states.shape[-1]))
-        if rotary is None:
-            return hidden_states, None
-        cosine, sine = (
-            table.expand(kept.shape[0], 1, -1, -1).gather(
-                2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1])
-            )
-            for table in rotary
-        )  # (B, 1, P + K, d)
-        return hidden_states, (cosine, sine)
-
-    def attention_mask(
-        self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
-    ) -> Any:
-        """Returns the mask of padded patches as the attention implementation takes it; None if there is no padding.
-
-        The number of tokens (B, L, D) counts queries at the end too. With `output_attentions` eager attention will
-        run, whatever the configuration says.
-        """
-        if patch_attention_mask is None:
-            return None
-        visible = patch_attention_mask.flatten(1).bool()  # (B, N)
-        num_prefix = self.config.num_prefix_tokens
-        num_queries = hidden_states.shape[1] - num_prefix - visible.shape[1]
-        visible = F.pad(visible, (num_prefix, num_queries), value=True)  # (B, L)
-        if output_attentions:
-            return visible[:, None, None, :]
-        return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
-
-    def windows(
-        self,
-        hidden_states: Tensor,
-        grid: Grid,
-        patch_attention_mask: Tensor | None = None,
-        output_attentions: bool = False,
-    ) -> Windows | Tensor | None:
-        """Returns what replaces the mask in blocks that attend within windows; None where none does.
-
-        Attention weights (B, heads, L, L) need attention under a mask (B, 1, L, L), which takes longer than windows
-        do.
-
-        Args:
-            hidden_states: (B, L, D), L counting queries at the end too.
-            grid: Rows and columns (h, w) of patches.
-            patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether the weights are wanted.
-        """
-        size = window_size(self.config, grid)
-        if size is None:
-            return None
-        num_prefix, visible = self.config.num_prefix_tokens, patch_attention_mask
-        num_others = hidden_states.shape[1] - grid[0] * grid[1]
-        if output_attentions:
-            mask = dense_window_mask(grid, size, num_prefix, num_others - num_prefix, hidden_states.device)
-            seen = self.attention_mask(hidden_states, visible, output_attentions)
-            return mask if seen is None else mask & seen
-        others_mask = self.attention_mask(hidden_states, visible, output_attentions=True)
-        if visible is None:
-            if not is_open(*grid) and grid[0] % size[0] == grid[1] % size[1] == 0:
-                return Windows(grid, size, num_prefix)
-            visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
-        visible = visible.bool().expand(hidden_states.shape[0], -1, -1)
-        seen = visible_in_windows(visible, size, num_others)  # (B·W, O + S)
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states.new_empty(seen.shape[0], size[0] * size[1], 1),
-            attention_mask=seen,
-            encoder_hidden_states=hidden_states.new_empty(*seen.shape, 1),
-        )
-        return Windows(grid, size, num_prefix, mask, others_mask)
-
     def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
         """Pools tokens (B, L, D) to one vector per image, (B, D) or (B, 2·D)."""
         parts = []
@@ -259,9 +163,7 @@ class HfViTModel(HfViTPreTrainedModel):
             else:
                 real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
                 # In float32: half precision overflows where a thousand patches are summed.
-                total = torch.where(real, patches, 0).sum(
-                    dim=1, dtype=torch.promote_types(patches.dtype, torch.float32)
-                )
+                total = at_least_float32(torch.where(real, patches, 0)).sum(dim=1)
                 parts.append((total / real.sum(dim=1)).to(patches.dtype))
         if self.attention_pooling is not None:
             mask = None if patch_attention_mask is None else patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -287,28 +189,9 @@ class HfViTModel(HfViTPreTrainedModel):
         `kwargs` may have `output_attentions`, as in `forward`.
         """
         hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
-        assert pixel_values is not None  # refused above
-        grid = self.embeddings.patch_embeddings.grid(pixel_values)
-        return hidden_states, HfViTBlockRunner(
-            self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs)
-        )
-
-    def start_with_queries(
-        self,
-        pixel_values: Tensor | None,
-        queries: HfViTQueries,
-        num_blocks: int,
-        patch_attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, "HfViTBlockRunner", int]:
-        """Runs all but the last `num_blocks` blocks, and appends queries.
-
-        Returns the tokens (B, P + N + Q, D), a runner for the other blocks, and the number of the first of these.
-        """
-        hidden_states, blocks = self.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        start = self.config.num_hidden_layers - num_blocks
-        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
-        return queries.append_to(hidden_states), blocks, start
+        grid = self.embeddings.patch_embeddings.grid(check_images(pixel_values))
+        wants_attentions = self.wants_attentions(**kwargs)
+        return hidden_states, HfViTBlockRunner(self, grid, rotary, patch_attention_mask, wants_attentions)
 
 
 @dataclass(frozen=True)
@@ -321,17 +204,96 @@ class HfViTBlockRunner:
     patch_attention_mask: Tensor | None
     output_attentions: bool
 
+    def append_queries(self, hidden_states: Tensor, queries: HfViTQueries, num_blocks: int) -> tuple[Tensor, int]:
+        """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D), and appends queries.
+
+        Returns the tokens (B, P + N + Q, D), and the number of the first of the other blocks.
+        """
+        start = self.model.config.num_hidden_layers - num_blocks
+        return queries.append_to(self.run(hidden_states, stop=start, **self.masks(hidden_states))), start
+
+    def select_patches(self, hidden_states: Tensor, kept_patches: Tensor) -> tuple[Tensor, "HfViTBlockRunner"]:
+        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), each with its position.
+
+        Returns the tokens (B, P + K, D) and a runner for them.
+
+        Raises:
+            ValueError: if the numbers are not of this batch, or blocks attend within windows.
+        """
+        config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
+        batch = hidden_states.shape[0]  # not `len`, which would fix the number in a traced program
+        if config.window_size is not None:
+            raise ValueError(
+                f"kept_patches leaves holes in the grid, where window_size={config.window_size} finds no windows. "
+                "Keep all patches, or set window_size=None."
+            )
+        if kept_patches.ndim != 2 or kept_patches.shape[0] != batch:
+            raise ValueError(f"kept_patches must be (batch, kept) = ({batch}, …), not {tuple(kept_patches.shape)}.")
+        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(batch, -1)
+        kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)[:, None, :, None]  # (B, 1, P + K, 1)
+
+        def keep(tokens: Tensor) -> Tensor:  # (B or 1, 1, P + N, .) to (B, 1, P + K, .)
+            return tokens.expand(batch, -1, -1, -1).gather(2, kept.expand(-1, -1, -1, tokens.shape[-1]))
+
+        rotary = None if self.rotary is None else (keep(self.rotary[0]), keep(self.rotary[1]))
+        visible = self.patch_attention_mask
+        visible = None if visible is None else visible.flatten(1).gather(1, kept_patches)  # (B, K)
+        return keep(hidden_states[:, None])[:, 0], replace(self, rotary=rotary, patch_attention_mask=visible)
+
+    def visible_tokens(self, hidden_states: Tensor) -> Tensor | None:
+        """Returns which of the tokens (B, L, D), counting queries at the end, are no padding: (B, L) bool, or None."""
+        if self.patch_attention_mask is None:
+            return None
+        visible = self.patch_attention_mask.flatten(1).bool()  # (B, N)
+        num_prefix = self.model.config.num_prefix_tokens
+        num_queries = hidden_states.shape[1] - num_prefix - visible.shape[1]
+        return F.pad(visible, (num_prefix, num_queries), value=True)
+
     def attention_mask(self, hidden_states: Tensor) -> Any:
-        """Returns the mask of padded patches for tokens (B, L, D), L counting queries at the end too."""
-        return self.model.attention_mask(hidden_states, self.patch_attention_mask, self.output_attentions)
+        """Returns the mask of padding for tokens (B, L, D), L counting queries at the end too; None if there is none.
+
+        It has the form that the attention implementation takes, which with `output_attentions` is the eager one.
+        """
+        visible = self.visible_tokens(hidden_states)
+        if visible is None or self.output_attentions:
+            return None if visible is None else visible[:, None, None]
+        return create_bidirectional_mask(self.model.config, inputs_embeds=hidden_states, attention_mask=visible)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
         """Returns the mask of tokens (B, L, D) and that of blocks within windows, as `run` takes them."""
-        visible = self.patch_attention_mask, self.output_attentions
-        return {
-            "attention_mask": self.attention_mask(hidden_states),
-            "windows": self.model.windows(hidden_states, self.grid, *visible),
-        }
+        mask = self.attention_mask(hidden_states)
+        return {"attention_mask": mask, "windows": self._windows(hidden_states, mask)}
+
+    def _windows(self, hidden_states: Tensor, attention_mask: Any) -> Windows | Tensor | None:
+        """Returns what replaces the mask in blocks that attend within windows; None where none does.
+
+        Attention weights (B, heads, L, L) need attention under a mask (B, 1, L, L), which takes longer than windows
+        do.
+        """
+        config, grid = self.model.config, self.grid
+        size = window_size(config, grid)
+        if size is None:
+            return None
+        num_prefix, visible = config.num_prefix_tokens, self.patch_attention_mask
+        num_others = hidden_states.shape[1] - grid[0] * grid[1]
+        if self.output_attentions:
+            mask = dense_window_mask(grid, size, num_prefix, num_others - num_prefix, hidden_states.device)
+            return mask if attention_mask is None else mask & attention_mask
+        seen = self.visible_tokens(hidden_states)
+        others_mask = None if seen is None else seen[:, None, None]
+        if visible is None:
+            if not is_open(*grid) and grid[0] % size[0] == grid[1] % size[1] == 0:
+                return Windows(grid, size, num_prefix)
+            visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
+        visible = visible.bool().expand(hidden_states.shape[0], -1, -1)
+        seen = visible_in_windows(visible, size, num_others)  # (B·W, O + S)
+        mask = create_bidirectional_mask(
+            config=config,
+            inputs_embeds=hidden_states.new_empty(seen.shape[0], size[0] * size[1], 1),
+            attention_mask=seen,
+            encoder_hidden_states=hidden_states.new_empty(*seen.shape, 1),
+        )
+        return Windows(grid, size, num_prefix, mask, others_mask)
 
     def run(
         self,
@@ -345,8 +307,7 @@ class HfViTBlockRunner:
         # `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
-        tokens: Tensor = encoder(hidden_states, start=start, stop=stop, **options, **masks)
-        return tokens
+        return encoder(hidden_states, start=start, stop=stop, **options, **masks)
 
 
 class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):

@@ -18,12 +18,11 @@ from transformers.utils.import_utils import is_vision_available
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .layers import (
-    Head,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
     HfViTNamedHead,
     at_least_float32,
-    blocks_or_last,
+    choose_blocks,
     in_float32,
     run_unpadded,
 )
@@ -36,6 +35,7 @@ if is_vision_available():
     import PIL.Image
 
 
+Tensors = tuple[Tensor, ...]
 NUM_SCALES = 4  # of the gradient matching
 SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
 LEAST_PREDICTION = 1e-6  # meters, for the logarithm
@@ -45,15 +45,18 @@ class HfViTDepthPredictor(HfViTHeadConv2d):
     """The last layer of a head, initialized where the activation behind it passes a gradient."""
 
     # At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    initial_gain = 0.1
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
 
-    @property
-    def initial_limit(self) -> float:
-        """The largest initial weight."""
-        return 0.1 * super().initial_limit
+
+def to_depth(values: Tensor, options: HfViTDepthConfig) -> Tensor:
+    """Maps any numbers to relative inverse depths, or to depths in meters between 0 and `max_depth`."""
+    if options.depth_estimation_type == "relative":
+        return values.relu()
+    return F.softplus(values) if options.max_depth is None else values.sigmoid() * options.max_depth
 
 
 class HfViTLinearDepthHead(nn.Module):
@@ -61,30 +64,25 @@ class HfViTLinearDepthHead(nn.Module):
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
-        width = config.hidden_size * (2 if config.use_cls_token else 1)
-        is_metric = options.depth_estimation_type == "metric"
-        largest = options.max_depth if is_metric else None
-        self.has_cls = config.use_cls_token
-        self.limits = None if largest is None else (options.min_depth, largest)
-        self.num_bins = 1 if largest is None else options.num_bins
-        self.classifier = HfViTDepthPredictor(options, width * num_levels, self.num_bins)
+        self.options, self.has_cls = options, config.use_cls_token
+        self.max_depth = options.max_depth if options.depth_estimation_type == "metric" else None
+        in_size = config.hidden_size * (2 if self.has_cls else 1) * num_levels
+        self.classifier = HfViTDepthPredictor(options, in_size, 1 if self.max_depth is None else options.num_bins)
 
-    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+    def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Maps (B, D, h, w) and tokens (B, P, D) to depth (B, 1, 4·h, 4·w)."""
         parts = list(levels)
         if self.has_cls:
-            parts += [
-                prefix[:, 0, :, None, None].expand_as(level) for level, prefix in zip(levels, prefixes, strict=True)
-            ]
+            parts += [prefix[:, 0, :, None, None].expand_as(levels[0]) for prefix in prefixes]
         # The layer acts on each position alone, so it may come before the resizing of the protocol: four times less.
         scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
-        if self.limits is None:
+        if self.max_depth is None:
             return scores.relu()
         # Half precision has fewer numbers than there are bins.
         weights = at_least_float32(scores.relu()) + 0.1  # all bins count a little
-        lowest, highest = self.limits
-        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=weights.dtype)
+        limits = self.options.min_depth, self.max_depth
+        bins = torch.linspace(*limits, scores.shape[1], device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
         return depth.to(scores.dtype)
 
@@ -94,16 +92,15 @@ class HfViTConvDepthHead(nn.Module):
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
-        width = config.hidden_size
+        self.options, width = options, config.hidden_size
         self.up1 = HfViTHeadConvTranspose2d(width * num_levels, width // 2, kernel_size=4, stride=2, padding=1)
         self.up2 = HfViTHeadConvTranspose2d(width // 2, width // 4, kernel_size=4, stride=2, padding=1)
         self.predictor = HfViTDepthPredictor(options, width // 4, kernel_size=3)
-        self.activation = make_activation(options)
 
-    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+    def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Maps (B, D, h, w) to depth (B, 1, 4·h, 4·w)."""
         maps = self.up1(torch.cat(levels, dim=1)).relu()  # (B, D/2, 2·h, 2·w)
-        return self.activation(self.predictor(self.up2(maps).relu()))
+        return to_depth(self.predictor(self.up2(maps).relu()), self.options)
 
 
 class HfViTReassemble(nn.Module):
@@ -121,7 +118,6 @@ class HfViTReassemble(nn.Module):
         width = config.hidden_size
         self.readout_type = readout_type
         self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
-        self.activation = nn.GELU()
         self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
         self.resize: nn.Module = nn.Identity()
         if factor > 1:
@@ -134,7 +130,7 @@ class HfViTReassemble(nn.Module):
         if self.readout is not None:
             patches = maps.movedim(1, -1)  # (B, h, w, D)
             token = prefix[:, 0, None, None].expand_as(patches)
-            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
+            maps = F.gelu(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
         elif self.readout_type == "add":
             maps = maps + prefix[:, 0, :, None, None]
         return self.resize(self.projection(maps))
@@ -183,8 +179,7 @@ class HfViTDPTDepthHead(nn.Module):
                 f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
                 f"{num_levels} blocks. Make them as many."
             )
-        self.config = config
-        self.doubles_resolution = options.doubles_resolution
+        self.options, self.config = options, config
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
             HfViTReassemble(config, size, factor, options.readout_type)
@@ -197,55 +192,30 @@ class HfViTDPTDepthHead(nn.Module):
         self.conv1 = HfViTHeadConv2d(fused, fused // 2, kernel_size=3, padding=1)
         self.conv2 = HfViTHeadConv2d(fused // 2, options.head_hidden_size, kernel_size=3, padding=1)
         self.predictor = HfViTDepthPredictor(options, options.head_hidden_size)
-        self.activation = make_activation(options)
 
-    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+    def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W) or so."""
-        maps = [
-            conv(reassemble(level, prefix))
-            for conv, reassemble, level, prefix in zip(self.convs, self.reassemble, levels, prefixes, strict=True)
-        ]
+        parts = zip(self.convs, self.reassemble, levels, prefixes, strict=True)
+        maps = [conv(reassemble(level, prefix)) for conv, reassemble, level, prefix in parts]
         maps.reverse()  # the coarsest first
-        fused = maps[0]
+        fused, doubles = maps[0], self.options.doubles_resolution
         for index, fusion in enumerate(self.fusions):
             is_last = index == len(maps) - 1
-            size = double_size(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
+            size = multiple_of(fused, 2, 2) if doubles or is_last else maps[index + 1].shape[-2:]
             fused = fusion(fused, maps[index] if index else None, size)
-        size = double_size(fused)
-        if not self.doubles_resolution:
-            patch = to_pair(self.config.patch_size)
-            size = levels[0].shape[-2] * patch[0], levels[0].shape[-1] * patch[1]
+        size = multiple_of(fused, 2, 2) if doubles else multiple_of(levels[0], *to_pair(self.config.patch_size))
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
-        return self.activation(self.predictor(self.conv2(fused).relu()))
+        return to_depth(self.predictor(self.conv2(fused).relu()), self.options)
 
-    def in_scale(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+    def in_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Returns the same at a fixed multiple of the grid, as the images of a batch must go together."""
-        height, width = (side * self.scale for side in levels[0].shape[-2:])
-        return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
+        size = multiple_of(levels[0], self.scale, self.scale)
+        return F.interpolate(self(levels, prefixes), size=size, mode="bilinear", align_corners=True)
 
 
-def double_size(maps: Tensor) -> tuple[int, int]:
-    """Returns twice the height and width of maps (B, C, h, w)."""
-    return 2 * maps.shape[-2], 2 * maps.shape[-1]
-
-
-class HfViTBoundedDepth(nn.Module):
-    """Maps any number to a depth in meters between 0 and `max_depth`."""
-
-    def __init__(self, max_depth: float) -> None:
-        super().__init__()
-        self.max_depth = max_depth
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Values of any shape to depths of the same."""
-        return values.sigmoid() * self.max_depth
-
-
-def make_activation(options: HfViTDepthConfig) -> nn.Module:
-    """Returns the activation that makes depths of the last layer's numbers."""
-    if options.depth_estimation_type == "relative":
-        return nn.ReLU()
-    return nn.Softplus() if options.max_depth is None else HfViTBoundedDepth(options.max_depth)
+def multiple_of(maps: Tensor, rows: int, columns: int) -> tuple[int, int]:
+    """Returns a multiple of the height and width of maps (B, C, h, w)."""
+    return rows * maps.shape[-2], columns * maps.shape[-1]
 
 
 HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfViTDPTDepthHead}
@@ -255,11 +225,8 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
-        indices = options.out_indices
-        if indices is None and options.head == "dpt":
-            num_levels = len(options.neck_hidden_sizes)
-            indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
-        indices = blocks_or_last(indices, config)
+        num_levels = len(options.neck_hidden_sizes) if options.head == "dpt" else 1
+        indices = choose_blocks(options.out_indices, config, num_levels)
         super().__init__(options.head, HEADS[options.head](config, options, len(indices)))
         self.out_indices = indices
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
@@ -276,11 +243,11 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Predicts depth (B, s·h, s·w) from maps (B, D, h, w) and prefix tokens (B, P, D) of blocks."""
         # In meters or relative inverse depth; the mask (B, h, w) is False for padding.
-        decoder = self.decoder
-        head: Head = decoder
-        if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
-            head = decoder.in_scale
-        return run_unpadded(head, levels, prefixes, mask).squeeze(1)
+        head: Any = self.decoder
+        if mask is not None and self.name == "dpt" and head.options.doubles_resolution:
+            head = head.in_scale
+        count = len(levels)
+        return run_unpadded(lambda *own: head(own[:count], own[count:]), mask, *levels, *prefixes).squeeze(1)
 
 
 @in_float32
@@ -299,20 +266,15 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         )
     labels = labels.to(predicted.dtype)
     if predicted.shape[-2:] != labels.shape[-2:]:
-        predicted = F.interpolate(predicted[:, None], size=labels.shape[-2:], mode="bilinear", align_corners=False)[
-            :, 0
-        ]
+        size = labels.shape[-2:]
+        predicted = F.interpolate(predicted[:, None], size=size, mode="bilinear", align_corners=False).squeeze(1)
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
     if options.depth_estimation_type == "metric" and options.max_depth is not None:
         valid &= labels <= options.max_depth  # beyond which nothing can be predicted
     labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
     if options.depth_estimation_type == "relative":
-        return torch.stack(
-            [
-                scale_shift_invariant_loss(*image, options.gradient_loss_weight)
-                for image in zip(predicted, 1 / labels, valid, strict=True)
-            ]
-        ).mean()
+        images, weight = zip(predicted, 1 / labels, valid, strict=True), options.gradient_loss_weight
+        return torch.stack([scale_shift_invariant_loss(*image, weight) for image in images]).mean()
     count = valid.sum(dim=(1, 2)).clamp_min(1)  # (B,)
 
     def mean(values: Tensor) -> Tensor:

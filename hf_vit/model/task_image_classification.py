@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig
+from transformers import ImageClassificationPipeline, Pipeline
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTFanInLinear, at_least_float32, check_class_numbers, may_read
+from .layers import HfViTFanInLinear, at_least_float32, check_class_numbers, check_shape, may_read
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel, version_of
@@ -62,16 +62,16 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         )
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
         labels = labels.reshape(-1, 1) if num_labels == 1 and labels.ndim == 1 else labels
-        check_label_shape(labels, logits, "regression")
+        check_shape("Labels for regression", labels, "batch, num_labels", *logits.shape)
         return F.mse_loss(logits, labels.to(logits.dtype))
-    if problem_type == "multi_label_classification":
-        check_label_shape(labels, logits, problem_type)
-        check_probabilities(labels)
-        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-    if labels.is_floating_point():
-        check_label_shape(labels, logits, "single_label_classification with soft labels")
-        check_probabilities(labels)
-        return F.cross_entropy(logits, labels.to(logits.dtype))
+    is_multi = problem_type == "multi_label_classification"
+    if is_multi or labels.is_floating_point():
+        kind = problem_type if is_multi else "single_label_classification with soft labels"
+        check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
+        if may_read(labels) and len(wrong := labels[~((labels >= 0) & (labels <= 1))]):  # also true of NaN
+            raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
+        loss_of = F.binary_cross_entropy_with_logits if is_multi else F.cross_entropy
+        return loss_of(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
             f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and "
@@ -81,20 +81,6 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")
     check_class_numbers(labels, num_labels, ignored=-100)
     return F.cross_entropy(logits, labels.long())
-
-
-def check_label_shape(labels: Tensor, logits: Tensor, problem: str) -> None:
-    """Raises `ValueError` unless `labels` has the shape (B, K) of `logits`."""
-    if labels.shape != logits.shape:
-        raise ValueError(
-            f"Labels for {problem} must be (batch, num_labels) = {tuple(logits.shape)}, not {tuple(labels.shape)}."
-        )
-
-
-def check_probabilities(labels: Tensor) -> None:
-    """Raises `ValueError` where a label lies outside [0, 1]; on the CPU only, as reading one would stall a GPU."""
-    if may_read(labels) and len(wrong := labels[~((labels >= 0) & (labels <= 1))]):  # also true of NaN
-        raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
 
 
 @dataclass
@@ -237,22 +223,16 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
         self, outputs: Any, parts: list[Part], function_to_apply: Any = None, top_k: int = 5
     ) -> list[list[dict[str, Any]]]:
         """Returns the `top_k` labels of each image, the likeliest first."""
-        config, logits = self.model.config, outputs["logits"].float()  # (B, K)
-        function = _usual_function(config) if function_to_apply is None else function_to_apply.value
-        scores = {"sigmoid": logits.sigmoid, "softmax": lambda: logits.softmax(dim=-1), "none": lambda: logits}[
-            function
-        ]()
+        config, scores = self.model.config, outputs["logits"].float()  # (B, K)
+        # As the newest stock pipeline chooses it
+        is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
+        usual = "none" if config.problem_type == "regression" else "sigmoid" if is_multi else "softmax"
+        function = usual if function_to_apply is None else function_to_apply.value
+        if function != "none":
+            scores = scores.sigmoid() if function == "sigmoid" else scores.softmax(dim=-1)
         found = scores.sort(dim=-1, descending=True, stable=True)
         values, labels = (part[:, :top_k].tolist() for part in (found.values, found.indices))
         return [
             [{"label": config.id2label[label], "score": score} for label, score in zip(*pair, strict=True)]
             for pair in zip(labels, values, strict=True)
         ]
-
-
-def _usual_function(config: PreTrainedConfig) -> str:
-    """Returns what makes scores of logits, as the newest stock pipeline chooses it."""
-    if config.problem_type == "regression":
-        return "none"
-    is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    return "sigmoid" if is_multi else "softmax"

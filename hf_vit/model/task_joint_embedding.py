@@ -6,25 +6,34 @@ embedding size, S slices, T points of a characteristic function, K prototypes, N
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTBatchNorm2d, HfViTFanInLinear, in_float32, sum_over_processes
+from .layers import (
+    HfViTBatchNorm2d,
+    HfViTFanInLinear,
+    count_processes,
+    gather_rows,
+    in_float32,
+    sum_over_processes,
+)
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
-from .self_distillation import HfViTPrototypes, assign, between_views, koleo_loss, of_patches
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
 # Points of the characteristic functions, and with the symmetric half 33 points on [-3, 3], as in the authors' code
 # (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], a coarser rule.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
+ROUNDS = 3  # of Sinkhorn and Knopp
+SMALLEST_DISTANCE = 1e-8  # of which there is a logarithm
 Sum = Callable[[Tensor], Tensor]
 
 
@@ -47,10 +56,92 @@ class HfViTProjector(nn.Module):
         return embeds.unflatten(0, features.shape[:-1])
 
 
+class HfViTPrototypes(nn.Module):
+    """Features to cosines with prototypes, by an MLP of three layers."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
+        super().__init__()
+        size = options.projector_hidden_size
+        widths = (config.pooled_size, size, size, options.embedding_size)
+        self.inner = nn.ModuleList(HfViTFanInLinear(one, other) for one, other in pairwise(widths))
+        self.prototypes = HfViTFanInLinear(options.embedding_size, options.num_prototypes, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., D) to (..., K)."""
+        *inner, last = self.inner
+        for layer in inner:
+            features = F.gelu(layer(features))
+        return F.linear(F.normalize(last(features), dim=-1), F.normalize(self.prototypes.weight, dim=-1))
+
+
+@torch.no_grad()
+@in_float32
+def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
+    """Returns probabilities (N, K) of prototypes, given cosines (N, K) with them, under which all are used equally.
+
+    It is the algorithm of Sinkhorn and Knopp as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all
+    processes; with another `add`, those that it adds up.
+    """
+    scores = logits / temperature
+    shares = (scores - 1 / temperature).exp()  # cosines are at most 1
+    for _ in range(ROUNDS):
+        shares = shares / add(shares.sum(dim=0)).clamp_min(torch.finfo(shares.dtype).tiny)
+        shares = shares / shares.sum(dim=1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+    return shares
+
+
+@in_float32
+def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
+    """Returns the mean cross-entropy of views with cosines (B, V, K) to what global ones (B, G, K) are assigned to.
+
+    Each view is compared with all global ones but itself, as in DINO (https://arxiv.org/abs/2104.14294).
+    """
+    scores = logits / temperature
+    entropies = -torch.einsum("bgk,bvk->gvb", assigned.to(scores.dtype), scores.log_softmax(dim=-1))  # (G, V, B)
+    is_other = ~torch.eye(*entropies.shape[:2], dtype=torch.bool, device=logits.device)
+    total = add(entropies[is_other].mean(dim=0).sum())
+    return total / add(total.new_tensor(float(len(logits))))
+
+
+@in_float32
+def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
+    """Returns the cross-entropy of masked patches with cosines (M, K) to what they are assigned to when seen.
+
+    It is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
+    (V, N) hides in each view, then over the views of all processes, of which those without a masked patch add 0.
+    """
+    scores = logits / temperature
+    entropies = -(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum(dim=-1)  # (M,)
+    counts = masks.sum(dim=1, keepdim=True).expand_as(masks)[masks]  # (M,)
+    total = sum_over_processes((entropies / counts).sum())
+    return total / sum_over_processes(total.new_tensor(float(len(masks))))
+
+
+@in_float32
+def koleo_loss(features: Tensor) -> Tensor:
+    """Returns how near pooled features (B, G, D) of one view are to those of another image, summed over views.
+
+    It is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: minus the mean logarithm of the distance between the
+    direction of an image and the nearest one of all other images, of all processes; 0 where there is no other.
+    """
+    own = F.normalize(features, dim=-1)
+    (rows,), shares, start = gather_rows(own.flatten(1))
+    everything = rows.unflatten(1, own.shape[1:]).transpose(0, 1)  # (G, N, D)
+    if len(rows) < 2:
+        return rows.sum() * 0
+    own = own.transpose(0, 1)
+    with torch.no_grad():
+        cosines = own @ everything.transpose(1, 2)  # (G, B, N)
+        cosines[:, :, start : start + own.shape[1]].diagonal(dim1=1, dim2=2).fill_(-2)
+        nearest = cosines.argmax(dim=2)[..., None].expand_as(own)
+    distances = (own - everything.gather(1, nearest)).norm(dim=-1)
+    return sum_over_processes(-(distances + SMALLEST_DISTANCE).log().sum()) / sum(shares)
+
+
 def draw_slices(size: int, count: int, device: torch.device, generator: Generator | None = None) -> Tensor:
     """Returns random directions of length 1 in columns (E, S), the same on all processes."""
     slices = torch.randn(size, count, generator=generator).to(device)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if count_processes() > 1:
         dist.broadcast(slices, src=0)
     return slices / slices.norm(dim=0)
 
@@ -119,21 +210,6 @@ class HfViTJointEmbeddingOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-def check_patches(config: HfViTConfig) -> None:
-    """Raises `ValueError` if an encoder cannot mask patches, or has no features like those of patches."""
-    if not config.use_mask_token:
-        raise ValueError(
-            "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
-            "use_mask_token=True, or patch_weight=0."
-        )
-    if config.pooled_size != config.hidden_size:
-        raise ValueError(
-            f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
-            f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
-            "patch_weight=0."
-        )
-
-
 class HfViTForJointEmbedding(HfViTPreTrainedModel):
     """Gives views of one image one embedding, and so trains an encoder that opens as every other task.
 
@@ -148,8 +224,18 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         self.options = HfViTJointEmbeddingConfig.of(config.joint_embedding_config)
         self.model = HfViTModel(config)
         is_taught = self.options.objective == "dino"
-        if is_taught and self.options.patch_weight:
-            check_patches(config)
+        masks_patches = is_taught and self.options.patch_weight
+        if masks_patches and not config.use_mask_token:
+            raise ValueError(
+                "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
+                "use_mask_token=True, or patch_weight=0."
+            )
+        if masks_patches and config.pooled_size != config.hidden_size:
+            raise ValueError(
+                f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
+                f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
+                "patch_weight=0."
+            )
         self.projector = (HfViTPrototypes if is_taught else HfViTProjector)(config, self.options)
         self.post_init()
 
@@ -191,21 +277,21 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             ValueError: if an input does not fit the model, saying what would.
         """
         views = check_images(pixel_values)
-        if views.ndim != 5:
-            return self._describe(views, local_pixel_values, patch_attention_mask, **kwargs)
+        has_views = views.ndim == 5
         self._check_views(views, local_pixel_values, patch_attention_mask, bool_masked_pos)
-        masks = None if bool_masked_pos is None else bool_masked_pos.flatten(0, 1)
-        hidden, num_global = None if as_teacher else masks, views.shape[1]
-        outputs = self.model(views.flatten(0, 1), bool_masked_pos=hidden, return_dict=True, **kwargs)
-        features = outputs.pooler_output.unflatten(0, views.shape[:2])  # (B, G, D)
+        masks = None if bool_masked_pos is None or not has_views else bool_masked_pos.flatten(0, 1)
+        kwargs.update(bool_masked_pos=None if as_teacher else masks, patch_attention_mask=patch_attention_mask)
+        outputs = self.model(views.flatten(0, 1) if has_views else views, return_dict=True, **kwargs)
+        features, num_global = outputs.pooler_output, views.shape[1]
+        features = features.unflatten(0, views.shape[:2]) if has_views else features  # (B, G, D) or (B, D)
         if local_pixel_values is not None:
             pooled = self.model(local_pixel_values.flatten(0, 1), return_dict=True).pooler_output
             features = torch.cat((features, pooled.unflatten(0, local_pixel_values.shape[:2])), dim=1)
         embeds, found = self.projector(features), dict[str, Tensor]()
         patches = None if masks is None else self.projector(outputs.last_hidden_state[:, -masks.shape[1] :][masks])
-        if as_teacher:
+        if as_teacher and has_views:
             found = self.assigned(embeds[:, :num_global], patches, teacher_temperature)
-        elif return_loss:
+        elif return_loss and has_views:
             found = self.compared(embeds, features[:, :num_global], patches, masks, teacher_probs, teacher_patch_probs)
         return HfViTJointEmbeddingOutput(
             **found,
@@ -214,15 +300,6 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def losses(self, embeds: Tensor, num_global: int, generator: Generator | None = None) -> dict[str, Tensor]:
-        """Returns `loss`, `view_loss` and `gaussian_loss` of embeddings (B, V, E), the first G of global views."""
-        if embeds.shape[1] < 2:
-            raise ValueError(f"An image has {embeds.shape[1]} view, and the loss compares them: give two at least.")
-        weight = self.options.gaussian_weight
-        slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
-        likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
-        return {"loss": (1 - weight) * likeness + weight * spread, "view_loss": likeness, "gaussian_loss": spread}
 
     def assigned(self, embeds: Tensor, patches: Tensor | None, temperature: float | None = None) -> dict[str, Tensor]:
         """Returns `teacher_probs` and `teacher_patch_probs` of cosines (B, G, K) and (M, K)."""
@@ -245,7 +322,14 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
-            return self.losses(embeds, num_global)
+            if embeds.shape[1] < 2:
+                raise ValueError(
+                    f"An image has {embeds.shape[1]} view, and the loss compares them: give two at least."
+                )
+            weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
+            likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
+            loss = (1 - weight) * likeness + weight * spread
+            return {"loss": loss, "view_loss": likeness, "gaussian_loss": spread}
         if probs is None:
             probs = self.assigned(embeds[:, :num_global], None)["teacher_probs"]
         likeness = between_views(embeds, probs, options.student_temperature)
@@ -258,26 +342,16 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             loss = loss + options.patch_weight * parts["patch_loss"]
         return {"loss": loss, **parts}
 
-    def _describe(
-        self, images: Tensor, local_views: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
-    ) -> HfViTJointEmbeddingOutput:
-        """Embeds single images."""
-        if local_views is not None:
-            raise ValueError(
-                f"local_pixel_values go with global views (batch, views, channels, height, width), but "
-                f"pixel_values are {tuple(images.shape)}. Leave them out, or give such views."
-            )
-        outputs = self.model(images, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
-        return HfViTJointEmbeddingOutput(
-            embeds=self.projector(outputs.pooler_output),
-            pooler_output=outputs.pooler_output,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
     def _check_views(
         self, views: Tensor, local_views: Tensor | None, padding: Tensor | None, masks: Tensor | None
     ) -> None:
+        if views.ndim != 5:
+            if local_views is not None:
+                raise ValueError(
+                    "local_pixel_values go with global views (batch, views, channels, height, width), but "
+                    f"pixel_values are {tuple(views.shape)}. Leave them out, or give such views."
+                )
+            return
         if padding is not None:
             raise ValueError("Views have no padding: leave patch_attention_mask out.")
         if local_views is not None and (local_views.ndim != 5 or len(local_views) != len(views)):

@@ -49,12 +49,9 @@ REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
 class HfViTKeypointPredictor(HfViTHeadConv2d):
     """The last layer of a head, initialized near zero, as heatmaps are almost everywhere."""
 
-    # At the scale of its inputs, training is still busy with unlearning it after a few hundred steps.
-
-    @property
-    def initial_limit(self) -> float:
-        """The largest initial weight: the deviation is 0.001, as in ViTPose."""
-        return 0.001 * math.sqrt(3)
+    # At the scale of its inputs, training is still busy with unlearning it after a few hundred steps. The deviation is
+    # 0.001, as in ViTPose.
+    initial_limit = 0.001 * math.sqrt(3)
 
 
 class HfViTSimpleKeypointHead(nn.Module):
@@ -67,7 +64,7 @@ class HfViTSimpleKeypointHead(nn.Module):
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
-        return run_unpadded(lambda own, _: self.predict(own[0]), [maps], [], mask)
+        return run_unpadded(self.predict, mask, maps)
 
     def predict(self, maps: Tensor) -> Tensor:
         """The same without padding."""
@@ -85,8 +82,7 @@ class HfViTDeconvolution(nn.Module):
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
-        maps = run_unpadded(lambda own, _: self.conv(own[0]), [maps], [], mask)
-        return self.norm(maps, upsample_mask(mask)).relu()
+        return self.norm(run_unpadded(self.conv, mask, maps), upsample_mask(mask)).relu()
 
 
 class HfViTClassicKeypointHead(nn.Module):
@@ -112,24 +108,19 @@ class HfViTKeypointHead(HfViTNamedHead):
     """The head that the options name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        check_numbers(config.num_labels, options)
-        super().__init__(options.head, HEADS[options.head](config, options))
-
-
-def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
-    """Raises `ValueError` if an option names a keypoint that is not there, or has another count of them."""
-    for name in ("flip_pairs", "skeleton"):
-        unknown = [list(pair) for pair in vars(options)[name] if max(pair) >= num_keypoints]
-        if unknown:
+        count = config.num_labels
+        for name in ("flip_pairs", "skeleton"):
+            if unknown := [list(pair) for pair in vars(options)[name] if max(pair) >= count]:
+                raise ValueError(
+                    f"{name} has {unknown[0]}, but num_labels={count} keypoints have the numbers 0 to {count - 1}. "
+                    f"Change {name} in keypoint_config, or num_labels."
+                )
+        if options.oks_sigmas is not None and len(options.oks_sigmas) != count:
             raise ValueError(
-                f"{name} has {unknown[0]}, but num_labels={num_keypoints} keypoints have the numbers 0 to "
-                f"{num_keypoints - 1}. Change {name} in keypoint_config, or num_labels."
+                f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={count} keypoints. "
+                "Give one number for each."
             )
-    if options.oks_sigmas is not None and len(options.oks_sigmas) != num_keypoints:
-        raise ValueError(
-            f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={num_keypoints} keypoints. "
-            "Give one number for each."
-        )
+        super().__init__(options.head, HEADS[options.head](config, options))
 
 
 def encode_keypoints(
@@ -176,15 +167,10 @@ def keypoint_loss(
     if mask is None:
         return image_losses(heatmaps, labels, image_size, options).sum() / num_images
     finer, patch = heatmaps.shape[-2] // mask.shape[1], [image_size[i] // mask.shape[1 + i] for i in range(2)]
-    losses = [
-        image_losses(
-            own[None, :, : finer * rows, : finer * columns],
-            label[None],
-            (rows * patch[0], columns * patch[1]),
-            options,
-        )
-        for own, label, (rows, columns) in zip(heatmaps, labels, image_grids(mask), strict=True)
-    ]
+    losses = []
+    for own, label, (rows, columns) in zip(heatmaps[:, None], labels[:, None], image_grids(mask), strict=True):
+        own = own[:, :, : finer * rows, : finer * columns]
+        losses.append(image_losses(own, label, (rows * patch[0], columns * patch[1]), options))
     return torch.cat(losses).sum() / num_images
 
 
@@ -206,10 +192,9 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
         )
     if not may_read(labels):
         return
-    is_labeled = labels[..., 2] > 0
-    is_wrong = (is_labeled & ~labels.isfinite().all(dim=-1)) | ~torch.isin(
-        labels[..., 2], labels.new_tensor([0, 1, 2])
-    )
+    visibility = labels[..., 2]
+    is_wrong = (visibility > 0) & ~labels.isfinite().all(dim=-1)
+    is_wrong |= ~torch.isin(visibility, labels.new_tensor([0, 1, 2]))
     if is_wrong.any():
         image, keypoint = is_wrong.nonzero()[0].tolist()
         raise ValueError(
@@ -391,8 +376,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
             return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
 
         mask = upsample_mask(patch_attention_mask, to_pair(self.config.patch_size))  # (B, H, W)
-        heatmaps = run_unpadded(lambda own, _: average(own[0]), [pixel_values], [], mask)
-        return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
+        return HfViTKeypointDetectionOutput(heatmaps=run_unpadded(average, mask, pixel_values))
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
         """Returns the heatmaps (B, K, h', w') of images (B, C, H, W) as predicted from their mirror images."""
@@ -460,7 +444,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
             raise ValueError(
-                f"An input is {dict(given)!r}, but a dictionary must have an 'image' and may have 'boxes'."
+                f"An input is {dict(given)!r}, but a dictionary must have an 'image'; 'boxes' are optional."
             )
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
         size = (pixels.shape[-2], pixels.shape[-1])
@@ -476,7 +460,16 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         """Returns the keypoints of each object."""
         boxes = torch.stack([part.box for part in parts if part.box is not None])  # (B, 4)
         (objects,) = self.image_processor.post_process_keypoint_detection(outputs, [boxes], threshold=threshold)
-        return [self._describe_object(found) for found in objects]
+        names = self.model.config.id2label
+        return [
+            {
+                "keypoints": found["keypoints"].tolist(),
+                "scores": found["scores"].tolist(),
+                "labels": [names[number] for number in found["labels"].tolist()],
+                "box": dict(zip(CORNERS, found["box"].tolist(), strict=True)),
+            }
+            for found in objects
+        ]
 
     def join_parts(self, parts: list[Part]) -> list[dict[str, Any]]:
         """Returns the objects of an image."""
@@ -488,14 +481,6 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
     # which the library asks every pipeline for, and the batches go without
     preprocess = _forward = postprocess = _one_by_one
 
-    def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:
-        return {
-            "keypoints": found["keypoints"].tolist(),
-            "scores": found["scores"].tolist(),
-            "labels": [self.model.config.id2label[number] for number in found["labels"].tolist()],
-            "box": dict(zip(CORNERS, found["box"].tolist(), strict=True)),
-        }
-
 
 def _with_boxes(inputs: Any, boxes: Any) -> Any:
     """Returns each image with its boxes, in a list, a generator or alone as the images are."""
@@ -506,8 +491,8 @@ def _with_boxes(inputs: Any, boxes: Any) -> Any:
                 "None for the whole image."
             )
         return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
-    images: Any = inputs  # datasets of torch are not annotated as what can be iterated
     if isinstance(inputs, Dataset | GeneratorType):
+        images: Any = inputs  # datasets of torch are not annotated as what can be iterated
         return ({"image": image, "boxes": own} for image, own in zip(images, boxes, strict=True))
     return {"image": inputs, "boxes": boxes}
 

@@ -5,7 +5,7 @@ prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ from transformers.utils.output_capturing import capture_outputs
 from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
-from .encoder import HfViTLayer, make_norm
-from .layers import HfViTInitialized, HfViTNamedHead, at_least_float32, in_float32
+from .encoder import HfViTLayer, make_norm, use_attention_of
+from .layers import HfViTInitialized, HfViTNamedHead, at_least_float32, check_shape, in_float32
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTMaskedImageModelingConfig
@@ -86,10 +86,8 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
         # Saved, as what it was trained with stays where the grid changes.
         self.register_buffer("position_embeddings", self.sincos_table())
-        layers = [HfViTLayer(own, index) for index in range(own.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
-        for layer in layers:
-            layer.attention.config = config  # so that another attention implementation is that of the decoder too
+        self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
+        use_attention_of(config, self.layers)
         self.norm = make_norm(own, own.hidden_size)
         self.predictor = HfViTPixelPredictor(own.hidden_size, config)
 
@@ -206,9 +204,7 @@ def draw_mask(
     if noise is None:
         place = device if generator is None else generator.device
         noise = torch.rand(batch, grid[0] * grid[1], generator=generator, device=place).to(device)
-    if noise.shape != (batch, grid[0] * grid[1]):
-        expected = (batch, grid[0] * grid[1])
-        raise ValueError(f"noise must be (batch, patches) = {expected}, not {tuple(noise.shape)}.")
+    check_shape("noise", noise, "batch, patches", batch, grid[0] * grid[1])
     return random_mask(noise.unflatten(1, grid), ratio, options.mask_unit, patch_attention_mask)
 
 
@@ -419,14 +415,8 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         pixel_values = check_images(pixel_values)
         grid = self.model.embeddings.check(pixel_values, patch_attention_mask)
         mask = self._mask(pixel_values, grid, bool_masked_pos, noise, patch_attention_mask)
-        if self.options.objective == "mae":
-            is_drawn = bool_masked_pos is None and patch_attention_mask is None
-            num_visible = mask.shape[1] - count_masked(mask.shape[1], self.options.masked_share) if is_drawn else None
-            logits = self._predict_from_visible(
-                pixel_values, grid, mask, patch_attention_mask, num_visible=num_visible, **kwargs
-            )
-        else:
-            logits = self._predict_from_all(pixel_values, mask, patch_attention_mask, **kwargs)
+        is_drawn = bool_masked_pos is None and patch_attention_mask is None
+        logits = self._predict(pixel_values, grid, mask, patch_attention_mask, is_drawn, **kwargs)
         patch_size = self.model.embeddings.patch_embeddings.patch_size
         patches = patchify(at_least_float32(pixel_values), patch_size)
         scale = PatchScale(patches) if self.options.normalizes_patches else None
@@ -455,11 +445,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             return draw_mask(batch, grid, self.options, noise=noise, patch_attention_mask=visible, device=device)
         if noise is not None:
             raise ValueError("bool_masked_pos and noise both say what is masked. Give one of them.")
-        if bool_masked_pos.shape != (batch, grid[0] * grid[1]):
-            raise ValueError(
-                f"bool_masked_pos must be (batch, patches) = {(batch, grid[0] * grid[1])}, not "
-                f"{tuple(bool_masked_pos.shape)}."
-            )
+        check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", batch, grid[0] * grid[1])
         mask = bool_masked_pos.bool()
         return mask if patch_attention_mask is None else mask & patch_attention_mask.flatten(1).bool()
 
@@ -476,35 +462,26 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         Returns tokens (B, P + K, D) after the final norm, and which patches they are of, see `visible_patches`.
         `kwargs` may have `output_attentions`, which runs eager attention.
         """
-        model = self.model
         index, seen = visible_patches(mask, patch_attention_mask, num_visible)
-        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
-        hidden_states, rotary = model.select_patches(hidden_states, rotary, index)  # (B, P + K, D)
-        grid = model.embeddings.patch_embeddings.grid(pixel_values)
-        blocks = HfViTBlockRunner(model, grid, rotary, seen, model.wants_attentions(**kwargs))
+        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)  # (B, L, D)
+        hidden_states, blocks = blocks.select_patches(hidden_states, index)  # (B, P + K, D)
+        blocks = replace(blocks, patch_attention_mask=seen)
         hidden_states = blocks.run(hidden_states, attention_mask=blocks.attention_mask(hidden_states))
-        return model.norm(hidden_states), index, seen
+        return self.model.norm(hidden_states), index, seen
 
-    def _predict_from_visible(
-        self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
+    def _predict(
+        self, pixel_values: Tensor, grid: Grid, mask: Tensor, padding: Tensor | None, is_drawn: bool, **kwargs: Any
     ) -> Tensor:
-        """Runs encoder and decoder of "mae" and returns the logits (B, N, p·q·C)."""
-        hidden_states, index, seen = self.encode_visible(pixel_values, mask, patch_attention_mask, **kwargs)
-        length = self.config.num_prefix_tokens + mask.shape[1]
-        attention_mask = self.model.attention_mask(
-            hidden_states.new_empty(mask.shape[0], length, 1), patch_attention_mask
-        )
-        decoder = self.masked_image_modeling_head.decoder
-        logits: Tensor = decoder(hidden_states, grid, index, seen, patch_attention_mask, attention_mask)
-        return logits
-
-    def _predict_from_all(
-        self, pixel_values: Tensor, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
-    ) -> Tensor:
-        """Runs encoder and decoder of "simmim" and returns the logits (B, N, p·q·C)."""
-        model = self.model
-        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, mask, **kwargs)
+        """Runs encoder and decoder and returns the logits (B, N, p·q·C); `padding` is the patch mask (B, h, w)."""
+        model, num_prefix = self.model, self.config.num_prefix_tokens
+        decoder: Any = self.masked_image_modeling_head.decoder
+        if self.options.objective == "mae":
+            num_patches = mask.shape[1]
+            num_visible = num_patches - count_masked(num_patches, self.options.masked_share) if is_drawn else None
+            hidden_states, index, seen = self.encode_visible(pixel_values, mask, padding, num_visible, **kwargs)
+            tokens = hidden_states.new_empty(mask.shape[0], num_prefix + num_patches, 1)
+            attention_mask = HfViTBlockRunner(model, grid, None, padding, False).attention_mask(tokens)
+            return decoder(hidden_states, grid, index, seen, padding, attention_mask)
+        hidden_states, blocks = model.start_blockwise(pixel_values, padding, mask, **kwargs)
         hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))  # (B, L, D)
-        patches = model.norm(hidden_states)[:, self.config.num_prefix_tokens :]  # (B, N, D)
-        logits: Tensor = self.masked_image_modeling_head.decoder(patches)
-        return logits
+        return decoder(model.norm(hidden_states)[:, num_prefix:])

@@ -33,13 +33,14 @@ from .layers import (
     HfViTPredictionHead,
     HfViTQueries,
     check_class_numbers,
+    count_processes,
     count_query_blocks,
     in_float32,
+    match,
     may_read,
     to_maps,
 )
-from .matching import match
-from .modeling_hf_vit import HfViTModel
+from .modeling_hf_vit import HfViTBlockRunner, HfViTModel
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTDetectionConfig
@@ -81,9 +82,8 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
         self.mid_position_embeddings = nn.Parameter(torch.zeros(num_mid, num_places, width)) if num_mid else None
         self.mid_query_embeddings = nn.Parameter(torch.zeros(num_mid, options.num_queries, width)) if num_mid else None
         has_no_object = class_loss_of(options) == "cross_entropy"
-        self.classifier = HfViTPredictionHead(
-            width, config.num_labels + has_no_object, initial_bias=0.0 if has_no_object else PRIOR_BIAS
-        )
+        initial_bias = 0.0 if has_no_object else PRIOR_BIAS
+        self.classifier = HfViTPredictionHead(width, config.num_labels + has_no_object, initial_bias=initial_bias)
         self.box_predictor = HfViTPredictionHead(width, 4)
 
     def initialize(self, std: float) -> None:
@@ -167,20 +167,6 @@ def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetecti
     return torch.tensor([num_found + NO_OBJECT_WEIGHT * num_empty, float(sum(counts))], dtype=torch.float64)
 
 
-def own_divisors(counts: Tensor, is_training: bool) -> Tensor:
-    """Returns the divisors of a batch that nobody has counted others for, in training the mean over processes."""
-    # Their gradients are averaged: the sum of all is then divided by what all have.
-    if is_training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(counts)
-        return at_least_one(counts) / dist.get_world_size()
-    return at_least_one(counts)
-
-
-def at_least_one(counts: Tensor) -> Tensor:
-    """Returns counts with 1 in place of 0: where there is no box, there is nothing to divide."""
-    return counts.where(counts > 0, 1)
-
-
 def detection_loss(
     predictions: Sequence[DetectionPrediction],
     labels: Sequence[Mapping[str, Tensor]],
@@ -256,9 +242,8 @@ def match_objects(
         negative = (1 - FOCAL_ALPHA) * probabilities**FOCAL_GAMMA * -(1 - probabilities + 1e-8).log()
         class_cost = positive - negative
     distances = torch.cdist(boxes, truth, p=1)
-    _, generalized = box_overlaps(
-        center_to_corners_format(boxes)[:, None], center_to_corners_format(truth)[None]
-    )  # (G·Q, M)
+    corners = center_to_corners_format(boxes)[:, None], center_to_corners_format(truth)[None]
+    _, generalized = box_overlaps(*corners)  # (G·Q, M)
     cost = CLASS_COSTS[class_loss] * class_cost[:, classes]
     cost = (cost + options.bbox_weight * distances - options.giou_weight * generalized).cpu()
     size = len(cost) // num_groups
@@ -416,14 +401,22 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels, patch_attention_mask = read_labels(labels, patch_attention_mask)
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
-        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)
+        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        is_deformable = self.options.decoder == "deformable"
+        if is_deformable:
+            predictions, last_hidden_state = self._predict_from_levels(hidden_states, blocks, labels, **kwargs)
+        else:
+            predictions, last_hidden_state = self._predict_from_queries(hidden_states, blocks)
         loss = loss_dict = None
         if labels is not None:
-            if num_items_in_batch is None:
-                divisors = own_divisors(self.count_items(labels).to(predictions[-1].boxes), self.training)
-            else:
-                divisors = at_least_one(num_items_in_batch).to(predictions[-1].boxes)
-            num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
+            counts, share = num_items_in_batch, 1
+            if counts is None:
+                counts = self.count_items(labels).to(predictions[-1].boxes)
+                share = count_processes() if self.training else 1
+            if share > 1:  # gradients are averaged: the sum of all is then divided by what all have
+                dist.all_reduce(counts)
+            divisors = (counts.where(counts > 0, 1) / share).to(predictions[-1].boxes)  # of no box, divided by 1
+            num_groups = self.options.num_groups if self.training and is_deformable else 1
             loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions
         return HfViTObjectDetectionOutput(
@@ -436,24 +429,16 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             last_hidden_state=last_hidden_state,
         )
 
-    def _predict(
-        self,
-        pixel_values: Tensor | None,
-        patch_attention_mask: Tensor | None,
-        labels: list[dict[str, Tensor]] | None,
-        **kwargs: Any,
+    def _predict_from_queries(
+        self, hidden_states: Tensor, blocks: HfViTBlockRunner
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns the predictions after the last block, before it in training only, and the last tokens."""
-        model = self.model
         head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
-        if self.options.decoder == "deformable":
-            return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
-        hidden_states, blocks, start = model.start_with_queries(
-            pixel_values, head.queries, head.num_blocks, patch_attention_mask, **kwargs
-        )
+        norm = self.model.norm
+        hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
         masks = blocks.masks(hidden_states)
         states = []
-        for block, positions in enumerate(head.mid_positions(blocks.grid, patch_attention_mask), start=start):
+        for block, positions in enumerate(head.mid_positions(blocks.grid, blocks.patch_attention_mask), start=start):
             hidden_states = blocks.run(hidden_states, block, block + 1, **masks)
             states.append(hidden_states)
             hidden_states = hidden_states if positions is None else hidden_states + positions
@@ -461,36 +446,28 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         for layer in range(len(head.layers.layers)):
             hidden_states = blocks.run(hidden_states, layer, layer + 1, head.layers, **whole)
             states.append(hidden_states)
-        hidden_states = model.norm(hidden_states)
-        earlier = [head(model.norm(state)) for state in states[:-1]] if self.training else []
+        hidden_states = norm(hidden_states)
+        earlier = [head(norm(state)) for state in states[:-1]] if self.training else []
         return [*earlier, head(hidden_states)], hidden_states
 
     def _predict_from_levels(
-        self,
-        head: HfViTDeformableDecoder,
-        pixel_values: Tensor | None,
-        patch_attention_mask: Tensor | None,
-        labels: list[dict[str, Tensor]] | None,
-        **kwargs: Any,
+        self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns the same of a decoder behind the encoder, which reads the patches of several blocks.
 
         Blocks that it does not read run only for outputs on request, and no result depends on them: under DDP a weight
         with a part in the outputs has to have one in the loss.
         """
-        model, config = self.model, self.config
-        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        masks = blocks.masks(hidden_states)
+        head: Any = self.detection_head
+        config, masks = self.config, blocks.masks(hidden_states)
         runs_all = self.wants_states(**kwargs) or blocks.output_attentions
-        num_blocks = config.num_hidden_layers if runs_all else max(head.out_indices)
         states = [hidden_states]
-        for block in range(num_blocks):
+        for block in range(config.num_hidden_layers if runs_all else max(head.out_indices)):
             states.append(blocks.run(states[-1], block, block + 1, **masks))
-        seen = {number: states[number] for number in head.out_indices}
-        if config.apply_layernorm:
-            seen = {number: model.norm(state) for number, state in seen.items()}
+        norm = self.model.norm if config.apply_layernorm else nn.Identity()
+        seen = {number: norm(states[number]) for number in head.out_indices}
         maps = [to_maps(seen[number][:, config.num_prefix_tokens :], blocks.grid) for number in head.out_indices]
-        predictions = head(maps, patch_attention_mask, labels)
+        predictions = head(maps, blocks.patch_attention_mask, labels)
         return predictions if self.training else predictions[-1:], seen[max(seen)]
 
 

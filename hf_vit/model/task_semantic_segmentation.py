@@ -6,6 +6,7 @@ much finer the output of a head is than the grid.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -28,8 +29,8 @@ from .layers import (
     HfViTLayerNorm2d,
     HfViTNamedHead,
     at_least_float32,
-    blocks_or_last,
     check_class_numbers,
+    choose_blocks,
     in_float32,
     make_map_norm,
     run_unpadded,
@@ -142,7 +143,7 @@ class HfViTSegmentationHead(HfViTNamedHead):
                 f"class_weights has {len(options.class_weights)} numbers, but there are num_labels="
                 f"{config.num_labels} classes. Give one number for each."
             )
-        indices = blocks_or_last(options.out_indices, config)
+        indices = choose_blocks(options.out_indices, config)
         super().__init__(options.head, HEADS[options.head](config, options, config.hidden_size * len(indices)))
         self.out_indices = indices
 
@@ -150,9 +151,8 @@ class HfViTSegmentationHead(HfViTNamedHead):
         """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
-            return run_unpadded(lambda own, _: decoder(own[0]), [maps], [], mask)
-        logits = decoder(maps, mask)  # acts on each patch alone
-        return logits if mask is None else run_unpadded(lambda own, _: own[0], [logits], [], mask)
+            return run_unpadded(decoder, mask, maps)
+        return run_unpadded(nn.Identity(), mask, decoder(maps, mask))  # acts on each patch alone
 
 
 @in_float32
@@ -258,10 +258,8 @@ def segment_copies(
     height, width = pixel_values.shape[-2:]
     probabilities = []
     for scale in scales:
-        size = [
-            max(1, round(side * scale / patch)) * patch
-            for side, patch in zip((height, width), patch_size, strict=True)
-        ]
+        sides = zip((height, width), patch_size, strict=True)
+        size = [max(1, round(side * scale / patch)) * patch for side, patch in sides]
         copy = pixel_values
         if size != [height, width]:
             # CPUs cannot do this in half precision.
@@ -344,18 +342,12 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         """
         indices = self.segmentation_head.out_indices
         auxiliary_head = self.auxiliary_head if self.training else None
-        outputs, levels, _ = self.run_encoder(
-            pixel_values,
-            indices if auxiliary_head is None else [*indices, self.auxiliary_layer],
-            patch_attention_mask=patch_attention_mask,
-            **kwargs,
-        )
+        read = indices if auxiliary_head is None else [*indices, self.auxiliary_layer]
+        outputs, levels, _ = self.run_encoder(pixel_values, read, patch_attention_mask=patch_attention_mask, **kwargs)
         logits = self.segmentation_head(levels[: len(indices)], patch_attention_mask)
         auxiliary_logits = None
         if auxiliary_head is not None:
-            auxiliary_logits = run_unpadded(
-                lambda own, _: auxiliary_head(own[0]), levels[-1:], [], patch_attention_mask
-            )
+            auxiliary_logits = run_unpadded(auxiliary_head, patch_attention_mask, levels[-1])
         loss = None
         if labels is not None:
             loss = segmentation_loss(logits, labels, self.options)
@@ -405,23 +397,15 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         def forward(images: Tensor) -> Tensor:
             return self(images, return_dict=True).logits
 
-        segment_image = forward
+        segment_image: Forward = forward
         if window_size is not None:
             window = window_of(window_size, patch, "window_size")
-            stride = (
-                overlapping_stride(window, patch)
-                if window_stride is None
-                else window_of(window_stride, patch, "window_stride")
-            )
-
-            def segment_image(images: Tensor) -> Tensor:
-                return slide(forward, images, window, stride)
-
+            stride = overlapping_stride(window, patch) if window_stride is None else window_stride
+            stride = window_of(stride, patch, "window_stride")
+            segment_image = partial(slide, forward, window=window, stride=stride)
+        segment_all = partial(segment_copies, segment_image, patch_size=patch, scales=scales, flip=flip)
         mask = upsample_mask(patch_attention_mask, patch)  # (B, H, W)
-        logits = run_unpadded(
-            lambda own, _: segment_copies(segment_image, own[0], patch, scales, flip), [pixel_values], [], mask
-        )
-        return SemanticSegmenterOutput(logits=logits)
+        return SemanticSegmenterOutput(logits=run_unpadded(segment_all, mask, pixel_values))
 
 
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):

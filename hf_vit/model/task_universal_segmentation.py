@@ -1,9 +1,11 @@
 """Universal segmentation: queries that become masks with a class, their losses, and the model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
-tokens, D hidden size, K classes, M target masks of an image, s = 2 ** num_upscale_blocks.
+tokens, D hidden size, K classes, M target masks of an image, R any number of masks, T points of a mask, s = 2 **
+num_upscale_blocks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -26,11 +28,11 @@ from .layers import (
     check_class_numbers,
     count_query_blocks,
     in_float32,
+    match,
     may_read,
     run_unpadded,
     to_maps,
 )
-from .matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTUniversalSegmentationConfig
@@ -109,17 +111,12 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
 
-    def anneal_masks(self, progress: float) -> None:
-        """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
-        self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
-        self.update_masked_blocks()
-
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object."""
         # Tokens (B, L, D) are those after the final norm; the mask (B, h, w) is False for padding.
         num_queries = self.queries.num_embeddings
         patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
-        pixels = run_unpadded(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
+        pixels = run_unpadded(self.upscale, mask, to_maps(patches, grid))
         masks = torch.einsum("bqd,bdhw->bqhw", self.mask_embedding(queries), pixels)
         return masks, self.classifier(queries)
 
@@ -140,6 +137,50 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         if visible is not None:
             allowed[:, :, num_prefix:-num_queries] &= visible.flatten(1)[:, None].bool()
         return allowed[:, None]
+
+
+def sample_points(maps: Tensor, points: Tensor) -> Tensor:
+    """Samples maps (R, H, W) at points (R, T, 2), x and y in [0, 1], bilinearly with zeros around them: (R, T)."""
+    return F.grid_sample(maps[:, None], 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
+
+
+def grid_points(num_points: int, like: Tensor) -> Tensor:
+    """Returns about `num_points` points of a regular grid, (T, 2), x and y in [0, 1]."""
+    side = max(1, math.isqrt(num_points))
+    centers = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
+    return torch.cartesian_prod(centers, centers)
+
+
+@torch.no_grad()
+def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
+    """Draws points (R, T, 2), x and y in [0, 1], where masks (R, H, W) of logits are most uncertain."""
+    # PointRend (https://arxiv.org/abs/1912.08193): of `oversample_ratio` times as many points the `importance_ratio`
+    # of all are chosen; the rest are anywhere.
+    num_chosen = int(importance_ratio * num_points)
+    candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
+    candidates = candidates.to(logits.dtype)
+    certainty = sample_points(logits, candidates).abs()  # (R, oversample_ratio·T)
+    chosen = certainty.topk(num_chosen, dim=1, largest=False).indices
+    anywhere = torch.rand(len(logits), num_points - num_chosen, 2, device=logits.device).to(logits.dtype)
+    return torch.cat((candidates.gather(1, chosen[..., None].expand(-1, -1, 2)), anywhere), dim=1)
+
+
+def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns cross-entropy and Dice loss, each (Q, M), of logits (Q, T) at points with targets (M, T) in [0, 1]."""
+    # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
+    cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
+    probabilities = logits.sigmoid()
+    overlap = 2 * probabilities @ targets.T
+    sizes = probabilities.sum(dim=1)[:, None] + targets.sum(dim=1)
+    return cross_entropy, 1 - (overlap + 1) / (sizes + 1)
+
+
+def mask_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns cross-entropy and Dice loss, each (R,), of each mask with its own target, both (R, T)."""
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+    probabilities = logits.sigmoid()
+    overlap = 2 * (probabilities * targets).sum(dim=1)
+    return cross_entropy, 1 - (overlap + 1) / (probabilities.sum(dim=1) + targets.sum(dim=1) + 1)
 
 
 @in_float32
@@ -208,11 +249,10 @@ def image_loss(
         wanted[queries] = class_labels[targets]
         chosen, truth = masks[queries], mask_labels[targets]
         if is_training:
-            points = uncertain_points(
-                chosen, options.train_num_points, options.oversample_ratio, options.importance_sample_ratio
-            )
+            ratios = options.oversample_ratio, options.importance_sample_ratio
+            points = uncertain_points(chosen, num_points, *ratios)
         else:
-            points = grid_points(options.train_num_points, masks).expand(len(chosen), -1, -1)
+            points = grid_points(num_points, masks).expand(len(chosen), -1, -1)
         cross_entropy, dice = mask_losses(sample_points(chosen, points), sample_points(truth, points))
         loss = (options.mask_weight * cross_entropy + options.dice_weight * dice).sum() / len(class_labels)
     weights = classes.new_ones(num_classes + 1)
@@ -282,7 +322,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
 
     def anneal_masks(self, progress: float) -> None:
         """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
-        self.universal_segmentation_head.anneal_masks(progress)
+        head = self.universal_segmentation_head
+        head.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, head.num_blocks)))
+        head.update_masked_blocks()
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -318,13 +360,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
         loss = None
         if mask_labels is not None and class_labels is not None:
-            losses = [
-                universal_segmentation_loss(
-                    masks, classes, mask_labels, class_labels, self.options, self.training, patch_attention_mask
-                )
-                for masks, classes in (predictions if self.training else predictions[-1:])
-            ]
-            loss = torch.stack(losses).sum()
+            given: Any = mask_labels, class_labels, self.options, self.training, patch_attention_mask
+            compared = predictions if self.training else predictions[-1:]
+            loss = torch.stack([universal_segmentation_loss(*predicted, *given) for predicted in compared]).sum()
         masks, classes = predictions[-1]
         return HfViTForUniversalSegmentationOutput(
             loss=loss, class_queries_logits=classes, masks_queries_logits=masks, last_hidden_state=last_hidden_state
@@ -335,9 +373,8 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns masks and classes after the last block, before it those that are needed, and the last tokens."""
         head, model = self.universal_segmentation_head, self.model
-        hidden_states, blocks, start = model.start_with_queries(
-            pixel_values, head.queries, head.num_blocks, patch_attention_mask, **kwargs
-        )
+        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
         unmasked = blocks.attention_mask(hidden_states)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):
@@ -345,19 +382,15 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             if is_masked or self.training:
                 predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
-                self._check_attention(blocks.output_attentions)
-                attention_mask = head.attention_mask(
-                    predictions[-1][0], block, blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
-                )
+                implementation = self.config._attn_implementation
+                if implementation not in ("eager", "sdpa") and not blocks.output_attentions:  # which runs eager
+                    raise ValueError(
+                        f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A "
+                        "model whose training has annealed it away runs with any."
+                    )
+                layout = blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
+                attention_mask = head.attention_mask(predictions[-1][0], block, *layout)
             number = start + block
             hidden_states = blocks.run(hidden_states, number, number + 1, attention_mask=attention_mask)
         hidden_states = model.norm(hidden_states)
         return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states
-
-    def _check_attention(self, output_attentions: bool) -> None:
-        implementation = self.config._attn_implementation
-        if implementation not in ("eager", "sdpa") and not output_attentions:  # for which eager attention runs
-            raise ValueError(
-                f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A model whose "
-                "training has annealed it away runs with any."
-            )

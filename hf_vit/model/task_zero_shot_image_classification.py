@@ -1,4 +1,4 @@
-"""Image-text models: comparison of both, losses over the batch of all processes, model and pipeline.
+"""Image-text models: text tower, comparison with images, losses over the batch of all processes, model and pipeline.
 
 Shapes: B images or texts of a process, N of all processes, b those of some rows, T texts, S tokens of a text, C
 channels, H W pixels, h w patch grid, D hidden size, E width of the compared vectors.
@@ -6,34 +6,162 @@ channels, H W pixels, h w patch grid, D hidden size, E width of the compared vec
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, BatchFeature, Pipeline, ZeroShotImageClassificationPipeline
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BatchFeature,
+    Pipeline,
+    PreTrainedModel,
+    ZeroShotImageClassificationPipeline,
+)
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
+from .encoder import HfViTEncoder, make_norm, use_attention_of
 from .layers import HfViTInitialized, gather_rows, in_float32, sum_over_processes
 from .modeling_hf_vit import HfViTModel, keep_states
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 from .remote_code import refusing_code
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
-from .text_tower import build_text_tower, pool_tokens, without_pooler
 
 
 logger = logging.get_logger(__name__)
+# Options of the tower that are those of its blocks
+BLOCK_FIELDS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "hidden_act", "layer_norm_eps"),
+)
 INITIAL_BIAS = -10.0  # of the logits of "sigmoid": most pairs are wrong
 # How many logits of a loss are there at once: 16 MiB in float32
 MAX_LOGITS = 2**22
+
+
+def pool_tokens(
+    hidden_states: Tensor, input_ids: Tensor, attention_mask: Tensor | None, options: HfViTTextConfig
+) -> Tensor:
+    """Pools tokens (T, S, D) to one vector per text, (T, D), as `HfViTTextConfig.pooling` says."""
+    # Ids and mask are (T, S), the latter 1 where a token is text; None if all are.
+    attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    pooling = options.pooled_by
+    if pooling == "first":
+        return hidden_states[:, 0]
+    if pooling == "mean":
+        shown = attention_mask.to(hidden_states.dtype)[..., None]  # (B, S, 1)
+        return (hidden_states * shown).sum(dim=1) / shown.sum(dim=1).clamp_min(1)
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    index = (positions * attention_mask).argmax(dim=1)  # (B,)
+    if pooling == "eos":
+        assert options.eos_token_id is not None  # refused by the configuration
+        is_end = input_ids == options.eos_token_id
+        index = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), index)
+    return hidden_states[torch.arange(index.shape[0], device=index.device), index]
+
+
+class HfViTTextModel(HfViTPreTrainedModel):
+    """A small transformer over the tokens of a text: learned positions, and the blocks of the image tower."""
+
+    main_input_name = "input_ids"
+    input_modalities = ("text",)
+    _input_embed_layer = "token_embedding"
+
+    def __init__(self, config: HfViTConfig) -> None:
+        super().__init__(config)
+        self.options = HfViTTextConfig.of(config.text_config)
+        options = {name: vars(self.options)[name] for name in BLOCK_FIELDS}
+        own = HfViTConfig(**options, hidden_dropout_prob=config.hidden_dropout_prob)
+        self.token_embedding = nn.Embedding(self.options.vocab_size, own.hidden_size)
+        self.position_embedding = nn.Embedding(self.options.max_position_embeddings, own.hidden_size)
+        self.encoder = HfViTEncoder(own)
+        use_attention_of(config, self.encoder, self.options.is_causal)
+        self.norm = make_norm(own, own.hidden_size)
+        self.post_init()
+        maybe_install_capturing_hooks(self)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Runs the tower.
+
+        Args:
+            input_ids: (T, S) int64.
+            attention_mask: (T, S), 0 where a token is padding.
+            position_ids: (T, S) int64, by default 0, 1, 2, …
+            token_type_ids: Accepted because some tokenizers make them; it has no effect.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` (T, S, D) after the final norm; on request `hidden_states` and `attentions`.
+
+        Raises:
+            ValueError: if a text is longer than `max_position_embeddings`.
+        """
+        length, longest = input_ids.shape[1], self.options.max_position_embeddings
+        if length > longest:
+            raise ValueError(
+                f"The texts have {length} tokens, but max_position_embeddings={longest}. Cut them off: "
+                f"tokenizer(texts, truncation=True, max_length={longest})."
+            )
+        if position_ids is None:
+            position_ids = torch.arange(length, device=input_ids.device)[None]
+        hidden_states = self.token_embedding(input_ids) + self.position_embedding(position_ids)  # (T, S, D)
+        output_attentions = self.wants_attentions(**kwargs)
+        hidden_states = self.encoder(
+            hidden_states,
+            attention_mask=self._attention_mask(hidden_states, attention_mask, output_attentions),
+            output_attentions=output_attentions,
+        )
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+    def _attention_mask(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
+        """Returns the mask of padding, and of later tokens if causal, as the attention implementation takes it."""
+        given = (self.config, hidden_states, attention_mask)
+        if not output_attentions:
+            # The name of the fourth argument, the cache, depends on the version of transformers.
+            return create_causal_mask(*given, None) if self.options.is_causal else create_bidirectional_mask(*given)
+        texts, length = hidden_states.shape[:2]
+        seen = torch.ones(length, length, dtype=torch.bool, device=hidden_states.device)
+        seen = (seen.tril() if self.options.is_causal else seen).expand(texts, 1, -1, -1)  # (T, 1, S, S)
+        return seen if attention_mask is None else seen & attention_mask.bool()[:, None, None, :]
+
+
+def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+    """Removes the pooler of a text encoder, and returns the encoder."""
+    if "pooler" in dict(encoder.named_children()):
+        encoder.pooler = None
+    return encoder
+
+
+def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTrainedModel:
+    """Returns a text tower with fresh weights; `ValueError` if `encoder_config` is of no encoder of the library."""
+    if options.encoder_config is None:
+        return HfViTTextModel(config)
+    # The precision is that of the whole model.
+    fields = {name: value for name, value in options.encoder_config.items() if name != "dtype"}
+    encoder_config = AutoConfig.for_model(**fields)
+    if encoder_config.is_encoder_decoder:
+        raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is no encoder alone.")
+    chosen = config._attn_implementation  # SDPA is the default, which not every encoder has
+    given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
+    return without_pooler(AutoModel.from_config(encoder_config, **given))
 
 
 class HfViTContrastiveHead(HfViTInitialized):
@@ -86,12 +214,12 @@ def contrastive_loss(
             f"The loss needs a text for each image, but there are {len(image_embeds)} images and {len(text_embeds)} "
             "texts. Give as many, or leave return_loss out."
         )
-    texts = text_embeds.to(image_embeds.dtype)
-    (all_images, all_texts), shares, start = gather_rows(image_embeds, texts)
+    pairs = image_embeds, text_embeds.to(image_embeds.dtype)
+    everything, shares, start = gather_rows(*pairs)
     if min(shares) == 0:
         raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
-    total = share_of_loss(image_embeds, texts, all_images, all_texts, start, logit_scale, logit_bias, max_logits)
-    return sum_over_processes(total) / len(all_images)
+    total = share_of_loss(pairs, everything, start, logit_scale, logit_bias, max_logits)
+    return sum_over_processes(total) / sum(shares)
 
 
 @in_float32
@@ -100,41 +228,34 @@ def loss_of_pairs(
 ) -> Tensor:
     """Returns the loss of pairs that this process alone has; otherwise as `contrastive_loss`."""
     pairs = image_embeds, text_embeds.to(image_embeds.dtype)
-    return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, MAX_LOGITS) / len(image_embeds)
+    return share_of_loss(pairs, pairs, 0, logit_scale, logit_bias) / len(image_embeds)
 
 
 def share_of_loss(
-    images: Tensor,
-    texts: Tensor,
-    all_images: Tensor,
-    all_texts: Tensor,
+    pairs: tuple[Tensor, ...],
+    everything: tuple[Tensor, ...],
     start: int,
     logit_scale: Tensor,
     logit_bias: Tensor | None,
-    max_logits: int,
+    max_logits: int = MAX_LOGITS,
 ) -> Tensor:
     """Returns the share in the loss of images and texts (B, E), of which the first is number `start` of all (N, E)."""
-    scale = logit_scale.to(images.dtype).exp()
+    scale = logit_scale.to(pairs[0].dtype).exp()
+
+    def sum_over_rows(loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor) -> Tensor:
+        # A few rows at a time, of which nothing is kept for the backward pass.
+        partners = torch.arange(start, start + len(own), device=own.device)
+        size = max(1, max_logits // len(others))
+        parts = [
+            checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
+            for rows, index in zip((own * scale).split(size), partners.split(size), strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    (images, texts), (all_images, all_texts) = pairs, everything
     if logit_bias is None:
-        rows = partial(sum_over_rows, softmax_rows, start=start, max_logits=max_logits)
-        return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
-    bias = logit_bias.to(images.dtype)
-    return sum_over_rows(sigmoid_rows, images * scale, all_texts, bias, start=start, max_logits=max_logits)
-
-
-def sum_over_rows(
-    loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor, start: int, max_logits: int
-) -> Tensor:
-    """Sums the losses of rows (B, E), a few at a time, of which nothing is kept for the backward pass."""
-    # `loss_of` takes rows of `own`, `others` (N, E), the number among these that belongs to each row, counted from
-    # `start`, and `args`.
-    partners = torch.arange(start, start + len(own), device=own.device)
-    size = max(1, max_logits // len(others))
-    parts = [
-        checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
-        for rows, index in zip(own.split(size), partners.split(size), strict=True)
-    ]
-    return torch.stack(parts).sum()
+        return (sum_over_rows(softmax_rows, images, all_texts) + sum_over_rows(softmax_rows, texts, all_images)) / 2
+    return sum_over_rows(sigmoid_rows, images, all_texts, logit_bias.to(images.dtype))
 
 
 def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
@@ -262,21 +383,18 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
         options = self.text_options
         input_ids, attention_mask = self.cut_texts(input_ids, attention_mask)
-        position_ids, token_type_ids = (
-            None if values is None else values[:, : input_ids.shape[1]] for values in (position_ids, token_type_ids)
-        )
+        others = {"position_ids": position_ids, "token_type_ids": token_type_ids}
+        given = {name: ids[:, : input_ids.shape[1]] for name, ids in others.items() if ids is not None}
         if options.pad_token_id is not None:  # padding is attended to
             missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
             input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
-        given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
-        given = {name: value for name, value in given.items() if value is not None}
+        if attention_mask is not None:
+            given["attention_mask"] = attention_mask
         # The library would count the states from the end of the image tower's.
         wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
-        pooled = pool_tokens(
-            outputs.last_hidden_state, input_ids, attention_mask, options.pooled_by, options.eos_token_id
-        )
+        pooled = pool_tokens(outputs.last_hidden_state, input_ids, attention_mask, options)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.contrastive_head.text_projection(pooled),
@@ -342,12 +460,9 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         Raises:
             ValueError: if an input does not fit the model, saying what would.
         """
-        images = self.get_image_features(
-            pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs
-        )
-        texts = self.get_text_features(
-            input_ids, attention_mask, position_ids, token_type_ids, return_dict=True, **kwargs
-        )
+        kwargs["return_dict"] = True
+        images = self.get_image_features(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
+        texts = self.get_text_features(input_ids, attention_mask, position_ids, token_type_ids, **kwargs)
         image_embeds, text_embeds = (F.normalize(part.pooler_output, dim=-1) for part in (images, texts))
         head = self.contrastive_head
         loss = None

@@ -12,9 +12,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
-from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
-from hf_vit.model.text_tower import pool_tokens
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+    HfViTTextConfig,
+)
+from hf_vit.model.task_zero_shot_image_classification import contrastive_loss, pool_tokens
 
 from ..helpers import distributed
 from ..helpers.contrastive import LOSSES, SHARES, draw, naive_loss, train_step
@@ -221,7 +226,8 @@ def test_pooling() -> None:
         ("mean", mask, (1, 5.5)),
         ("mean", None, (1.5, 5.5)),
     ):
-        assert pool_tokens(states, texts, seen, pooling, 9)[:, 0].tolist() == list(expected), (pooling, seen)
+        options = HfViTTextConfig(pooling=pooling, eos_token_id=9)
+        assert pool_tokens(states, texts, seen, options)[:, 0].tolist() == list(expected), (pooling, seen)
 
 
 def test_filled_texts_are_those_filled_by_hand() -> None:

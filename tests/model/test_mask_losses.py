@@ -10,8 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTUniversalSegmentationConfig
-from hf_vit.model.matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
-from hf_vit.model.task_universal_segmentation import universal_segmentation_loss
+from hf_vit.model.layers import match
+from hf_vit.model.task_universal_segmentation import (
+    grid_points,
+    mask_losses,
+    pairwise_mask_costs,
+    sample_points,
+    uncertain_points,
+    universal_segmentation_loss,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -634,7 +634,7 @@ def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
         ),
         ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Give one of them"),
         ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave one visible"),
-        ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"\(2, 4, 4\), one entry per patch, not \(2, 3, 4\)"),
+        ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"columns of patches\) = \(2, 4, 4\), not \(2, 3, 4\)"),
     ],
     ids=range(7),
 )

@@ -709,11 +709,11 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
         ({"pixel_values": torch.zeros(1, 3, 32, 32), "bool_masked_pos": torch.zeros(1, 16)}, "use_mask_token=True"),
         (
             {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.ones(1, 3, 4).bool()},
-            r"\(1, 4, 4\), one entry per patch, not \(1, 3, 4\)",
+            r"columns of patches\) = \(1, 4, 4\), not \(1, 3, 4\)",
         ),
         (
             {"pixel_values": torch.zeros(2, 3, 32, 32), "patch_attention_mask": torch.ones(1, 4, 4).bool()},
-            r"\(2, 4, 4\), one entry per patch, not \(1, 4, 4\)",
+            r"columns of patches\) = \(2, 4, 4\), not \(1, 4, 4\)",
         ),
         (
             {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.eye(4).bool()[None]},

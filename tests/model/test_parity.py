@@ -16,7 +16,7 @@ from transformers.models.vit_mae.modeling_vit_mae import ViTMAEEmbeddings
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.model.configuration_hf_vit import PRESETS
-from hf_vit.model.embeddings import resample_position_embeddings, rotary_coordinates, rotary_position_embeddings
+from hf_vit.model.embeddings import resample_to_grid, rotary_position_embeddings
 from hf_vit.model.encoder import HfViTDropPath
 
 from ..helpers.references import SHAPE, Parity, hidden_states
@@ -444,8 +444,9 @@ def test_rotary_positions_equal_timm(kind: str, grid_type: str, native_grid: lis
     sine, cosine = build_rotary_pos_embed(
         [3, 5], bands, in_pixels=False, grid_type=grid_type, ref_feat_shape=native_grid, rotate_half=True
     )
-    coordinates = rotary_coordinates((3, 5), (7, 5), kind, torch.device("cpu"))
-    actual = rotary_position_embeddings(coordinates, 16, 50.0, 2, torch.float64)
+    options = {"rope_coordinates": kind, "rope_grid_size": native_grid, "rope_theta": 50.0, "num_register_tokens": 1}
+    config = HfViTConfig(hidden_size=32, num_attention_heads=2, position_embedding_type="rotary", **options)
+    actual = rotary_position_embeddings(config, (3, 5), torch.zeros((), dtype=torch.float64))
     torch.testing.assert_close(actual[:, 2:].float(), torch.stack((cosine, sine)), atol=1e-6, rtol=0)
     assert torch.equal(actual[:, :2], torch.stack((torch.ones(2, 16), torch.zeros(2, 16))).double())
 
@@ -454,6 +455,7 @@ def test_rotary_positions_equal_timm(kind: str, grid_type: str, native_grid: lis
 @pytest.mark.parametrize("antialias", [False, True])
 def test_resampling_equals_timm(mode: str, antialias: bool) -> None:
     table = torch.randn(1, 2 + 4 * 6, 16, generator=torch.Generator().manual_seed(0))
+    config = HfViTConfig(image_size=(64, 96), position_interpolation=mode, position_antialias=antialias)
     for new_grid in ((4, 6), (3, 3), (7, 5), (6, 4)):
         expected = resample_abs_pos_embed(
             table,
@@ -464,7 +466,7 @@ def test_resampling_equals_timm(mode: str, antialias: bool) -> None:
             antialias=antialias,
             align_corners=False,
         )
-        actual = resample_position_embeddings(table, (4, 6), new_grid, num_prefix=2, mode=mode, antialias=antialias)
+        actual = resample_to_grid(table, config, new_grid, num_prefix=2)
         assert torch.equal(actual, expected)
 
 

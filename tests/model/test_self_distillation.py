@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_vit import HfViTConfig, HfViTForJointEmbedding
-from hf_vit.model.self_distillation import assign, between_views, koleo_loss, of_patches
 from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
+from hf_vit.model.task_joint_embedding import assign, between_views, koleo_loss, of_patches
 from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.training.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
 

@@ -43,7 +43,7 @@ def encode(
 ) -> dict[str, Tensor]:
     """Tokens after the last block and gradients; with `size` blocks are run one by one under the equivalent mask."""
     model.zero_grad()
-    states, rotary = model.embed(images, None, mask)
+    states, blocks = model.start_blockwise(images, mask)
     queries = torch.linspace(-1, 1, num_queries * 32, dtype=states.dtype).reshape(1, num_queries, 32)
     states = torch.cat((states, queries.expand(len(states), -1, -1)), dim=1)
     grid = (images.shape[2] // 8, images.shape[3] // 8)
@@ -52,18 +52,13 @@ def encode(
         num_prefix = model.config.num_prefix_tokens
         visible[:, 0, 0, num_prefix : num_prefix + math.prod(grid)] = mask.flatten(1)
     if size is None:
-        states = model.encoder(
-            states,
-            rotary=rotary,
-            attention_mask=model.attention_mask(states, mask),
-            windows=model.windows(states, grid, mask),
-        )
+        states = blocks.run(states, **blocks.masks(states))
     else:
         within = equivalent_mask(model, grid, size, num_queries) & visible
         within = within | ~within.any(dim=-1, keepdim=True)  # what padding sees among padding
         for number in range(3):
             allowed = visible if number == 1 else within
-            states = model.encoder(states, rotary=rotary, attention_mask=allowed, start=number, stop=number + 1)
+            states = blocks.run(states, number, number + 1, attention_mask=allowed)
     if mask is not None:
         states = states * visible[:, 0, 0, :, None]
     (states * torch.linspace(-1, 1, states.numel(), dtype=states.dtype).reshape(states.shape)).sum().backward()
@@ -98,8 +93,8 @@ def test_windows_equal_attention_under_the_equivalent_mask(
 @pytest.mark.parametrize("grid", [(4, 6), GRID])
 def test_there_is_a_mask_only_where_windows_are_incomplete(grid: tuple[int, int]) -> None:
     model = build(variant="windows")
-    states = model.embeddings(pixels(model.config, grid=grid))
-    windows = model.windows(states, grid)
+    states, blocks = model.start_blockwise(pixels(model.config, grid=grid))
+    windows = blocks.masks(states)["windows"]
     assert isinstance(windows, Windows)
     assert (windows.mask is None) == (grid == (4, 6))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...model.matching import match
+from ...model.layers import match
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_object_detection import HfViTForObjectDetection
 from .formats import Run

@@ -19,9 +19,15 @@ from ...data.targets import image_only
 from ...evaluation.base import Batch, File, ImageResult, Images
 from ...evaluation.features import NeighborAccuracy
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ...model.self_distillation import assign, between_views
 from ...model.task_configurations import HfViTJointEmbeddingConfig
-from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
+from ...model.task_joint_embedding import (
+    HfViTForJointEmbedding,
+    assign,
+    between_views,
+    draw_slices,
+    gaussian_loss,
+    view_loss,
+)
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
 from ...visualize.pretraining import draw_views

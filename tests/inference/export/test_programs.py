@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_vit import (
+    HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
@@ -23,7 +24,7 @@ from hf_vit import (
 from hf_vit.inference.export.comparison import Difference, compare, in_order
 from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_program, write_torch
 from hf_vit.inference.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
-from hf_vit.model.embeddings import resample_by_products, resample_position_embeddings
+from hf_vit.model.embeddings import resample_by_products, resample_to_grid
 
 from ...helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
 from ...helpers.versions import needs_exporters
@@ -162,9 +163,11 @@ def test_resizing_by_products_is_that_of_torch(mode: str, antialias: bool, offse
     for old in ((4, 6), (1, 1), (2, 3), (7, 7)):
         for new in ((4, 6), (7, 7), (1, 1), (3, 9), (14, 5)):
             table = torch.randn(2, old[0] * old[1], 5, generator=torch.Generator().manual_seed(0))
-            options = {"mode": mode, "antialias": antialias, "offset": offset}
-            expected = resample_position_embeddings(table, old, new, num_prefix=0, **options)
-            found = resample_by_products(table, old, new, **options)
+            options = {"position_interpolation": mode, "position_antialias": antialias}
+            size = (16 * old[0], 16 * old[1])
+            config = HfViTConfig(image_size=size, position_interpolation_offset=offset, **options)
+            expected = resample_to_grid(table, config, new, num_prefix=0)
+            found = resample_by_products(table, old, new, mode, antialias, offset)
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
