@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe
 from ..evaluation.retrieval import retrieval_average_precision
-from ..training.saving.output_files import write_whole
+from ..training.checkpoints import write_whole
 from .files import FeatureSplit
 
 

@@ -17,8 +17,8 @@ from ..data.datasets import TargetDataset
 from ..evaluation.evaluator import BaseEvaluator, ImageResult
 from ..evaluation.thresholds import Threshold
 from ..model.task_configurations import TASK_CONFIGS
-from .callbacks.ema import AVERAGE_FOLDER
 from .lora import unwrap_peft
+from .output_folder import AVERAGE_FOLDER
 from .trainer import HfViTTrainer, replaced
 
 

@@ -13,7 +13,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
-from .training_options import TrainingOptions
+from .training_arguments import HfViTTrainingArguments
 
 
 if is_peft_available():
@@ -27,7 +27,7 @@ PREFIX = "base_model.model."  # of all names in the files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
-def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
+def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
     """Freezes a model, and adds an adapter that trains low-rank updates of attention and MLP, and its head in full.
 
     The model keeps its class. What was frozen before stays as it is.
@@ -76,7 +76,7 @@ def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
 def prepare_adapter(model: Any, args: Any) -> Any:
     """Returns the plain model that trains, with the adapter of `lora_rank` or that of a `PeftModel` in it."""
     model = unwrap_peft(model)
-    if isinstance(args, TrainingOptions) and args.lora_rank is not None:
+    if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
         model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
-from hf_vit.training.optim.muon import Muon
+from hf_vit.training.optimizer import Muon
 
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.references import assert_identical

@@ -20,23 +20,23 @@ from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
-from ...options.resolve import values_of
 from ...visualize.plots import draw_confusion_matrix
-from ..arguments import ClassificationArguments, HfViTTrainingArguments, ModelArguments
+from ..arguments import ClassificationArguments, TaskArguments
+from ..checkpoints import write_whole
 from ..data_notes import SeenClasses, see_labels
-from ..distillation.arguments import DistillationArguments
+from ..distillation import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..load_stream import load_stream
 from ..models import input_size, load_model
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
-from ..regularization import AugmentationArguments, regularize
-from ..saving.output_files import write_whole
+from ..regularization import regularize
+from ..streams import load_stream
+from ..training_arguments import HfViTTrainingArguments
 from .shared import SupervisedTask
 
 
 def load_classifier(
-    args: ModelArguments, names: Sequence[str], use_distillation_token: bool = False
+    args: TaskArguments, names: Sequence[str], use_distillation_token: bool = False
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns the classifier of one label per image to train, and its image processor; see `load_model`.
 
@@ -103,7 +103,7 @@ def make_trainer(
     model: HfViTForImageClassification,
     processor: BaseImageProcessor,
     splits: DatasetDict,
-    augmentation: AugmentationArguments,
+    options: ClassificationArguments,
     args: HfViTTrainingArguments,
     stream: IterableDataset | None = None,
 ) -> EvaluatorTrainer:
@@ -113,7 +113,7 @@ def make_trainer(
         model: The classifier.
         processor: Its image processor.
         splits: Images with labels; without validation images it sets `args.eval_strategy` to "no".
-        augmentation: How training images and batches are changed at random, and the loss.
+        options: How training images and batches are changed at random, and the loss.
         args: How to train.
         stream: The training images, of which "train" is a sample, if they are a stream.
 
@@ -121,9 +121,7 @@ def make_trainer(
         ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
             some regularization does not go with the model.
     """
-    task = ImageClassification(
-        ClassificationArguments(dataset_name="in memory"), args, DistillationArguments(), augmentation
-    )
+    task = ImageClassification(options, args, DistillationArguments())
     task.loaded = with_names(splits, stream)
     return task.make_trainer_of(model, processor)
 
@@ -137,11 +135,7 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
 
 @dataclass
 class ImageClassification(SupervisedTask):
-    """Image classification with one label per image.
-
-    Args:
-        augmentation: How images and batches are changed at random, and the loss.
-    """
+    """Image classification with one label per image."""
 
     model_class = HfViTForImageClassification
     collator_class = ImageClassificationCollator
@@ -157,11 +151,6 @@ class ImageClassification(SupervisedTask):
     packages = ("matplotlib", "sklearn")
 
     options: ClassificationArguments
-    augmentation: AugmentationArguments
-
-    def augmentation_values(self) -> dict[str, Any]:
-        """Returns how training images are changed at random, by the names of the options."""
-        return values_of(self.augmentation, "Augmentation")
 
     def open_data(self) -> TargetData:
         """Opens images and labels."""
@@ -196,7 +185,7 @@ class ImageClassification(SupervisedTask):
         """Returns the teacher, the transforms of batches and the loss."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
-        return {**arguments, **regularize(model, self.augmentation, smoothing, distillation)}
+        return {**arguments, **regularize(model, self.options, smoothing, distillation)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
         """Returns the evaluator."""
@@ -218,7 +207,7 @@ class ImageClassification(SupervisedTask):
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
-        return self.augmentation.describe()
+        return self.options.describe()
 
 
 def open_labeled(args: ClassificationArguments) -> TargetData:

@@ -31,11 +31,11 @@ from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_o
 from ...options.resolve import values_of
 from ...visualize.pretraining import draw_views
 from ..arguments import UnlabeledArguments
-from ..batch_transforms import size_of
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
+from ..regularization import size_of
 from ..trainer import HfViTTrainer
 from .unlabeled import NeighborEvaluator, UnlabeledTask
 

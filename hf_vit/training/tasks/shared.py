@@ -23,8 +23,8 @@ from ...options.field import (
     data_option,
     source_option,
 )
-from ..arguments import ImageDataArguments, ModelArguments
-from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
+from ..arguments import TaskArguments
+from ..distillation import DistillationArguments, load_teacher, make_distillation
 from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
@@ -36,10 +36,10 @@ BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 
 
 
 @dataclass
-class AnnotatedArguments(ModelArguments, ImageDataArguments):
+class AnnotatedArguments(TaskArguments):
     """Which model to train, and on which images with annotations of places in them."""
 
-    loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
+    loader_options = (*TaskArguments.loader_options, "annotation_orientation")
 
     annotation_orientation: AnnotationOrientation = data_option(
         "auto",

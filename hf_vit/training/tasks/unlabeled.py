@@ -21,7 +21,7 @@ from ...evaluation.evaluator import BaseEvaluator
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, NeighborAccuracy, classify_by_neighbors
 from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..load_stream import UnlabeledImages, load_images
+from ..streams import UnlabeledImages, load_images
 from .base import EvaluationArguments, Task
 
 
