@@ -45,7 +45,7 @@ class StepArguments(RoundArguments):
 
 
 @dataclass(kw_only=True)
-class TaskArguments(StepArguments):
+class ModelArguments(StepArguments):
     """Images for models."""
 
     image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
@@ -103,7 +103,7 @@ def median_ratio(rounds: Sequence[Mapping[str, float]], name: str, to: str) -> f
 
 
 def compare_with_peer(
-    task: str, models: Mapping[str, tuple[nn.Module, Callable[[Any], object]]], args: TaskArguments
+    task: str, models: Mapping[str, tuple[nn.Module, Callable[[Any], object]]], args: ModelArguments
 ) -> list[Any]:
     """Times two models from pixels to decoded outputs, and prints a row of the table.
 
