@@ -65,9 +65,9 @@ METADATA: dict[str, Any] = {
     "group": "",  # title of its group on help pages
     "essential": False,  # whether it is on the page of essential options
     "synonyms": "",  # its names in other libraries, separated by spaces
-    # "same" if a resumed run must have the same value unless changes are accepted, "free" if it may change, "fixed" if
-    # the saved optimizer depends on it
-    "resume": "same",
+    # "free" if a resumed run may have another value, "fixed" if the saved optimizer depends on it; by default it
+    # must have the same value unless changes are accepted
+    "resume": "",
     "private": False,  # whether recipes leave it out: access tokens and requests
 }
 

@@ -16,6 +16,9 @@ ANSWERS = {
     },
     "device": "A GPU is used if there is one. Leave device out, or set use_cpu.",
 }
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "scripts" / "recipes")  # of an installed package, and of a checkout
+SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 def unknown_option(name: str, synonyms: Mapping[str, str], prefix: str = "--") -> str:
@@ -38,11 +41,6 @@ def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
     """Return a question that suggests the closest of some names, empty if none is close."""
     meant = get_close_matches(wanted, sorted(names), n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(prefix + name for name in meant)}?" if meant else ""
-
-
-PACKAGE = Path(__file__).parents[1]
-FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "scripts" / "recipes")  # of an installed package, and of a checkout
-SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 @cache

@@ -29,6 +29,8 @@ from transformers.utils import (
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
 CONDITIONS = "conditions.json"  # of a training, the first file of a checkpoint
+CHECKSUMS = "SHA256SUMS"
+THREADS = 4  # that read files at a time
 
 
 def restore_on_cpu(storage: Any, location: str) -> Any:
@@ -196,10 +198,6 @@ def stopped_early_at(state: dict[str, Any]) -> int | None:
         return None
     counter = stopping["attributes"]["early_stopping_patience_counter"]
     return int(state["global_step"]) if counter >= stopping["args"]["early_stopping_patience"] else None
-
-
-CHECKSUMS = "SHA256SUMS"
-THREADS = 4  # that read files at a time
 
 
 def seal(folder: Path) -> None:

@@ -30,6 +30,12 @@ from .callbacks.state import StatefulCallback
 from .teacher import Teacher, match_classes, names_of, open_teacher, with_view
 
 
+ALPHA = 0.5  # share of the teacher in the loss
+PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
+TEMPERATURE = 3.0
+teacher_option = partial(option, group="Teacher")
+
+
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Returns the cross-entropy of logits (B, K) against the teacher's answers, the mean over images.
 
@@ -66,10 +72,6 @@ def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
     if patches.shape[-2:] == grid:
         return patches
     return F.interpolate(at_least_float32(patches), grid, mode="bilinear", align_corners=False, antialias=True)
-
-
-ALPHA = 0.5  # share of the teacher in the loss
-PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
 
 
 class Projection(nn.Linear):
@@ -180,13 +182,8 @@ class Distillation(StatefulCallback, ABC):
 def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
     """Raises `ValueError` unless a checkpoint has just those weights beside the model that a training needs."""
     file = Path(checkpoint) / PROJECTION_NAME
-    needed, saved = (
-        {name: list(weight.shape) for name, weight in weights.items()} or "none"
-        for weights in (
-            {} if distillation is None else distillation.weights(),
-            load_file(file) if file.is_file() else {},
-        )
-    )
+    weights = {} if distillation is None else distillation.weights(), load_file(file) if file.is_file() else {}
+    needed, saved = ({name: list(weight.shape) for name, weight in part.items()} or "none" for part in weights)
     if needed != saved:
         raise ValueError(
             f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Resume "
@@ -313,12 +310,6 @@ class FeatureDistillation(Distillation):
         if theirs.cls is not None and student.config.use_cls_token:
             parts["cls_feature"] = cosine_loss(tokens[:, :1], theirs.cls[:, None])
         return outputs.loss, parts
-
-
-TEMPERATURE = 3.0
-
-
-teacher_option = partial(option, group="Teacher")
 
 
 @dataclass

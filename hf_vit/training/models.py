@@ -43,6 +43,9 @@ CLASS_WEIGHTS = (
 LOSS_WEIGHTS = ("contrastive_head.logit_",)
 # What in the head of any task has a number for each query. The rest of a head is of use for other queries too.
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
+NULL_VARIANCE = 1e-6  # of a direction: less than the rounding of 8-bit pixels, so that the images do not have it
+NUM_IMAGES = 256  # whose patches tell how patches are
+LEAST_VARIANCE = 1e-2  # of a direction, in units of pixel values: what varies less is noise, and stays small
 
 
 def load_model(
@@ -326,11 +329,6 @@ def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
     height, width = to_pair(config.image_size)
     whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
-
-
-NULL_VARIANCE = 1e-6  # of a direction: less than the rounding of 8-bit pixels, so that the images do not have it
-NUM_IMAGES = 256  # whose patches tell how patches are
-LEAST_VARIANCE = 1e-2  # of a direction, in units of pixel values: what varies less is noise, and stays small
 
 
 @torch.no_grad()

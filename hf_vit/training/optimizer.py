@@ -22,6 +22,9 @@ from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 # What multiplies its input by a matrix. All else is added (biases, tokens, positions), scales (norms, LayerScale,
 # temperatures) or is looked up (queries, tables of words), and shrinking it does not make a model simpler.
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are enough
+NUM_STEPS = 5
+MIN_NORM = 1e-7
 
 
 def find_backbone(model: nn.Module) -> HfViTModel | None:
@@ -136,7 +139,6 @@ def make_parameter_groups(
         raise ValueError(
             f"use_muon=True is for the matrices of blocks, but {type(model).__name__} has none to train. Leave it out."
         )
-    check_coverage(model, groups)
     return groups
 
 
@@ -151,14 +153,6 @@ def name_group(numbers: set[int], head: int, is_decayed: bool, num_matrices: int
     kind = ", Muon" if num_matrices else ""
     stacked = " of stacked matrices" if num_matrices > 1 else ""
     return f"{layers}{kind}{stacked}{'' if is_decayed else ', no decay'}"
-
-
-def check_coverage(model: nn.Module, groups: list[dict[str, Any]]) -> None:
-    """Asserts that each trainable parameter is in one group, once."""
-    grouped = [parameter for group in groups for parameter in group["params"]]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert len(grouped) == len(trainable), f"{len(grouped)} of {len(trainable)} parameters are in groups"
-    assert set(grouped) == set(trainable), "a parameter is in two groups, and another one in none"
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int | None = None) -> list[nn.Module]:
@@ -213,11 +207,6 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
     return [part for child in module.children() for part in frozen_modules(child)]
-
-
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are enough
-NUM_STEPS = 5
-MIN_NORM = 1e-7
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -40,14 +40,9 @@ TRAINING_ARGS_JSON = "training_args.json"
 # Patterns of `fnmatch`. A saved model: configuration, weights, processors with tokenizers, and the code that travels.
 WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, "model-?????-of-?????.safetensors")
 TOKENIZER_FILES = (
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model"),
 )
 CODE_FILES = tuple(sorted(file.name for file in Path(travelling.__path__[0]).glob("*.py") if file.stem != "__init__"))
 MODEL_FILES = (CONFIG_NAME, *WEIGHT_FILES, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, *TOKENIZER_FILES, *CODE_FILES)

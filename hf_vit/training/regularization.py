@@ -28,6 +28,16 @@ from .distillation import Distillation, FeatureDistillation
 from .training_arguments import training_options_of
 
 
+Size = tuple[int, int]
+# Models whose batches cannot be resized in this way -> why, and what to do
+REFUSED = {
+    HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
+    HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
+    HfViTForJointEmbedding: "whose views have sizes of their own: --global_size",
+    HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
+}
+
+
 class BatchTransform(Protocol):
     """Changes a batch of a training."""
 
@@ -109,16 +119,6 @@ class Mixing:
         return {**batch, "pixel_values": images, "labels": labels}
 
 
-Size = tuple[int, int]
-# Models whose batches cannot be resized in this way -> why, and what to do
-REFUSED = {
-    HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
-    HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
-    HfViTForJointEmbedding: "whose views have sizes of their own: --global_size",
-    HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
-}
-
-
 @dataclass(frozen=True)
 class ImageSizes:
     """A `BatchTransform` to several sizes of images.
@@ -151,11 +151,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
     if mask is None:
         return {**batch, "pixel_values": resized}
     grid = [new * count // old for new, count, old in zip(size, mask.shape[-2:], images.shape[-2:], strict=True)]
-    return {
-        **batch,
-        "pixel_values": resized,
-        "patch_attention_mask": F.adaptive_max_pool2d(mask.float(), grid).bool(),
-    }
+    return {**batch, "pixel_values": resized, "patch_attention_mask": F.adaptive_max_pool2d(mask.float(), grid).bool()}
 
 
 def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:

@@ -22,7 +22,6 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
-from ..model.pretrained import read_config
 from ..options.field import Names
 from ..options.library import options_of
 from ..options.recipe import RECIPE_NAME, recipe_text, shareable, with_recipe
@@ -31,7 +30,7 @@ from ..outputs import check_outputs, check_writable, free_folder, last_folder, r
 from .arguments import split_sources
 from .callbacks.state import StepReport
 from .checkpoints import on_first_process, write_whole
-from .conditions import describe_arguments, describe_data, find_changes, with_changes
+from .conditions import describe_arguments, find_changes, find_conditions
 from .distillation import check_projection
 from .errors import (
     CheckpointError,
@@ -45,7 +44,7 @@ from .errors import (
     in_words,
 )
 from .lora import count_parameters
-from .models import check_architecture, check_head
+from .models import check_architecture, check_head, read_config_of
 from .output_folder import checkpoint_to_resume, evaluation_files, occupied
 from .planning.keep_budget import KeepBudget, LengthChanges
 from .planning.plan import Planner, warn_of_few_steps
@@ -57,6 +56,9 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # of the steps
+# Beside the weights, an optimizer keeps at most so many numbers for each that is trained: AdamW its two averages.
+NUMBERS_OF_OPTIMIZER = 2
+OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
 def run(
@@ -225,17 +227,6 @@ def complete(training: Training) -> None:
         PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
-def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Returns the conditions of a training, whose arguments are `values`; raises as `find_changes`."""
-    values = {**values, **describe_data(task)}
-    changes: list[str] = []
-    if checkpoint is not None:
-        changes = find_changes(task, values, checkpoint)
-    if changes:
-        logger.warning(f"The training of {checkpoint} resumes with changes: {'; '.join(changes)}.")
-    return with_changes(values, checkpoint, changes)
-
-
 def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
@@ -250,10 +241,7 @@ def finish(training: Training) -> None:
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
-        trainer,
-        command=training.command,
-        license=task.options.license,
-        base_model=task.options.model_name_or_path,
+        trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
     )
     if trainer.is_world_process_zero():
         report(f"Scores: {listed(training.scores)}")
@@ -408,13 +396,7 @@ def task_of_model(name_or_path: str) -> str:
 
     What names no class, as files of weights and checkpoints of timm do not, is taken for a classifier.
     """
-    try:
-        config = read_config(name_or_path)
-    except OSError as error:
-        raise OSError(
-            f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"
-        ) from error
-    architecture = str((config.get("architectures") or ["ForImageClassification"])[0])
+    architecture = str((read_config_of(name_or_path).get("architectures") or ["ForImageClassification"])[0])
     for name, task in TASKS.items():
         if any(part in architecture for part in (task.model_class.__name__.removeprefix("HfViT"), *task.published)):
             return name
@@ -422,11 +404,6 @@ def task_of_model(name_or_path: str) -> str:
         f"{name_or_path} was saved as {architecture}, which is of no task. If it has a trained head, say for what: "
         f"--task, one of {', '.join(TASKS)}."
     )
-
-
-# Beside the weights, an optimizer keeps at most so many numbers for each that is trained: AdamW its two averages.
-NUMBERS_OF_OPTIMIZER = 2
-OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
 def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Sequence[str]) -> str:

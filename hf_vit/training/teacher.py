@@ -32,6 +32,12 @@ from ..model.task_image_classification import HfViTForImageClassification
 from .models import load_with_info, shorten, without_load_report
 
 
+CONSENT = "Read it, and if you trust it say --teacher_trust_remote_code true."
+FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
+# How timm calls those of its models that our converter reads.
+TIMM_VITS = ("vit_", "deit", "flexivit_")
+
+
 class Features(NamedTuple):
     """Tokens of images from an encoder: the CLS token (B, D), if it has one, and the patches (B, D, h, w)."""
 
@@ -196,12 +202,6 @@ def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tu
     return rows, columns
 
 
-CONSENT = "Read it, and if you trust it say --teacher_trust_remote_code true."
-FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
-# How timm calls those of its models that our converter reads.
-TIMM_VITS = ("vit_", "deit", "flexivit_")
-
-
 def open_teacher(
     name: str, is_classifier: bool, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> PreTrainedModel:
@@ -266,11 +266,7 @@ def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code:
 
 
 def with_view(
-    name: str,
-    model: PreTrainedModel,
-    student: PreTrainedModel,
-    processor: BaseImageProcessor,
-    trust_remote_code: bool,
+    name: str, model: PreTrainedModel, student: PreTrainedModel, processor: BaseImageProcessor, trust_remote_code: bool
 ) -> Teacher:
     """Returns a teacher that sees the images of a student; `ValueError` if it takes other channels or colors."""
     wanted = student.config.num_channels

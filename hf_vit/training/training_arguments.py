@@ -53,14 +53,18 @@ SCHEDULE_FREE = (
     OptimizerNames.SCHEDULE_FREE_SGD,
 )
 # The linear layers of attention and MLP in every tower of this package, plain and gated.
-LORA_TARGETS = (
-    *("attention.qkv", "attention.projection"),
-    *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"),
-)
+LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
 
 optimizer_option = partial(option, group="Optimizer and frozen parts")
 lora_option = partial(option, group="LoRA")
+# Arguments of the library that are mappings, in JSON on a command line, or instead the path of a file
+FILES = ("accelerator_config", "deepspeed", "fsdp_config")
+MAPPINGS = (
+    *FILES,
+    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    *("liger_kernel_config", "lr_scheduler_kwargs"),
+)
 
 
 @dataclass
@@ -191,13 +195,7 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="patience",
     )
     resume_from_checkpoint: str | None = option(
-        None,
-        'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.',
-        group="Output",
-        essential=True,
-        synonyms="resume",
-        resume="free",
-        private=True,
+        None, 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'
     )
     dry_run: bool = option(
         False,
@@ -222,9 +220,6 @@ class HfViTTrainingArguments(TrainingArguments):
         None,
         "Processes that read images, for each that trains. By default its share of the cores "
         "beside a GPU, at most 8; without one none, as the model takes all cores.",
-        NOT_NEGATIVE,
-        synonyms="workers num_workers",
-        resume="free",
     )
     # Where there are worker processes, they stay from epoch to epoch.
     dataloader_persistent_workers: bool = True
@@ -350,15 +345,6 @@ def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
     return found
 
 
-# Arguments of the library that are mappings, in JSON on a command line; some of them may be files instead
-FILES = ("accelerator_config", "deepspeed", "fsdp_config")
-MAPPINGS = (
-    *FILES,
-    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
-    *("liger_kernel_config", "lr_scheduler_kwargs"),
-)
-
-
 def check_library(args: TrainingArguments) -> None:
     """Raises `ValueError` for values that the library takes and stumbles over later."""
     if not args.output_dir:
@@ -380,8 +366,14 @@ def check_library(args: TrainingArguments) -> None:
         )
     if args.use_liger_kernel:
         raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
-    for name in MAPPINGS:
-        check_mapping(name, vars(args).get(name), may_be_file=name in FILES)
+    for name in (name for name in MAPPINGS if isinstance(vars(args).get(name), str)):
+        text = vars(args)[name]
+        if name in FILES and not text.startswith("{"):
+            continue
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name}={text!r} is no JSON ({error}). Write it like '{{\"name\": 1}}'.") from error
     options = vars(args).get("activation_checkpointing_kwargs") or vars(args)["gradient_checkpointing_kwargs"] or {}
     takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
     if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
@@ -389,16 +381,6 @@ def check_library(args: TrainingArguments) -> None:
             f"activation_checkpointing_kwargs={options} has {', '.join(unknown)}. Choose among "
             f"{', '.join(sorted(takes))}, those of torch.utils.checkpoint."
         )
-
-
-def check_mapping(name: str, value: Any, may_be_file: bool) -> None:
-    """Raises `ValueError` if the text of an argument that is a mapping is no JSON, nor maybe the path of a file."""
-    if not isinstance(value, str) or (may_be_file and not value.startswith("{")):
-        return
-    try:
-        json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name}={value!r} is no JSON ({error}). Write it like '{{\"name\": 1}}'.") from error
 
 
 def check_optimizer(args: TrainingArguments) -> None:

@@ -17,6 +17,9 @@ from ..checkpoints import find_loss, on_first_process, read_state
 from ..errors import CheckpointError, how_to_resume
 
 
+logger = logging.get_logger(__name__)
+
+
 class StatefulCallback(TrainerCallback):
     """A callback that saves its state with checkpoints and loads it again.
 
@@ -36,9 +39,6 @@ class StatefulCallback(TrainerCallback):
 
     def load_state(self, folder: Path) -> None:
         """Load the state from a checkpoint: the one a training resumes from, or the best one when it ends."""
-
-
-logger = logging.get_logger(__name__)
 
 
 class LoadStates(TrainerCallback):

@@ -38,6 +38,10 @@ from .model_card import TrainingInfo
 
 logger = logging.get_logger(__name__)
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+# What holds the options of a training, and so the paths that it was given.
+OPTIONS = (RECIPE_NAME, TRAINING_ARGS_JSON, f"{ADAPTER_FOLDER}/{ADAPTER_CONFIG_NAME}")
+SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # where our scripts lie, in a command
+TEXTS = {".json", ".jsonl", ".yaml", ".md"}
 
 
 def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
@@ -251,12 +255,6 @@ def report_failure(upload: Future[Any]) -> None:
     """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
         logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")
-
-
-# What holds the options of a training, and so the paths that it was given.
-OPTIONS = (RECIPE_NAME, TRAINING_ARGS_JSON, f"{ADAPTER_FOLDER}/{ADAPTER_CONFIG_NAME}")
-SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # where our scripts lie, in a command
-TEXTS = {".json", ".jsonl", ".yaml", ".md"}
 
 
 def names_of_paths(folder: Path) -> dict[str, str]:
