@@ -229,9 +229,9 @@ class HfViTTrainingArguments(TrainingArguments):
     optim_target_modules: list[str] | str | None = None
 
     def __post_init__(self) -> None:
+        convert_all(self)
         if isinstance(self.report_to, str):
             self.report_to = Names(split_names(self.report_to))
-        convert_all(self)
         check_library(self)
         parse_changes(self.length_changes)
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
