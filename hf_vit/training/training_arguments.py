@@ -56,6 +56,9 @@ SCHEDULE_FREE = (
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
 
+training_option = partial(option, group="Training")
+output_option = partial(option, group="Output")
+sizes_option = partial(option, group="Sizes of training images")
 optimizer_option = partial(option, group="Optimizer and frozen parts")
 lora_option = partial(option, group="LoRA")
 # Arguments of the library that are mappings, in JSON on a command line, or instead the path of a file
@@ -71,28 +74,25 @@ MAPPINGS = (
 class HfViTTrainingArguments(TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
-    minutes: float | None = option(
+    minutes: float | None = training_option(
         None,
         "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
         "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given.",
         MINUTES,
-        group="Training",
         essential=True,
         synonyms="time time_budget max_time",
         resume="free",
     )
-    choose_defaults: bool | None = option(
+    choose_defaults: bool | None = training_option(
         None,
         "Choose what is not given by data and device; false takes the defaults listed here. True by "
         "default, but for a recipe, which stands as it is.",
-        group="Training",
         resume="free",
     )
-    resume_with_changes: bool = option(
+    resume_with_changes: bool = output_option(
         False,
         "Resume on other images or with other arguments than the training was started with; the card then "
         "tells from which step on.",
-        group="Output",
         resume="free",
         private=True,
     )
@@ -143,19 +143,17 @@ class HfViTTrainingArguments(TrainingArguments):
         "length, with fewer images.",
         COUNT,
     )
-    progressive_sizes: list[int] | None = option(
+    progressive_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels that training images have over equal shares of the steps, the last one that of "
         "image_size: 16 24 32. Small images train several times as fast.",
         COUNT,
-        group="Sizes of training images",
     )
-    multi_scale_sizes: list[int] | None = option(
+    multi_scale_sizes: list[int] | None = sizes_option(
         None,
         "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
         "image_size enlarge the images.",
         COUNT,
-        group="Sizes of training images",
     )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
@@ -183,24 +181,22 @@ class HfViTTrainingArguments(TrainingArguments):
     save_strategy: SaveStrategy | str = "epoch"
     save_total_limit: int | None = 2
     logging_steps: float = 0.01
-    metric_for_best_model: str | None = option(
-        "accuracy", "Score that chooses the best model: a name that evaluations print.", group="Training"
+    metric_for_best_model: str | None = training_option(
+        "accuracy", "Score that chooses the best model: a name that evaluations print."
     )
-    early_stopping_patience: int | None = option(
+    early_stopping_patience: int | None = training_option(
         None,
         "Stop after this many evaluations without a better score, and keep the best model.",
         COUNT,
-        group="Training",
         essential=True,
         synonyms="patience",
     )
     resume_from_checkpoint: str | None = option(
         None, 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'
     )
-    dry_run: bool = option(
+    dry_run: bool = output_option(
         False,
         "Check data, model and options, say what would be done, and write nothing.",
-        group="Output",
         essential=True,
         resume="free",
         private=True,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
@@ -96,24 +95,17 @@ class NewOptions(TrainerCallback):
     def __init__(self) -> None:
         self.options: list[dict[str, Any]] = []
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        *_: Any,
-        optimizer: torch.optim.Optimizer,
-        lr_scheduler: LRScheduler,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
             return
+        optimizer: torch.optim.Optimizer = kwargs["optimizer"]
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
             begun = group.get("initial_lr", group["lr"])  # before the schedule, if it has one
             if begun != options["lr"]:
                 group["lr"] *= options["lr"] / begun if begun else 0.0
             group |= {name: value for name, value in options.items() if name not in ("lr", "params")}
             group["initial_lr"] = options["lr"]
-        lr_scheduler.base_lrs = [options["lr"] for options in self.options]
+        kwargs["lr_scheduler"].base_lrs = [options["lr"] for options in self.options]
 
 
 class DatasetEpoch(TrainerCallback):
