@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .api import evaluate, export_model, predict, train
     from .convert.families import list_families
     from .inference.optimize import optimize_for_inference
-    from .options.named_recipes import list_recipes
+    from .options.names import list_recipes
     from .pretraining import pretrain
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
@@ -87,7 +87,7 @@ __version__ = "0.1.0"
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
     "list_families": ".convert.families",
-    "list_recipes": ".options.named_recipes",
+    "list_recipes": ".options.names",
     "optimize_for_inference": ".inference.optimize",
     "pretrain": ".pretraining",
 }

@@ -357,7 +357,7 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
         legal = declaring["Range"](*option["range"]) if "range" in option else None
         declaring["check_number"](name, value, legal, option.get("default"))
     if "recipe" in values:
-        module("options/named_recipes.py")["find_recipe"](values["recipe"])
+        names["find_recipe"](values["recipe"])
 
 
 # --- Help pages

@@ -17,7 +17,7 @@ from .outputs import FolderState, free_folder, judge_folder
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
 from .training.tasks.unlabeled import UnlabeledTask
-from .training.training_options import MINUTES
+from .training.training_arguments import MINUTES
 
 
 __all__ = ["PretrainingResult", "pretrain"]

@@ -25,7 +25,7 @@ import hf_vit
 from hf_vit import cli
 from hf_vit.api import TrainingResult
 from hf_vit.commands import generate, info
-from hf_vit.options import named_recipes
+from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
 from hf_vit.training import TASKS, HfViTTrainingArguments
@@ -278,11 +278,11 @@ def test_help_and_errors_about_options_do_not_import_torch(command: str, tmp_pat
 
 def test_recipes_go_with_the_package_and_are_found_by_name() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    installed, checkout = named_recipes.FOLDERS
+    installed, checkout = names.FOLDERS
     assert wheel["force-include"][checkout.relative_to(ROOT).as_posix()] == installed.relative_to(ROOT).as_posix()
     files = list((ROOT / "scripts" / "recipes").glob("*.yaml"))
-    assert set(named_recipes.named_recipes().values()) == set(files)
-    assert sum(len(named_recipes.recipes_of(task)) for task in TASKS) == len(files)
+    assert set(names.named_recipes().values()) == set(files)
+    assert sum(len(names.recipes_of(task)) for task in TASKS) == len(files)
 
 
 def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:

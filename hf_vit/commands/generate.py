@@ -22,7 +22,7 @@ import transformers
 from ..features import ExtractionArguments
 from ..options.field import Range
 from ..options.library import LIBRARY_GROUP, metadata_of
-from ..options.named_recipes import recipes_of
+from ..options.names import recipes_of
 from ..training.tasks import TASKS
 from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
 

@@ -26,7 +26,7 @@ from ..extras import install_command
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import read_config
-from ..options.named_recipes import PACKAGE, named_recipes
+from ..options.names import PACKAGE, named_recipes
 from ..training.errors import in_words
 from ..training.lora import count_parameters
 from ..training.tasks import TASKS

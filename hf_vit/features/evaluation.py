@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from ..training.saving.output_files import write_whole
+from ..training.checkpoints import write_whole
 from .files import FeatureSplit
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.formats.files import SPLITS, listed
-from ..training.saving.output_files import write_whole
+from ..training.checkpoints import write_whole
 
 
 SETTINGS_NAME = "features.json"

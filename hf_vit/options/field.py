@@ -1,10 +1,9 @@
 """Declaration of an option: a dataclass field whose metadata hold its help, legal values and behavior on resume."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import MISSING, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
@@ -57,47 +56,30 @@ SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
 SEED = Range(0, 2**32 - 1)
 
 
-def described(
-    *,
-    help: str = "",
-    brief: str | None = None,
-    range: Range | None = None,
-    choices: Sequence[Any] | None = None,
-    group: str = "",
-    essential: bool = False,
-    synonyms: str = "",
-    resume: Literal["same", "free", "fixed"] = "same",
-    private: bool = False,
-) -> dict[str, Any]:
-    """Return the metadata of an option.
+# Metadata of an option, and what they are if it does not declare them
+METADATA: dict[str, Any] = {
+    "help": "",  # what it does
+    "brief": None,  # shorter text for the page of essential options
+    "range": None,  # legal numbers
+    "choices": None,  # legal values
+    "group": "",  # title of its group on help pages
+    "essential": False,  # whether it is on the page of essential options
+    "synonyms": "",  # its names in other libraries, separated by spaces
+    # "free" if a resumed run may have another value, "fixed" if the saved optimizer depends on it; by default it
+    # must have the same value unless changes are accepted
+    "resume": "",
+    "private": False,  # whether recipes leave it out: access tokens and requests
+}
 
-    Args:
-        help: What the option does.
-        brief: Shorter text for the page of essential options.
-        range: Legal numbers.
-        choices: Legal values.
-        group: Title of its group on help pages.
-        essential: Whether it is on the page of essential options.
-        synonyms: Its names in other libraries, separated by spaces.
-        resume: "same" if a resumed run must have the same value unless changes are accepted, "free" if it may change,
-            "fixed" if the saved optimizer depends on it.
-        private: Whether recipes leave it out: access tokens and requests.
-    """
-    return {
-        "help": help,
-        "brief": brief,
-        "range": range,
-        "choices": choices,
-        "group": group,
-        "essential": essential,
-        "synonyms": synonyms,
-        "resume": resume,
-        "private": private,
-    }
+
+def described(**metadata: Any) -> dict[str, Any]:
+    """Return the metadata of an option, given those that differ from `METADATA`."""
+    assert metadata.keys() <= METADATA.keys(), metadata
+    return {**METADATA, **metadata}
 
 
 def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
-    """Return the dataclass field of an option; see `described` for its metadata. A default list is copied."""
+    """Return the dataclass field of an option; see `METADATA`. A default list is copied."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(**given, metadata=described(help=help, range=range, **metadata))
 

@@ -23,25 +23,21 @@ FREE = (
     *("trackio_bucket_id", "trackio_space_id", "trackio_static_space_id"),
 )
 
+COUNTS = ("eval_accumulation_steps", "dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb")
+
 library_option = partial(described, group=LIBRARY_GROUP)
 training_option = partial(described, group="Training", essential=True)
+essential_option = partial(described, essential=True, resume="free")
 LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     **{name: library_option(resume="free") for name in FREE},
     # The essential ones
     "num_train_epochs": training_option(
-        brief="How often to go through the training images.",
-        range=POSITIVE,
-        synonyms="epochs num_epochs max_epochs",
+        brief="How often to go through the training images.", range=POSITIVE, synonyms="epochs num_epochs max_epochs"
     ),
     "max_steps": training_option(
-        brief="How many steps to train, whatever the epochs are.",
-        synonyms="steps iterations num_steps",
+        brief="How many steps to train, whatever the epochs are.", synonyms="steps iterations num_steps"
     ),
-    "learning_rate": training_option(
-        brief="Largest learning rate.",
-        range=NOT_NEGATIVE,
-        synonyms="lr lr0 base_lr",
-    ),
+    "learning_rate": training_option(brief="Largest learning rate.", range=NOT_NEGATIVE, synonyms="lr lr0 base_lr"),
     "per_device_train_batch_size": training_option(
         brief="Images of a step, on each process.",
         range=COUNT,
@@ -49,27 +45,20 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
         resume="free",
     ),
     "bf16": training_option(
-        brief="Compute in bfloat16 where that is precise enough.",
-        synonyms="amp mixed_precision half",
+        brief="Compute in bfloat16 where that is precise enough.", synonyms="amp mixed_precision half"
     ),
     "seed": training_option(brief="Of all that is random.", range=SEED),
-    "per_device_eval_batch_size": described(
+    "per_device_eval_batch_size": essential_option(
         brief="Images of an evaluation's batch, on each process.",
         range=COUNT,
         group="Evaluation",
-        essential=True,
         synonyms="eval_batch_size batch_size validation_batch_size",
-        resume="free",
     ),
-    "use_cpu": described(
-        brief="Leave GPUs alone.", group="Hardware", essential=True, synonyms="cpu no_cuda", resume="free"
-    ),
-    "output_dir": described(
+    "use_cpu": essential_option(brief="Leave GPUs alone.", group="Hardware", synonyms="cpu no_cuda"),
+    "output_dir": essential_option(
         brief="Folder for all that is written; by default a new one in outputs/.",
         group="Output",
-        essential=True,
         synonyms="output out save_dir out_dir project_dir name",
-        resume="free",
     ),
     # Optimizer and schedule
     "optim": library_option(synonyms="opt optimizer", resume="fixed"),
@@ -84,23 +73,15 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     "label_smoothing_factor": library_option(range=SHARE_LEFT_OUT, synonyms="smoothing label_smoothing"),
     "neftune_noise_alpha": library_option(range=NOT_NEGATIVE),
     "data_seed": library_option(range=SEED),
-    # Intervals and resources
-    "logging_steps": library_option(range=POSITIVE, resume="free"),
-    "eval_steps": library_option(range=POSITIVE, resume="free"),
-    "eval_delay": library_option(range=NOT_NEGATIVE, resume="free"),
-    "eval_accumulation_steps": library_option(range=COUNT, resume="free"),
-    "save_steps": library_option(range=POSITIVE, resume="free"),
-    "save_total_limit": library_option(range=NOT_NEGATIVE, resume="free"),
     "torch_empty_cache_steps": library_option(range=COUNT),
+    # Intervals and resources
+    **{name: library_option(range=POSITIVE, resume="free") for name in ("logging_steps", "eval_steps", "save_steps")},
+    **{name: library_option(range=NOT_NEGATIVE, resume="free") for name in ("eval_delay", "save_total_limit")},
+    **{name: library_option(range=COUNT, resume="free") for name in COUNTS},
     "dataloader_num_workers": library_option(range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"),
-    "dataloader_prefetch_factor": library_option(range=COUNT, resume="free"),
-    "ddp_timeout": library_option(range=COUNT, resume="free"),
-    "ddp_bucket_cap_mb": library_option(range=COUNT, resume="free"),
     # No part of a recipe
     "hub_token": library_option(resume="free", private=True),
-    "resume_from_checkpoint": described(
-        group="Output", essential=True, synonyms="resume", resume="free", private=True
-    ),
+    "resume_from_checkpoint": essential_option(group="Output", synonyms="resume", private=True),
 }
 LIBRARY_FIELDS = {item.name: item for item in fields(TrainingArguments)}
 

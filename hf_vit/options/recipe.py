@@ -10,7 +10,7 @@ import yaml
 from transformers.utils import logging
 
 from .library import options_of
-from .named_recipes import find_recipe
+from .names import find_recipe
 
 
 logger = logging.get_logger(__name__)

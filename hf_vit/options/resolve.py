@@ -17,6 +17,7 @@ from .names import ANSWERS, unknown_option
 
 # Pairs of options of which the first must not be larger than the second
 PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
+PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values that options are given as
 EXPECTED = {
     **{bool: "true or false", int: "a whole number", float: "a number", str: "text", Names: "a list of names"},
     dict: "a mapping, or its JSON: '{\"name\": 1}'",
@@ -24,15 +25,14 @@ EXPECTED = {
 
 
 class Options:
-    """Base of dataclasses of options: construction converts values to the declared types and checks numbers."""
+    """Base of dataclasses of options: construction converts values to the declared types and checks them."""
 
     def __post_init__(self) -> None:
         convert_all(self)
-        check_numbers(self)
 
 
 def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
-    """Return an instance of each of some dataclasses of options.
+    """Return an instance of each of some dataclasses of options, which convert and check the values.
 
     Args:
         types: The dataclasses.
@@ -42,43 +42,57 @@ def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any
     Raises:
         ValueError: if an option is unknown, or a value has the wrong type or is not legal.
     """
-    given = {**defaults, **resolve(types, values)}
+    given = {**defaults, **known_options(types, values)}
     return tuple(kind(**{name: given[name] for name in options_of(kind) if name in given}) for kind in types)
 
 
-def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are given, with the declared types; raises as `build`."""
-    known = options_of(*types)
-    kinds = {name: kind for declaring in types for name, kind in get_type_hints(declaring).items()}
-    resolved: dict[str, Any] = {}
-    for given, value in values.items():
-        name = given.replace("-", "_")
+def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not `None`; raise `ValueError` if none of some dataclasses has an option."""
+    known, given = options_of(*types), {name.replace("-", "_"): value for name, value in values.items()}
+    for name in given:
         if name not in known or name in ANSWERS:
             synonyms = {option: metadata["synonyms"] for option, metadata in known.items()}
-            raise ValueError(unknown_option(given, synonyms, prefix=""))
-        if value is not None:
-            resolved[name] = convert(name, value, kinds[name])
-            check_choice(name, resolved[name], known[name]["choices"])
-    return resolved
+            raise ValueError(unknown_option(name, synonyms, prefix=""))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are given with the declared types, as recipes and commands record them.
+
+    Raises `ValueError` as `build` does, but for numbers out of range.
+    """
+    known = options_of(*types)
+    kinds = {name: kind for declaring in types for name, kind in get_type_hints(declaring).items()}
+    given = known_options(types, values)
+    return {name: convert(name, value, kinds[name], known[name]["choices"]) for name, value in given.items()}
 
 
 def convert_all(options: Any) -> None:
-    """Give the values of a dataclass of options their declared types; raise `ValueError` for one that does not fit."""
-    kinds = get_type_hints(type(options))
+    """Give the values of a dataclass of options their declared types; raise `ValueError` for one that is not legal."""
+    kinds, values = get_type_hints(type(options)), vars(options)
     for item in fields(options):
-        value = vars(options).get(item.name)
-        if "resume" in item.metadata and value is not None:  # declared by `option`, not by the library
-            setattr(options, item.name, convert(item.name, value, kinds[item.name]))
+        value, metadata = values.get(item.name), metadata_of(item)
+        # Objects of the library, such as an AcceleratorConfig, and defaults stay as they are.
+        if isinstance(value, PLAIN) and value is not item.default:
+            value = convert(item.name, value, kinds[item.name], metadata["choices"])
+            setattr(options, item.name, value)
+        check_number(item.name, value, metadata["range"], item.default)
+    for low, high in PAIRS:
+        if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
+            raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
 
 
-def convert(name: str, value: Any, kind: Any) -> Any:
-    """Return a value as an option of a type; raises `ValueError` if it does not fit."""
+def convert(name: str, value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
+    """Return a value as an option of a type; raise `ValueError` if it does not fit or is none of the choices."""
     parts = members(kind)
     for part in parts:
         try:
-            return as_type(value, part)
+            converted = as_type(value, part)
         except (TypeError, ValueError):
             continue
+        if choices is not None and converted not in choices:
+            raise ValueError(f"{name}={converted!r} is unknown. Choose one of {', '.join(map(str, choices))}.")
+        return converted
     expected = " or ".join(dict.fromkeys(map(expectation, parts)))
     raise ValueError(f"{name}={value!r} must be {expected}.")
 
@@ -150,19 +164,3 @@ def expectation(kind: Any) -> str:
 def values_of(options: Any, *groups: str) -> dict[str, Any]:
     """Return the values of the options of some help groups, by name."""
     return {item.name: vars(options)[item.name] for item in fields(options) if item.metadata.get("group") in groups}
-
-
-def check_choice(name: str, value: Any, choices: Sequence[Any] | None) -> None:
-    """Raise `ValueError` if a value is none of the legal ones."""
-    if choices is not None and value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown. Choose one of {', '.join(map(str, choices))}.")
-
-
-def check_numbers(options: Any) -> None:
-    """Raise `ValueError` for the first number of a dataclass of options that is out of range, infinite or NaN."""
-    values = vars(options)
-    for item in fields(options):
-        check_number(item.name, values.get(item.name), metadata_of(item)["range"], item.default)
-    for low, high in PAIRS:
-        if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
-            raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")

@@ -1,17 +1,17 @@
 """A thin layer on the library's Trainer: arguments, metrics, safe saving, tasks, publishing and model cards."""
 
 from ..evaluation.classification import image_classification_metrics
-from .arguments import HfViTTrainingArguments
+from .checkpoints import last_checkpoint
 from .errors import NotFiniteError, Preempted
-from .optim.parameter_groups import make_parameter_groups
+from .optimizer import make_parameter_groups
 from .publishing.hub import publish
 from .publishing.model_card import TrainingInfo, write_model_card
-from .saving.checkpoints import last_checkpoint
 from .tasks import TASKS
 from .tasks.base import Task
 from .tasks.image_classification import ImageClassification, make_trainer
 from .tasks.zero_shot_image_classification import train_tokenizer
 from .trainer import HfViTTrainer
+from .training_arguments import HfViTTrainingArguments
 
 
 __all__ = [

@@ -1,27 +1,22 @@
-"""The arguments of trainings that several tasks share: model, data, and those of the library."""
+"""Options of trainings that several tasks share: which model, and which images."""
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
-from transformers import SchedulerType, TrainingArguments
-from transformers.integrations import is_tensorboard_available
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from transformers.utils import is_torch_xla_available
+from typing import Any, ClassVar, Literal
 
 from ..data.formats.files import split_names
-from ..evaluation.base import LOWER_IS_BETTER
-from ..extras import check_packages
 from ..model.configuration_hf_vit import PRESETS
 from ..options.field import (
     COUNT,
     NOT_NEGATIVE,
+    PROBABILITY,
+    SHARE,
     SHARE_LEFT_OUT,
     Names,
+    Range,
+    augmentation_option,
     data_option,
     model_option,
     option,
@@ -29,22 +24,81 @@ from ..options.field import (
     start_option,
     training_images_option,
 )
-from ..options.resolve import Options, check_numbers, convert_all, values_of
-from .library_checks import check_library
-from .training_options import SCHEDULE_FREE, TrainingOptions, check_optimization, parse_changes
+from ..options.resolve import Options, values_of
 
 
 MAX_WORKERS = 8  # by default
+regularization_option = partial(option, group="Regularization")
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
 
 
 @dataclass
-class ModelArguments(Options):
-    """Which model to train."""
+class SourceArguments(Options):
+    """Where images are."""
+
+    # Fields that the loaders of `hf_vit.data` take by the same names
+    loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
+    takes_several: ClassVar[bool] = False  # sources, with commas between them
+
+    dataset_name: str = source_option("Folder, or name on the Hub.")
+    dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
+    dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
+    image_column_name: str | None = data_option(None, "Column of the images, where it is not clear by itself.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.dataset_name:
+            raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+        if not all(self.sources):
+            raise ValueError(
+                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
+            )
+
+    @property
+    def sources(self) -> list[str]:
+        """The folders, files or names of the datasets."""
+        return split_sources(self.dataset_name) if self.takes_several else [self.dataset_name]
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns what the loaders of `hf_vit.data` take in addition to `dataset_name`."""
+        return {name: vars(self)[name] for name in self.loader_options}
+
+
+@dataclass
+class TaskArguments(SourceArguments):
+    """Options of all tasks: on which images to train or to evaluate, and which model."""
 
     task_config: ClassVar[str] = ""  # the field of HfViTConfig that holds the options of the head
     task_options: ClassVar[tuple[str, ...]] = ()  # those of them that are fields here
 
+    skip_unreadable: bool = data_option(
+        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
+    )
+    check_images: bool = data_option(
+        True, "Read all images once in advance; false if that has been done before.", resume="free"
+    )
+    allow_duplicates: bool = training_images_option(
+        False, "Train even if most of the evaluated images are training images, too.", resume="free"
+    )
+    train_val_split: float | None = data_option(
+        None,
+        "Share of the training images held out where the data has no validation split; 0 trains on all. "
+        "By default a tenth where it chooses something (the best step, a threshold) or there is no test split.",
+        SHARE_LEFT_OUT,
+        synonyms="val_split validation_split holdout",
+    )
+    validation_as_test: bool | None = data_option(
+        None,
+        "Report the scores of the validation split, and hold images for choices out of the training ones. "
+        "By default where something is chosen (the best step, a threshold) and there is no test split.",
+    )
+    max_train_samples: int | None = training_images_option(
+        None, "Train on this many images, drawn at random: for a trial.", COUNT
+    )
+    max_eval_samples: int | None = data_option(
+        None, "Evaluate this many images of a split, drawn at random: for a trial.", COUNT
+    )
+    dataset_license: str = training_images_option("unknown", "License of the data, for the model card.", resume="free")
     model_name_or_path: str | None = start_option(
         None,
         "Model to start from, saved by this package or published for another library: a folder, a name on "
@@ -74,9 +128,12 @@ class ModelArguments(Options):
         "which learns faster.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
+    holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.skip_unreadable and not self.check_images:
+            raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
         if self.model_name_or_path is not None and self.whiten_patches:
             raise ValueError(
                 f"--whiten_patches is for models from scratch, and --model_name_or_path {self.model_name_or_path} has "
@@ -114,89 +171,15 @@ class ModelArguments(Options):
         """Returns the options of the head that are given; raises as `overrides`."""
         return self.overrides().get(self.task_config) or {}
 
-
-@dataclass
-class SourceArguments(Options):
-    """Where images are."""
-
-    # Fields that the loaders of `hf_vit.data` take by the same names
-    loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
-    takes_several: ClassVar[bool] = False  # sources, with commas between them
-
-    dataset_name: str = source_option("Folder, or name on the Hub.")
-    dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
-    dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
-    image_column_name: str | None = data_option(None, "Column of the images, where it is not clear by itself.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.dataset_name:
-            raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
-        if not all(self.sources):
-            raise ValueError(
-                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
-            )
-
-    @property
-    def sources(self) -> list[str]:
-        """The folders, files or names of the datasets."""
-        return split_sources(self.dataset_name) if self.takes_several else [self.dataset_name]
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns what the loaders of `hf_vit.data` take in addition to `dataset_name`."""
-        return {name: vars(self)[name] for name in self.loader_options}
-
-
-@dataclass
-class ImageDataArguments(SourceArguments):
-    """Images to train or to evaluate on, whatever their targets are."""
-
-    skip_unreadable: bool = data_option(
-        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
-    )
-    check_images: bool = data_option(
-        True, "Read all images once in advance; false if that has been done before.", resume="free"
-    )
-    allow_duplicates: bool = training_images_option(
-        False, "Train even if most of the evaluated images are training images, too.", resume="free"
-    )
-    train_val_split: float | None = data_option(
-        None,
-        "Share of the training images held out where the data has no validation split; 0 trains on all. "
-        "By default a tenth where it chooses something (the best step, a threshold) or there is no test split.",
-        SHARE_LEFT_OUT,
-        synonyms="val_split validation_split holdout",
-    )
-    validation_as_test: bool | None = data_option(
-        None,
-        "Report the scores of the validation split, and hold images for choices out of the training ones. "
-        "By default where something is chosen (the best step, a threshold) and there is no test split.",
-    )
-    max_train_samples: int | None = training_images_option(
-        None, "Train on this many images, drawn at random: for a trial.", COUNT
-    )
-    max_eval_samples: int | None = data_option(
-        None, "Evaluate this many images of a split, drawn at random: for a trial.", COUNT
-    )
-    dataset_license: str = training_images_option("unknown", "License of the data, for the model card.", resume="free")
-    holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.skip_unreadable and not self.check_images:
-            raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
-
-    def refuse_training_options(self) -> None:
-        """Raises `ValueError` if an option is given that has a meaning in trainings alone."""
+    def given_values(self, group: str) -> dict[str, Any]:
+        """Return the options of a help group whose values differ from the defaults, by name."""
         defaults = {item.name: item.default for item in fields(self)}
-        for name, value in values_of(self, "Training images").items():
-            if value != defaults[name]:
-                raise ValueError(f"{name}={value!r} is an option of trainings. Leave it out.")
+        return {name: value for name, value in values_of(self, group).items() if value != defaults[name]}
 
 
 @dataclass
-class StreamArguments(Options):
-    """Whether and how images are read while a training runs."""
+class StreamArguments(TaskArguments):
+    """The same where images may be read while a training runs."""
 
     streaming: bool = training_images_option(
         False,
@@ -212,20 +195,20 @@ class StreamArguments(Options):
         "is slower, but several processes then train as one would.",
     )
 
-    def check_stream(self, max_train_samples: int | None) -> None:
-        """Raises `ValueError` if the options of a stream do not go with each other or with the others."""
-        if self.streaming and max_train_samples is not None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.streaming and self.max_train_samples is not None:
             raise ValueError(
-                f"max_train_samples={max_train_samples} are drawn from all images, which a stream does not know. "
+                f"max_train_samples={self.max_train_samples} are drawn from all images, which a stream does not know. "
                 "Leave it out, or --streaming."
             )
 
 
 @dataclass
-class ClassificationArguments(ModelArguments, ImageDataArguments, StreamArguments):
+class ClassificationArguments(StreamArguments):
     """Which classifier to train, and on which images."""
 
-    loader_options = (*ImageDataArguments.loader_options, "label_column_name")
+    loader_options = (*TaskArguments.loader_options, "label_column_name")
 
     dataset_name: str = source_option(
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
@@ -235,13 +218,72 @@ class ClassificationArguments(ModelArguments, ImageDataArguments, StreamArgument
         None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True
     )
 
+    # How training images are changed at random, in this order, then their batches, and the loss
+    min_crop_scale: float = augmentation_option(
+        0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+    )
+    crop_padding: int = augmentation_option(
+        0,
+        "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+        "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
+        NOT_NEGATIVE,
+    )
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
+        "trivialaugment",
+        "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
+        "or blur; DeiT III).",
+        synonyms="aa randaugment",
+    )
+    randaugment_num_ops: int = augmentation_option(2, "Operations that randaugment does to an image.", COUNT)
+    randaugment_magnitude: int = augmentation_option(9, "How much each of them does, 0 to 30.", Range(0, 30))
+    color_jitter: float = augmentation_option(
+        0.0, "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.", PROBABILITY
+    )
+    random_erasing: float = augmentation_option(0.25, "Probability that a rectangle is blanked out.", PROBABILITY)
+
+    mixup_alpha: float = regularization_option(
+        0.0,
+        "Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
+        NOT_NEGATIVE,
+        synonyms="mixup",
+    )
+    cutmix_alpha: float = regularization_option(
+        0.0,
+        "Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
+        NOT_NEGATIVE,
+        synonyms="cutmix",
+    )
+    mixing_probability: float = regularization_option(1.0, "Share of the batches that are mixed.", PROBABILITY)
+    mixing_off_share: float = regularization_option(
+        0.0, "Share of the training at its end in which none is: 0.1 for the last tenth.", PROBABILITY
+    )
+    classification_loss: Literal["cross_entropy", "bce"] = regularization_option(
+        "cross_entropy", "cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is."
+    )
+    bce_target_threshold: float | None = regularization_option(
+        None, "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.", SHARE_LEFT_OUT
+    )
+    token_drop_rate: float = regularization_option(
+        0.0, "Share of the patches of each training image that the blocks never see.", SHARE_LEFT_OUT
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_stream(self.max_train_samples)
         if self.class_names is not None and not self.streaming:
             raise ValueError(
                 f"class_names={self.class_names!r} is for --streaming: all labels are known without. Leave it out."
             )
+        if self.bce_target_threshold is not None and self.classification_loss != "bce":
+            raise ValueError(
+                f"bce_target_threshold={self.bce_target_threshold} is of --classification_loss bce. Say that, or "
+                "leave it out."
+            )
+
+    def describe(self) -> dict[str, str]:
+        """Returns the rows of a card: what differs from the defaults."""
+        given = ", ".join(f"{name} {value}" for name, value in self.given_values("Regularization").items())
+        return {"regularization": given} if given else {}
 
 
 UNLABELED_SOURCES = (
@@ -252,11 +294,12 @@ UNLABELED_COLUMN = "Column of labels, where there is one and it is not clear by 
 
 
 @dataclass
-class UnlabeledArguments(ModelArguments, ImageDataArguments, StreamArguments):
+class UnlabeledArguments(StreamArguments):
     """Which model to train without labels, and on which images."""
 
-    loader_options = (*ImageDataArguments.loader_options, "label_column_name")
+    loader_options = (*StreamArguments.loader_options, "label_column_name")
     takes_several = True
+    masking_objective: ClassVar[str] = ""  # of the task, which needs a mask token
 
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
     label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
@@ -264,9 +307,11 @@ class UnlabeledArguments(ModelArguments, ImageDataArguments, StreamArguments):
         5000, "Training images among which neighbors are looked for, where labels are known; 0 for none.", NOT_NEGATIVE
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_stream(self.max_train_samples)
+    def overrides(self) -> dict[str, Any]:
+        """Return the fields of the configuration that differ, with the mask token if the objective needs it."""
+        fields = super().overrides()
+        objective = (fields.get(self.task_config) or {}).get("objective")
+        return {"use_mask_token": True, **fields} if objective and objective == self.masking_objective else fields
 
 
 def split_sources(names: str | Sequence[str]) -> list[str]:
@@ -274,144 +319,3 @@ def split_sources(names: str | Sequence[str]) -> list[str]:
     if not isinstance(names, str):
         return list(names)
     return [names] if Path(names).expanduser().exists() else split_names(names)
-
-
-@dataclass
-class HfViTTrainingArguments(TrainingOptions, TrainingArguments):
-    """The library's arguments, with defaults that suit a Vision Transformer."""
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup_steps: float = 0.1
-    lr_scheduler_type: SchedulerType | str = "cosine"
-    per_device_train_batch_size: int = 64
-    per_device_eval_batch_size: int = 64
-    eval_strategy: IntervalStrategy | str = "epoch"
-    save_strategy: SaveStrategy | str = "epoch"
-    save_total_limit: int | None = 2
-    logging_steps: float = 0.01
-    metric_for_best_model: str | None = option(
-        "accuracy", "Score that chooses the best model: a name that evaluations print.", group="Training"
-    )
-    early_stopping_patience: int | None = option(
-        None,
-        "Stop after this many evaluations without a better score, and keep the best model.",
-        COUNT,
-        group="Training",
-        essential=True,
-        synonyms="patience",
-    )
-    resume_from_checkpoint: str | None = option(
-        None,
-        'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.',
-        group="Output",
-        essential=True,
-        synonyms="resume",
-        resume="free",
-        private=True,
-    )
-    dry_run: bool = option(
-        False,
-        "Check data, model and options, say what would be done, and write nothing.",
-        group="Output",
-        essential=True,
-        resume="free",
-        private=True,
-    )
-    length_changes: list[str] | None = option(
-        None,
-        "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
-        "where a budget in minutes was kept.",
-        resume="free",
-    )
-    # Early stopping counts on where it stood, and the wall time adds up.
-    restore_callback_states_from_checkpoint: bool = True
-    # An incomplete last batch would weigh its images more, and differ with the number of processes.
-    dataloader_drop_last: bool = True
-    dataloader_pin_memory: bool = torch.cuda.is_available()
-    dataloader_num_workers: int | None = option(
-        None,
-        "Processes that read images, for each that trains. By default its share of the cores "
-        "beside a GPU, at most 8; without one none, as the model takes all cores.",
-        NOT_NEGATIVE,
-        synonyms="workers num_workers",
-        resume="free",
-    )
-    # Where there are worker processes, they stay from epoch to epoch.
-    dataloader_persistent_workers: bool = True
-    remove_unused_columns: bool = False
-    report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
-    fsdp: bool | str | None = field(default=None, metadata={"const": True})
-    optim_target_modules: list[str] | str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.report_to, str):
-            self.report_to = Names(split_names(self.report_to))
-        convert_all(self)
-        check_numbers(self)
-        check_library(self)
-        parse_changes(self.length_changes)
-        # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
-        if not torch.accelerator.is_available() and not is_torch_xla_available():
-            self.use_cpu = True
-        name = str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_")
-        if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
-            self.greater_is_better = False
-        if self.early_stopping_patience is not None:
-            self.load_best_model_at_end = True  # as the last ones are worse
-        if self.dataloader_num_workers is None:
-            has_gpu = torch.cuda.is_available() and not self.use_cpu
-            self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
-        if self.dataloader_num_workers == 0:
-            self.dataloader_persistent_workers = False  # torch refuses it
-        if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
-            self.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
-        try:
-            super().__post_init__()
-        except TypeError as error:  # about an unknown name in a mapping
-            raise ValueError(
-                f"An argument of the library does not fit: {error}. Correct it, or leave it out."
-            ) from error
-        if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
-            raise ValueError(
-                "accelerate launch starts one process on CPUs (MULTI_CPU, --cpu), where several are asked for. Use "
-                "torchrun --nproc_per_node N in its place."
-            )
-        check_optimization(self)
-        self.check_combinations()
-
-    def check_combinations(self) -> None:
-        """Raises `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
-        if self.minutes is not None and self.choose_defaults is False:
-            raise ValueError(
-                f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
-                "nothing. Give one of the two."
-            )
-        if self.progressive_sizes and self.multi_scale_sizes:
-            raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
-                "how large training images are. Give one of the two."
-            )
-        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
-            raise ValueError(
-                f"The weights of optim={self.optim.value} are an average already, so that ema_decay={self.ema_decay} "
-                "would average twice. Leave one of the two out."
-            )
-        if self.lora_rank is not None:
-            check_packages("lora_rank", "peft", extra="peft")
-
-    def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Returns the number of warm-up steps; a single step has none, as its learning rate would be 0."""
-        return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
-
-
-def usable_cores() -> int:
-    """Returns how many cores this process may use: of those of a job, its part among the processes that train there.
-
-    A launcher may have bound it to cores that are its part already: then it has fewer than the launcher.
-    """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if sys.platform != "linux":  # which alone tells
-        return max(1, (os.cpu_count() or 1) // processes)
-    own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
-    return own if own < launchers else max(1, own // processes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from .saving.checkpoints import find_gap, last_checkpoint
+from .checkpoints import find_gap, last_checkpoint
 
 
 class Preempted(SystemExit):

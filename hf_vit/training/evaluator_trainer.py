@@ -14,10 +14,10 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.datasets import TargetDataset
-from ..evaluation.base import BaseEvaluator, ImageResult, Threshold
+from ..evaluation.base import BaseEvaluator, Threshold
 from ..model.task_configurations import TASK_CONFIGS
-from .callbacks.ema import AVERAGE_FOLDER
 from .lora import unwrap_peft
+from .output_folder import AVERAGE_FOLDER
 from .trainer import HfViTTrainer, replaced
 
 
@@ -67,8 +67,9 @@ class EvaluatorTrainer(HfViTTrainer):
         with torch.no_grad():
             results = self.evaluator.predict(unwrap_peft(model), inputs)
         metric = self.evaluator.metric
+        describe = self.evaluator.describe if self.predictions is not None else lambda *_: {}
         records = [
-            (metric.record(result.prediction, target), result.loss, result.weight, self._describe(result, target))
+            (metric.record(result.prediction, target), result.loss, result.weight, describe(result.prediction, target))
             for result, target in zip(results, inputs["targets"], strict=True)
         ]
         # Without those images that several processes see twice to fill their last batch.
@@ -78,9 +79,6 @@ class EvaluatorTrainer(HfViTTrainer):
         if self.predictions is not None:
             self.predictions += [line for *_, line in gathered]
         return None, None, None
-
-    def _describe(self, result: ImageResult, target: Any) -> dict[str, Any]:
-        return {} if self.predictions is None else self.evaluator.describe(result.prediction, target)
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""

@@ -18,7 +18,8 @@ from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
 from ..data.loaders.image_classification import held_out_of_stream
 from ..model.image_targets import IGNORED_LABEL
-from .arguments import HfViTTrainingArguments, ImageDataArguments
+from .arguments import TaskArguments
+from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
@@ -28,7 +29,7 @@ HELD_OUT = 0.1  # share of the training images, where images to evaluate are nee
 
 def load_targets(
     load: Callable[[], TargetData],
-    args: ImageDataArguments,
+    args: TaskArguments,
     training_args: HfViTTrainingArguments,
     *,
     needs_validation: bool = False,
@@ -74,7 +75,7 @@ def chooses_step(args: HfViTTrainingArguments) -> bool:
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
-def named_splits(splits: DatasetDict, args: ImageDataArguments) -> DatasetDict:
+def named_splits(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
     """Returns the splits of a training by what they are for; see `args.validation_as_test`."""
     if not args.validation_as_test:
         return splits
@@ -86,7 +87,7 @@ def named_splits(splits: DatasetDict, args: ImageDataArguments) -> DatasetDict:
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
-def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
+def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
     """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_targets`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
@@ -110,7 +111,7 @@ def evaluation_images(
     data: TargetData,
     split: str,
     source: str,
-    args: ImageDataArguments,
+    args: TaskArguments,
     training_args: HfViTTrainingArguments,
     was_streamed: bool = False,
 ) -> Dataset:
@@ -154,7 +155,7 @@ def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name:
 
 
 def readable_images(
-    data: TargetData, args: ImageDataArguments, training_args: HfViTTrainingArguments, fault: str
+    data: TargetData, args: TaskArguments, training_args: HfViTTrainingArguments, fault: str
 ) -> DatasetDict:
     """Returns the splits with examples that can be read; on several processes each of them reads a share.
 
@@ -188,7 +189,7 @@ def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
 
 def load_evaluation_targets(
     load: Callable[[], TargetData],
-    args: ImageDataArguments,
+    args: TaskArguments,
     split: str | None,
     label2id: Mapping[str, int],
     training_args: HfViTTrainingArguments,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
-from ..extras import check_packages
 from ..model.pretrained import HfViTPreTrainedModel
-from .training_options import TrainingOptions
+from .training_arguments import HfViTTrainingArguments
 
 
 if is_peft_available():
@@ -27,7 +26,7 @@ PREFIX = "base_model.model."  # of all names in the files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
-def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
+def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
     """Freezes a model, and adds an adapter that trains low-rank updates of attention and MLP, and its head in full.
 
     The model keeps its class. What was frozen before stays as it is.
@@ -37,11 +36,9 @@ def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
         args: Rank and place of the updates.
 
     Raises:
-        ImportError: if peft is missing.
         ValueError: if the model starts from scratch, or has no such layers.
     """
     assert args.lora_rank is not None
-    check_packages("lora_rank", "peft", extra="peft")
     base = model.config._name_or_path
     if not base:
         raise ValueError(
@@ -76,7 +73,7 @@ def add_lora(model: HfViTPreTrainedModel, args: TrainingOptions) -> None:
 def prepare_adapter(model: Any, args: Any) -> Any:
     """Returns the plain model that trains, with the adapter of `lora_rank` or that of a `PeftModel` in it."""
     model = unwrap_peft(model)
-    if isinstance(args, TrainingOptions) and args.lora_rank is not None:
+    if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
         model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
@@ -104,7 +101,9 @@ def count_parameters(model: PreTrainedModel) -> int:
     """Returns the number of parameters of a model, of an adapted one those that are left once all is merged."""
     count: int = model.num_parameters()
     if is_adapted(model):
-        count -= sum(size_of(module) - size_of(plain(module)) for _, module in adapted_modules(model))
+        count -= sum(
+            size_of(module) - size_of(without_peft(module, merges=False)) for _, module in adapted_modules(model)
+        )
     return count
 
 
@@ -119,7 +118,7 @@ def merge(model: Model) -> Model:
     weights: dict[str, Tensor] = model.state_dict()
     for name, module in adapted_modules(model):
         weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
-        weights |= {f"{name}.{key}": weight for key, weight in merged(module).state_dict().items()}
+        weights |= {f"{name}.{key}": weight for key, weight in without_peft(module, merges=True).state_dict().items()}
     return type(model).from_pretrained(None, config=copy.deepcopy(model.config), state_dict=weights, dtype=model.dtype)
 
 
@@ -129,21 +128,16 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
-def plain(module: Any) -> nn.Module:
-    """Returns one of them as it is without peft: a layer with its old weights, a head with its trained ones."""
-    if isinstance(module, BaseTunerLayer):
-        layer: nn.Module = module.get_base_layer()
-        return layer
-    head: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
-    return head
-
-
-def merged(module: Any) -> nn.Module:
-    """Returns one of them as it is without peft, with its update."""
-    if isinstance(module, BaseTunerLayer):
+def without_peft(module: Any, *, merges: bool) -> nn.Module:
+    """Return a plain layer with its old or, if `merges`, its updated weights, or a plain head as it was trained."""
+    if isinstance(module, AuxiliaryTrainingWrapper):
+        plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
+        return plain
+    if merges:
         module = copy.deepcopy(module)  # what is merged in place cannot be taken out again bit for bit
         module.merge()
-    return plain(module)
+    plain = module.get_base_layer()
+    return plain
 
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -1,10 +1,16 @@
-"""The model that a training starts from, and its image processor."""
+"""The model that a training run starts from, and its image processor.
 
-from collections.abc import Iterator, Mapping, Sequence
+Shapes: M patches of an image, of E values each, D hidden size, C channels, p q patch height and width, K directions.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
+import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
@@ -15,7 +21,7 @@ from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.nested_options import with_lists
 from ..model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, read_config
 from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
-from .arguments import ModelArguments
+from .arguments import TaskArguments
 
 
 logger = logging.get_logger(__name__)
@@ -37,11 +43,14 @@ CLASS_WEIGHTS = (
 LOSS_WEIGHTS = ("contrastive_head.logit_",)
 # What in the head of any task has a number for each query. The rest of a head is of use for other queries too.
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
+NULL_VARIANCE = 1e-6  # of a direction: less than the rounding of 8-bit pixels, so that the images do not have it
+NUM_IMAGES = 256  # whose patches tell how patches are
+LEAST_VARIANCE = 1e-2  # of a direction, in units of pixel values: what varies less is noise, and stays small
 
 
 def load_model(
     model_class: type[Model],
-    args: ModelArguments,
+    args: TaskArguments,
     names: Sequence[str] = (),
     facts: HeadOptions | None = None,
     fresh: HeadOptions | None = None,
@@ -78,7 +87,7 @@ def misfit(error: StrictDataclassError) -> ValueError:
     return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
 
 
-def plan_config(args: ModelArguments) -> dict[str, Any]:
+def plan_config(args: TaskArguments) -> dict[str, Any]:
     """Returns the fields of the configuration of a training's model, as far as they are known before the data are.
 
     They are all of a new model or of one of this package, and those that are given of any other.
@@ -103,7 +112,7 @@ def plan_config(args: ModelArguments) -> dict[str, Any]:
         raise misfit(error) from error
 
 
-def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel], args: ModelArguments) -> None:
+def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel], args: TaskArguments) -> None:
     """Raises `ValueError` unless a checkpoint is of a model of this class and of the architecture that is wanted."""
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
@@ -150,7 +159,7 @@ def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune(
-    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
+    model_class: type[Model], args: TaskArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns a saved model, with fresh weights for the classes if it knows others, and its image processor."""
     assert args.model_name_or_path is not None
@@ -320,3 +329,48 @@ def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
     height, width = to_pair(config.image_size)
     whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
+
+
+@torch.no_grad()
+def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) -> None:
+    """Lets the patch embedding of a model from scratch start as a whitening of the patches of its images.
+
+    Neighboring pixels are alike, so that most of what random weights make of a patch is its mean color. The principal
+    directions of patches, each divided by its deviation, make details as large as colors from the first step on. A
+    random rotation spreads them over all D channels; where D < E the directions of least variance are left out, and
+    always those without variance, such as the colors of gray images.
+
+    Args:
+        model: Has an `HfViTModel` as its base.
+        images: (C, H, W) as the model takes them, with sides that are multiples of the patch.
+        seed: Of the rotation.
+
+    Raises:
+        ValueError: if there are no patches, or a pixel is infinite or NaN.
+
+    Source: whitening as a fixed first layer is from https://arxiv.org/abs/2404.00498, after
+    https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
+    """
+    projection = model.base_model.embeddings.patch_embeddings.projection
+    kernel = projection.weight.shape[2:]
+    size = projection.weight[0].numel()  # E
+    count, total, products = 0, torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
+    for image in images:  # one by one: all patches at once may be gigabytes
+        patches = F.unfold(image[None], kernel, stride=kernel)[0].T.to("cpu", torch.float64)  # (M, E)
+        count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
+    if not (count and products.isfinite().all()):
+        found = "infinite or NaN pixels" if count else "no patches"
+        raise ValueError(f"whiten_patches=True: the images have {found}. Check them, or set whiten_patches=False.")
+    mean = total / count  # (E,)
+    variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
+    width = len(projection.weight)
+    kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
+    if kept == 0:
+        return  # all patches are the same
+    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), the largest variances
+    draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), to channels of variance 1
+    kernels = rotation @ whitening  # (D, E)
+    projection.weight.copy_(kernels.view_as(projection.weight))
+    if projection.bias is not None:
+        projection.bias.copy_(-kernels @ mean)

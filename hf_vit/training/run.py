@@ -1,9 +1,11 @@
-"""Runs a training or an evaluation by the values of its options."""
+"""Run or plan a training run, or run an evaluation, given the values of its options."""
 
 import json
+import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,22 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from accelerate import PartialState
 from safetensors import SafetensorError
-from transformers import set_seed
+from torch.utils.data import IterableDataset
+from transformers import TrainerState, TrainingArguments, set_seed
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
-from ..model.pretrained import read_config
 from ..options.field import Names
 from ..options.library import options_of
 from ..options.recipe import RECIPE_NAME, recipe_text, shareable, with_recipe
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
-from .arguments import HfViTTrainingArguments, split_sources
-from .callbacks.clock import StepReport
-from .conditions import describe_arguments, describe_data, find_changes, with_changes
-from .distillation.base import check_projection
-from .dry_run import describe_plan
+from .arguments import split_sources
+from .callbacks.state import StepReport
+from .checkpoints import on_first_process, write_whole
+from .conditions import describe_arguments, find_changes, find_conditions
+from .distillation import check_projection
 from .errors import (
     CheckpointError,
     ExampleError,
@@ -37,21 +41,24 @@ from .errors import (
     as_sentence,
     how_to_resume,
     in_one_line,
+    in_words,
 )
 from .lora import count_parameters
-from .models import check_architecture, check_head
+from .models import check_architecture, check_head, read_config_of
+from .output_folder import checkpoint_to_resume, evaluation_files, occupied
 from .planning.keep_budget import KeepBudget, LengthChanges
 from .planning.plan import Planner, warn_of_few_steps
-from .saving.checkpoints import on_first_process
-from .saving.output_files import evaluation_files, write_whole
-from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
 from .tasks.base import EVALUATED, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
+from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # of the steps
+# Beside the weights, an optimizer keeps at most so many numbers for each that is trained: AdamW its two averages.
+NUMBERS_OF_OPTIMIZER = 2
+OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
 def run(
@@ -220,17 +227,6 @@ def complete(training: Training) -> None:
         PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
-def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Returns the conditions of a training, whose arguments are `values`; raises as `find_changes`."""
-    values = {**values, **describe_data(task)}
-    changes: list[str] = []
-    if checkpoint is not None:
-        changes = find_changes(task, values, checkpoint)
-    if changes:
-        logger.warning(f"The training of {checkpoint} resumes with changes: {'; '.join(changes)}.")
-    return with_changes(values, checkpoint, changes)
-
-
 def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
@@ -245,10 +241,7 @@ def finish(training: Training) -> None:
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
-        trainer,
-        command=training.command,
-        license=task.options.license,
-        base_model=task.options.model_name_or_path,
+        trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
     )
     if trainer.is_world_process_zero():
         report(f"Scores: {listed(training.scores)}")
@@ -377,7 +370,9 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
         if name in values and name not in own and option["group"] not in EVALUATED:
             raise ValueError(f"{name}={values[name]!r} is an option of trainings. Leave it out.")
     options, args = build((kinds["options"], EvaluationArguments), values, **task_class.evaluation_defaults())
-    options.refuse_training_options()
+    if given := options.given_values("Training images"):
+        name, value = next(iter(given.items()))
+        raise ValueError(f"{name}={value!r} is an option of trainings. Leave it out.")
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
         raise ValueError(f"{useless[0]} is an option of trainings. Leave it out.")
     args.name_output(options.sources)
@@ -401,13 +396,7 @@ def task_of_model(name_or_path: str) -> str:
 
     What names no class, as files of weights and checkpoints of timm do not, is taken for a classifier.
     """
-    try:
-        config = read_config(name_or_path)
-    except OSError as error:
-        raise OSError(
-            f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"
-        ) from error
-    architecture = str((config.get("architectures") or ["ForImageClassification"])[0])
+    architecture = str((read_config_of(name_or_path).get("architectures") or ["ForImageClassification"])[0])
     for name, task in TASKS.items():
         if any(part in architecture for part in (task.model_class.__name__.removeprefix("HfViT"), *task.published)):
             return name
@@ -415,3 +404,62 @@ def task_of_model(name_or_path: str) -> str:
         f"{name_or_path} was saved as {architecture}, which is of no task. If it has a trained head, say for what: "
         f"--task, one of {', '.join(TASKS)}."
     )
+
+
+def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Sequence[str]) -> str:
+    """Returns what a training would do, one idea a line.
+
+    Args:
+        trainer: Could start.
+        recipe: The arguments that were given or chosen, see `given_arguments`.
+        notes: Sentences on what the data lack.
+    """
+    args, config = trainer.args, trainer.model.config
+    _, per_epoch, *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
+    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    size = "x".join(map(str, config.image_size)) if isinstance(config.image_size, list | tuple) else config.image_size
+    is_stream = isinstance(trainer.train_dataset, IterableDataset)
+    epochs = "" if is_stream else f" ({steps / per_epoch:.3g} epochs of {per_epoch:,})"
+    chosen = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, default_flow_style=True, width=math.inf)
+    return "\n".join(
+        [
+            *([f"Data: {' '.join(notes)}"] if notes else []),
+            f"Model: {type(trainer.model).__name__}, {config.num_hidden_layers} layers of width {config.hidden_size}, "
+            f"images of {size} pixels.",
+            f"Steps: {steps:,}{epochs}, {batch} images each.",
+            f"Options: {chosen.strip().strip('{}')}",
+            f"Written to {args.output_dir}: {OUTPUT_FILES}.",
+            describe_space(trainer, steps, per_epoch),
+            "This was a dry run: nothing is written.",
+        ]
+    )
+
+
+def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
+    """Returns a sentence on the space that the model and its checkpoints take at most, and what is free."""
+    args: TrainingArguments = trainer.args
+    sizes = [
+        (weights.numel() * weights.element_size(), weights.requires_grad) for weights in trainer.model.parameters()
+    ]
+    model = sum(size for size, _ in sizes)
+    checkpoint = model + NUMBERS_OF_OPTIMIZER * sum(size for size, is_trained in sizes if is_trained)
+    if trainer.average is not None:
+        model, checkpoint = 2 * model, checkpoint + model
+    kept = count_checkpoints(args, steps, per_epoch)
+    needed = model + kept * checkpoint
+    nearest = next(place for place in [*Path(args.output_dir).absolute().parents] if place.exists())
+    free = shutil.disk_usage(nearest).free
+    verdict = "" if free > needed else f" Make room for {in_words(needed - free)} more, or set save_total_limit lower."
+    many = f" and {kept} of its checkpoints, {in_words(checkpoint)} each" if kept else ""
+    return f"Space: about {in_words(needed)} for the model{many}; {in_words(free)} are free.{verdict}"
+
+
+def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> int:
+    """Returns how many checkpoints are on the disk at the same time, at most."""
+    if args.save_strategy == SaveStrategy.NO:
+        return 0
+    state = TrainerState()
+    state.compute_steps(args, steps)
+    made = math.ceil(steps / (per_epoch if args.save_strategy == SaveStrategy.EPOCH else state.save_steps))
+    # A new one is written before an old one is deleted.
+    return made if args.save_total_limit is None else min(made, args.save_total_limit + 1)

@@ -25,22 +25,11 @@ from .. import __version__
 from ..data.augmentation.datasets import AugmentedStream
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
 from ..model.task_object_detection import HfViTForObjectDetection
-from .batch_transforms import BatchTransform, BatchTransforms, Mixing, size_transforms
-from .callbacks.clock import DatasetEpoch, TrainingClock
-from .callbacks.ema import AVERAGE_FOLDER, AverageWeights, LastAverage, WeightAverage
+from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
-from .callbacks.resume import LoadStates, NewOptions
-from .callbacks.stateful import StatefulCallback
+from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
-from .distillation.base import Distillation, check_distillation
-from .errors import ExampleError, as_sentence, how_to_resume
-from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
-from .optim.muon import Muon
-from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups, may_lack_gradients
-from .optim.schedule import follow_lengths
-from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
-from .regularization import repeated_augmentation_sampler
-from .saving.checkpoints import (
+from .checkpoints import (
     CONDITIONS,
     chosen_checkpoint,
     complete,
@@ -49,10 +38,17 @@ from .saving.checkpoints import (
     read_conditions,
     read_state,
     stopped_early_at,
+    write_whole,
 )
-from .saving.output_files import ADAPTER_FOLDER, CARD, TRAINING_ARGS_JSON, write_whole
-from .stream_loader import StreamStart, read_own_shards
-from .training_options import SCHEDULE_FREE, check_optimization, training_options_of
+from .distillation import Distillation, check_distillation
+from .errors import ExampleError, as_sentence, how_to_resume
+from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
+from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
+from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
+from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
+from .regularization import BatchTransform, BatchTransforms, Mixing, repeated_augmentation_sampler, size_transforms
+from .streams import StreamStart, read_own_shards
+from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
 
 
 logger = logging.get_logger(__name__)
@@ -84,7 +80,7 @@ class HfViTTrainer(Trainer):
 
     *Measured.* Beside the loss it logs throughput and memory, see `Throughput.measures`; the progress bar shows them.
 
-    *Optimizers*, for `TrainingOptions`. Only matrices of linear layers and convolutions have weight decay. The
+    *Optimizers*, for `HfViTTrainingArguments`. Only matrices of linear layers and convolutions have weight decay. The
     learning rate in the logs is that of layers without a factor of their own. Frozen parts are as in an evaluation:
     without dropout and stochastic depth, and with the statistics of batch norms as they are. A schedule-free optimizer
     trains other weights than those it averages, and these are the ones that are evaluated, saved and left behind.
@@ -170,7 +166,7 @@ class HfViTTrainer(Trainer):
         if self.options.use_muon:
             self.check_weights_are_open("use_muon=True")
         self.frozen: list[nn.Module] = []
-        prefixes, trainable_blocks = self.options.frozen_prefixes(), self.options.trainable_blocks
+        prefixes, trainable_blocks = self.options.freeze or (), self.options.trainable_blocks
         if prefixes or trainable_blocks is not None:
             if self.model_init is not None:
                 raise ValueError("A model of model_init is built again, and nothing of it stays frozen. Give a model.")
@@ -389,7 +385,7 @@ class HfViTTrainer(Trainer):
                 group["warmup_steps"] = num_warmup_steps  # the library takes a share for a number
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
-            num_decay_steps = self.options.count_decay_steps(num_training_steps, num_warmup_steps)
+            num_decay_steps = count_decay_steps(self.options.decay_steps, num_training_steps, num_warmup_steps)
             options = {**options, "num_decay_steps": num_decay_steps}
         with replaced(self.args, lr_scheduler_kwargs=options):
             scheduler = super().create_scheduler(num_training_steps, optimizer)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.data.augmentation.datasets import AugmentedStream
-from hf_vit.training.regularization import AugmentationArguments
+from hf_vit.training.arguments import ClassificationArguments
 
 from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
@@ -71,9 +71,9 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     splits, stream = data.load_image_classification(path), None
     if streaming:
         stream = data.stream_image_classification(path, train_val_split=0).train
-    augmentation = AugmentationArguments(auto_augment="none", random_erasing=0.0)
+    options = ClassificationArguments("data", auto_augment="none", random_erasing=0.0)
     trainer = training.make_trainer(
-        HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, augmentation,
+        HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, options,
         trainer_args, stream=stream,
     )  # fmt: skip
     if isinstance(trainer.train_dataset, AugmentedStream):

@@ -30,7 +30,7 @@ from transformers import Trainer, TrainerCallback, get_cosine_schedule_with_warm
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.training import HfViTTrainer
-from hf_vit.training.regularization import AugmentationArguments
+from hf_vit.training.arguments import ClassificationArguments
 
 from .classification import MAKE_MODEL
 from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save
@@ -68,8 +68,8 @@ def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "
         **json.loads(options),
     )
     model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
-    splits, augmentation = DatasetDict(train=images), AugmentationArguments()
-    return training.make_trainer(model, processor, splits, augmentation, training_args)
+    splits = DatasetDict(train=images)
+    return training.make_trainer(model, processor, splits, ClassificationArguments("data"), training_args)
 
 
 class Stopwatch(TrainerCallback):

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from hf_vit import HfViTForImageClassification
 from hf_vit.training import make_parameter_groups
 from hf_vit.training.callbacks.ema import WeightAverage
-from hf_vit.training.optim.muon import Muon
+from hf_vit.training.optimizer import Muon
 
 from .models import TRAINING_CASES, small_config
 from .references import draw_weights

@@ -9,7 +9,7 @@ from datasets import DatasetDict
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_trainer
-from hf_vit.training.regularization import AugmentationArguments
+from hf_vit.training.arguments import ClassificationArguments
 
 from .datasets import load_digits
 from .references import draw_weights
@@ -18,14 +18,19 @@ from .references import draw_weights
 NUM_TRAIN, NUM_TEST = 44, 10
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 # Without mixtures, whose partners are of one batch, a step does not depend on how it is split.
-SPLITTABLE = AugmentationArguments(classification_loss="bce")
-EVERYTHING = AugmentationArguments(
-    mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, classification_loss="bce", token_drop_rate=0.25
+SPLITTABLE = ClassificationArguments("data", classification_loss="bce")
+EVERYTHING = ClassificationArguments(
+    dataset_name="data",
+    mixup_alpha=0.8,
+    cutmix_alpha=1.0,
+    mixing_off_share=0.2,
+    classification_loss="bce",
+    token_drop_rate=0.25,
 )
 
 
 def regularized_trainer(
-    folder: Path, batch_size: int, regularization: AugmentationArguments = SPLITTABLE, **options: Any
+    folder: Path, batch_size: int, regularization: ClassificationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
     """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
     digits = load_digits()
@@ -55,7 +60,7 @@ def regularized_trainer(
 def train_regularized(
     folder: Path,
     batch_size: int,
-    regularization: AugmentationArguments = SPLITTABLE,
+    regularization: ClassificationArguments = SPLITTABLE,
     checkpoint: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:

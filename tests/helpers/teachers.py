@@ -22,9 +22,8 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.training.distillation.base import Distillation
-from hf_vit.training.distillation.methods import FeatureDistillation, TokenDistillation
-from hf_vit.training.distillation.teacher import Teacher, TeacherView
+from hf_vit.training.distillation import Distillation, FeatureDistillation, TokenDistillation
+from hf_vit.training.teacher import Teacher, TeacherView
 
 from .models import small_config
 from .references import draw_weights

@@ -29,7 +29,7 @@ from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
-from hf_vit.training.batch_transforms import ImageSizes
+from hf_vit.training.regularization import ImageSizes
 
 from . import contrastive, dense, objects
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_with_muon

@@ -16,12 +16,12 @@ from hf_vit import (
     HfViTPreTrainedModel,
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
-from hf_vit.training.distillation.open_teacher import open_teacher
 from hf_vit.training.tasks.zero_shot_image_classification import (
     ImageTextArguments,
     encoder_options,
     make_tokenizer,
 )
+from hf_vit.training.teacher import open_teacher
 
 from ..helpers.fresh import run_script
 from ..helpers.models import small_config

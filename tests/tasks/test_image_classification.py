@@ -22,10 +22,10 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainingArguments, make_trainer
-from hf_vit.training.arguments import ModelArguments
+from hf_vit.training.arguments import TaskArguments
 from hf_vit.training.models import input_size, load_model
-from hf_vit.training.saving.output_folder import checkpoint_to_resume
-from hf_vit.training.tasks.image_classification import AugmentationArguments, load_classifier
+from hf_vit.training.output_folder import checkpoint_to_resume
+from hf_vit.training.tasks.image_classification import ClassificationArguments, load_classifier
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
 from ..helpers.datasets import load_digits, write_class_folders
@@ -51,7 +51,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, HfViTForImageClassification]:
-    model, processor = load_classifier(ModelArguments(image_size=32, config_overrides=TINY), NAMES)
+    model, processor = load_classifier(TaskArguments(dataset_name="data", image_size=32, config_overrides=TINY), NAMES)
     torch.nn.init.normal_(model.classifier.weight)
     model.save_pretrained(tmp_path / "saved")
     processor.save_pretrained(tmp_path / "saved")
@@ -70,14 +70,14 @@ def test_the_library_reports_missing_weights_once(
     shutil.copy(saved[0] / "preprocessor_config.json", saved[0] / "encoder")
     library, reports = logging.getLogger("transformers.modeling_utils"), []
     monkeypatch.setattr(library, "filters", [lambda record: not reports.append(record.getMessage())])
-    arguments = ModelArguments(str(saved[0] / "encoder"))
+    arguments = TaskArguments("data", model_name_or_path=str(saved[0] / "encoder"))
     load_model(HfViTForImageClassification, arguments, names, use_distillation_token=use_distillation_token)
     assert sum("LOAD REPORT" in report for report in reports) == 1
     assert library.isEnabledFor(logging.WARNING)
 
 
 def test_a_new_model_has_the_labels_and_the_size_asked_for() -> None:
-    model, processor = load_classifier(ModelArguments(image_size=32, config_overrides=TINY), NAMES)
+    model, processor = load_classifier(TaskArguments(dataset_name="data", image_size=32, config_overrides=TINY), NAMES)
     assert model.config.id2label == dict(enumerate(NAMES))
     assert model.config.label2id == {"cat": 0, "dog": 1, "fox": 2}
     assert (model.config.hidden_size, input_size(processor)) == (16, (32, 32))
@@ -87,7 +87,7 @@ def test_a_saved_model_keeps_its_classifier_for_the_same_classes(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
-    model, _ = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    model, _ = load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(folder)), NAMES)
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in expected.state_dict().items())
 
 
@@ -97,7 +97,12 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     folder, expected = saved
     for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # of other number, and in other order
         model, processor = load_classifier(
-            ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides={"drop_path_rate": 0.1}),
+            TaskArguments(
+                dataset_name="data",
+                model_name_or_path=str(folder),
+                image_size=48,
+                config_overrides={"drop_path_rate": 0.1},
+            ),
             names,
         )
         assert model.config.id2label == dict(enumerate(names))
@@ -113,7 +118,9 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
 def test_a_saved_model_attends_as_it_is_told(
     use_distillation_token: bool, names: list[str], saved: tuple[Path, HfViTForImageClassification]
 ) -> None:
-    arguments = ModelArguments(str(saved[0]), config_overrides={"attn_implementation": "eager"})
+    arguments = TaskArguments(
+        "data", model_name_or_path=str(saved[0]), config_overrides={"attn_implementation": "eager"}
+    )
     model, _ = load_model(HfViTForImageClassification, arguments, names, use_distillation_token=use_distillation_token)
     assert model.config.num_labels == len(names)
     assert model.config._attn_implementation == "eager"
@@ -126,15 +133,21 @@ def test_model_and_image_processor_take_the_same_size(
     sized: dict[str, Any], saved: tuple[Path, HfViTForImageClassification], published: tuple[Path, nn.Module]
 ) -> None:
     for folder in (saved[0], published[0]):
-        model, processor = load_classifier(ModelArguments(model_name_or_path=str(folder), **sized), NAMES)
+        model, processor = load_classifier(
+            TaskArguments(dataset_name="data", model_name_or_path=str(folder), **sized), NAMES
+        )
         assert (model.config.image_size, input_size(processor)) == (48, (48, 48))
-    twice = ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides={"image_size": 48})
+    twice = TaskArguments(
+        dataset_name="data", model_name_or_path=str(folder), image_size=48, config_overrides={"image_size": 48}
+    )
     with pytest.raises(ValueError, match="--image_size is given twice"):
         load_classifier(twice, NAMES)
 
 
 def test_model_and_image_processor_take_the_same_channels(published: tuple[Path, nn.Module]) -> None:
-    arguments = ModelArguments(model_name_or_path=str(published[0]), config_overrides={"num_channels": 1})
+    arguments = TaskArguments(
+        dataset_name="data", model_name_or_path=str(published[0]), config_overrides={"num_channels": 1}
+    )
     model, processor = load_classifier(arguments, NAMES)
     images = processor(torch.zeros(40, 40, 3, dtype=torch.uint8).numpy(), return_tensors="pt").pixel_values
     assert model.eval()(images).logits.shape == (1, 3)
@@ -143,14 +156,16 @@ def test_model_and_image_processor_take_the_same_channels(published: tuple[Path,
 def test_images_of_a_saved_model_get_whole_patches(saved: tuple[Path, HfViTForImageClassification]) -> None:
     folder, model = saved
     HfViTImageProcessor(size=39).save_pretrained(folder)
-    tuned, processor = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    tuned, processor = load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(folder)), NAMES)
     assert (tuned.config.image_size, input_size(processor)) == (model.config.image_size, (32, 32))
 
 
 def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
-    arguments = ModelArguments(model_name_or_path=str(saved[0]), config_overrides={"hidden_size": 32})
+    arguments = TaskArguments(
+        dataset_name="data", model_name_or_path=str(saved[0]), config_overrides={"hidden_size": 32}
+    )
     with pytest.raises(ValueError, match=r"do not fit: .* is \(1, 1, 16\) there and \(1, 1, 32\) here"):
         load_classifier(arguments, NAMES)
 
@@ -179,7 +194,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.
 
 def test_a_published_model_is_tuned(published: tuple[Path, nn.Module]) -> None:
     folder, source = published
-    model, processor = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    model, processor = load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(folder)), NAMES)
     assert model.config.id2label == dict(enumerate(NAMES))
     assert (model.classifier.weight.shape, input_size(processor)) == ((3, 16), (32, 32))
     assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5
@@ -199,7 +214,7 @@ def test_a_lone_file_of_weights_is_tuned(name: str, tmp_path: Path) -> None:
             save_file(weights, file)
         case ".npz":
             write_npz(file, vision_transformer_npz(weights))
-    model, processor = load_classifier(ModelArguments(model_name_or_path=str(file)), NAMES)
+    model, processor = load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(file)), NAMES)
     assert (model.config.image_size, input_size(processor)) == (32, (32, 32))
     assert bool(processor.do_center_crop) == (name != "vit.npz")
     assert processor.image_mean[0] == (0.5 if name == "vit.npz" else 0.485)
@@ -208,8 +223,10 @@ def test_a_lone_file_of_weights_is_tuned(name: str, tmp_path: Path) -> None:
 def test_a_lone_file_that_needs_to_be_told_more_is_tuned(tmp_path: Path) -> None:
     theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
     torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
-    arguments = ModelArguments(
-        model_name_or_path=str(tmp_path / "clip.pt"), config_overrides={"hidden_act": "quick_gelu"}
+    arguments = TaskArguments(
+        dataset_name="data",
+        model_name_or_path=str(tmp_path / "clip.pt"),
+        config_overrides={"hidden_act": "quick_gelu"},
     )
     model, processor = load_classifier(arguments, NAMES)
     assert (model.config.hidden_act, processor.image_mean[0]) == ("quick_gelu", 0.48145466)
@@ -218,7 +235,7 @@ def test_a_lone_file_that_needs_to_be_told_more_is_tuned(tmp_path: Path) -> None
 def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[Path, nn.Module]) -> None:
     folder, _ = published
     (by_folder, processor), (by_file, same) = (
-        load_classifier(ModelArguments(model_name_or_path=str(place)), NAMES)
+        load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(place)), NAMES)
         for place in (folder, folder / "model.safetensors")
     )
     assert same.to_dict() == processor.to_dict()
@@ -257,7 +274,7 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
 
 def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
     with pytest.raises(ValueError, match="height 20 is not a multiple of the patch height 8"):
-        load_classifier(ModelArguments(model_name_or_path=str(saved[0]), image_size=20), NAMES)
+        load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(saved[0]), image_size=20), NAMES)
 
 
 def test_a_saved_model_of_several_labels_per_image_is_tuned_for_one(
@@ -266,7 +283,7 @@ def test_a_saved_model_of_several_labels_per_image_is_tuned_for_one(
     folder, model = saved
     model.config.problem_type = "multi_label_classification"
     model.save_pretrained(folder)
-    tuned, _ = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    tuned, _ = load_classifier(TaskArguments(dataset_name="data", model_name_or_path=str(folder)), NAMES)
     assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
 
 
@@ -279,10 +296,11 @@ def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
 def digits_trainer(args: HfViTTrainingArguments, *splits: str) -> None:
     digits = load_digits()
     model, processor = load_classifier(
-        ModelArguments(preset="mnist", config_overrides={**TINY, "patch_size": 4}), list("0123456789")
+        TaskArguments(dataset_name="data", preset="mnist", config_overrides={**TINY, "patch_size": 4}),
+        list("0123456789"),
     )
     chosen = DatasetDict({split: digits["train"].select(range(20)) for split in splits})
-    make_trainer(model, processor, chosen, AugmentationArguments(), args)
+    make_trainer(model, processor, chosen, ClassificationArguments("data"), args)
 
 
 def test_choosing_the_best_model_needs_validation_images(args: HfViTTrainingArguments) -> None:

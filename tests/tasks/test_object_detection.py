@@ -9,7 +9,7 @@ import torch
 
 from hf_vit import HfViTForObjectDetection, HfViTImageProcessor
 from hf_vit.evaluation.detection import DetectionMetric
-from hf_vit.training.arguments import ModelArguments
+from hf_vit.training.arguments import TaskArguments
 from hf_vit.training.models import load_model
 from hf_vit.training.tasks.object_detection import DetectionEvaluator
 
@@ -130,7 +130,9 @@ def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
     case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
 ) -> None:
     model = save_trained(case, tmp_path)
-    arguments = ModelArguments(model_name_or_path=str(tmp_path), config_overrides={"detection_config": options})
+    arguments = TaskArguments(
+        dataset_name="data", model_name_or_path=str(tmp_path), config_overrides={"detection_config": options}
+    )
     tuned, _ = load_model(HfViTForObjectDetection, arguments)
     before, after = model.state_dict(), tuned.state_dict()
     assert {name for name in after if not torch.equal(before[name], after[name])} == {
@@ -142,7 +144,9 @@ def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
 @pytest.mark.parametrize("case", ["queries", "deformable"])
 def test_other_classes_get_fresh_weights_and_boxes_keep_theirs(case: str, tmp_path: Path) -> None:
     model = save_trained(case, tmp_path)
-    tuned, _ = load_model(HfViTForObjectDetection, ModelArguments(model_name_or_path=str(tmp_path)), CLASSES)
+    tuned, _ = load_model(
+        HfViTForObjectDetection, TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path)), CLASSES
+    )
     assert list(tuned.config.id2label.values()) == CLASSES
     before, after = model.state_dict(), tuned.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}

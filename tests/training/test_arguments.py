@@ -10,13 +10,13 @@ import torch
 
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ClassificationArguments, ModelArguments, usable_cores
-from hf_vit.training.regularization import AugmentationArguments
+from hf_vit.training.arguments import ClassificationArguments, TaskArguments
+from hf_vit.training.training_arguments import usable_cores
 
 from ..helpers.options import parse_arguments
 
 
-TYPES = (ClassificationArguments, AugmentationArguments, HfViTTrainingArguments)
+TYPES = (ClassificationArguments, HfViTTrainingArguments)
 YAML = """
 dataset_name: photos
 preset: tiny
@@ -32,7 +32,7 @@ use_cpu: true
 
 def test_a_yaml_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(YAML)
-    options, _, args = parse_arguments(
+    options, args = parse_arguments(
         TYPES, [str(tmp_path / "recipe.yaml"), "--preset", "small", "--output_dir", str(tmp_path)]
     )
     assert (options.preset, options.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
@@ -43,8 +43,8 @@ def test_a_yaml_file_stands_for_the_command_line_and_what_follows_overrides_it(t
 
 def test_a_json_file_does_too(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
-    options, augmentation, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
-    assert (options.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
+    options, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
+    assert (options.dataset_name, options.min_crop_scale) == ("photos", 0.5)
 
 
 @pytest.mark.parametrize("has_accelerator", [False, True])
@@ -121,7 +121,7 @@ def test_mistakes_are_explained(arguments: list[str], message: str, tmp_path: Pa
 @pytest.mark.parametrize("value", ["image_size=96", "[96]"])
 def test_overrides_are_a_json_object(value: str) -> None:
     with pytest.raises(ValueError, match=r"config_overrides=.* must be a mapping, or its JSON"):
-        build((ModelArguments,), {"config_overrides": value})
+        build((TaskArguments,), {"config_overrides": value})
 
 
 def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:

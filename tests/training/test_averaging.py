@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, last_checkpoint
 from hf_vit.training.callbacks.ema import WeightAverage
+from hf_vit.training.checkpoints import find_fault
 from hf_vit.training.publishing.hub import check_upload, list_upload
-from hf_vit.training.saving.checkpoints import find_fault
 
 from ..helpers import distributed
 from ..helpers.averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand, train_with_muon

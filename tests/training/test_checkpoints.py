@@ -14,9 +14,8 @@ from accelerate.utils import load_fsdp_optimizer, save_fsdp_model, save_fsdp_opt
 from safetensors.torch import save_file
 
 from hf_vit.training import HfViTTrainer, last_checkpoint
-from hf_vit.training.optim.muon import whole
-from hf_vit.training.saving.checkpoints import find_fault
-from hf_vit.training.saving.checksums import seal
+from hf_vit.training.checkpoints import find_fault, seal
+from hf_vit.training.optimizer import whole
 
 from ..helpers import distributed
 from ..helpers.averaged_shards import small_model, spread, train_with_muon

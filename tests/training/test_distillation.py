@@ -19,11 +19,18 @@ from transformers import (
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.task_image_classification import classification_loss
-from hf_vit.training.distillation.arguments import DistillationArguments, load_teacher, make_distillation
-from hf_vit.training.distillation.base import Distillation, cosine_loss, hard_loss, resample_patches, soft_loss
-from hf_vit.training.distillation.methods import TokenDistillation
-from hf_vit.training.distillation.open_teacher import match_classes, open_teacher, with_view
-from hf_vit.training.distillation.teacher import TeacherView, read_features
+from hf_vit.training.distillation import (
+    Distillation,
+    DistillationArguments,
+    TokenDistillation,
+    cosine_loss,
+    hard_loss,
+    load_teacher,
+    make_distillation,
+    resample_patches,
+    soft_loss,
+)
+from hf_vit.training.teacher import TeacherView, match_classes, open_teacher, read_features, with_view
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
 from ..helpers.references import draw_weights

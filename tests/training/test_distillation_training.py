@@ -13,8 +13,8 @@ from transformers import SwinModel
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import ImageClassification
-from hf_vit.training.arguments import ModelArguments
-from hf_vit.training.distillation.base import PROJECTION_NAME, check_distillation
+from hf_vit.training.arguments import TaskArguments
+from hf_vit.training.distillation import PROJECTION_NAME, check_distillation
 from hf_vit.training.tasks.image_classification import load_classifier
 
 from ..helpers.datasets import write_class_folders
@@ -181,7 +181,7 @@ def test_a_saved_model_without_a_token_gets_a_fresh_one(
     draw_weights(saved)
     saved.save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(saved.config).save_pretrained(tmp_path)
-    arguments = ModelArguments(model_name_or_path=str(tmp_path))
+    arguments = TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path))
     monkeypatch.setattr(logging.getLogger("hf_vit"), "propagate", True)
     with caplog.at_level(logging.WARNING, "hf_vit"):
         model, _ = load_classifier(arguments, NAMES, use_distillation_token=True)

@@ -10,8 +10,7 @@ from datasets import DatasetDict
 
 from hf_vit.data import hold_out
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint, make_trainer
-from hf_vit.training.arguments import ModelArguments
-from hf_vit.training.regularization import AugmentationArguments
+from hf_vit.training.arguments import ClassificationArguments, TaskArguments
 from hf_vit.training.tasks.image_classification import load_classifier
 
 from ..helpers.datasets import load_digits
@@ -35,8 +34,10 @@ def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTraine
         use_cpu=True,
         disable_tqdm=True,
     )
-    model, processor = load_classifier(ModelArguments(preset="mnist", config_overrides=TINY), list("0123456789"))
-    return make_trainer(model, processor, digits, AugmentationArguments(), args)
+    model, processor = load_classifier(
+        TaskArguments(dataset_name="data", preset="mnist", config_overrides=TINY), list("0123456789")
+    )
+    return make_trainer(model, processor, digits, ClassificationArguments("data"), args)
 
 
 def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path, digits: DatasetDict) -> None:

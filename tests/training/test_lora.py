@@ -18,9 +18,8 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotIma
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
+from hf_vit.training.checkpoints import find_fault, seal
 from hf_vit.training.lora import is_adapted
-from hf_vit.training.saving.checkpoints import find_fault
-from hf_vit.training.saving.checksums import seal
 
 from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer

@@ -13,7 +13,8 @@ from transformers import TrainerCallback
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
-from hf_vit.training.optim.muon import Muon
+from hf_vit.training.optimizer import Muon
+from hf_vit.training.publishing.model_card import describe_options
 
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.references import assert_identical
@@ -300,9 +301,9 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, 
 
 def test_a_card_says_what_was_optimized_how(tmp_path: Path) -> None:
     args = arguments(tmp_path, use_muon=True, layer_decay=0.75, trainable_blocks=2)
-    assert args.describe() == {
+    assert describe_options(args) == {
         "matrices of blocks": "Muon",
         "learning rate from layer to layer": "x 0.75",
         "blocks that learn": "the last 2",
     }
-    assert arguments(tmp_path).describe() == {}
+    assert describe_options(arguments(tmp_path)) == {}

@@ -14,7 +14,7 @@ from transformers import Trainer
 from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, make_parameter_groups
-from hf_vit.training.optim.parameter_groups import freeze, may_lack_gradients
+from hf_vit.training.optimizer import freeze, may_lack_gradients
 
 from ..helpers.models import DEFORMABLE, TRAINING_CASES, VARIANTS, small_config
 from ..helpers.trainings import build, collate, flatten, training_arguments

@@ -18,7 +18,8 @@ from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import dense_augmentation
 from hf_vit.data.datasets import TargetData
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
-from hf_vit.training.arguments import ImageDataArguments
+from hf_vit.training.arguments import TaskArguments
+from hf_vit.training.checkpoints import checkpoints_in
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
 from hf_vit.training.planning import budget, keep_budget, plan
@@ -36,7 +37,6 @@ from hf_vit.training.planning.defaults import (
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import plan_evaluation
-from hf_vit.training.saving.checkpoints import checkpoints_in
 
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.options import evaluation_values, given_arguments, run, task_of
@@ -424,7 +424,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
     def load() -> TargetData:
         return load_semantic_segmentation(str(data))
 
-    source = ImageDataArguments(dataset_name=str(data))
+    source = TaskArguments(dataset_name=str(data))
     loaded = load_targets(load, source, args, needs_validation=chooses_threshold)
     assert source.holds_out == chooses_threshold
     assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
@@ -445,6 +445,6 @@ def test_a_test_split_is_not_taken_from_data_that_have_one(tmp_path: Path) -> No
     data = write_scenes(tmp_path / "scenes")
     (data / "val").rename(data / "test")
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
-    source = ImageDataArguments(dataset_name=str(data), validation_as_test=True)
+    source = TaskArguments(dataset_name=str(data), validation_as_test=True)
     with pytest.raises(ValueError, match="validation_as_test=True takes a validation split"):
         load_targets(lambda: load_semantic_segmentation(str(data)), source, args)

@@ -11,7 +11,6 @@ from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, shareab
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import TASKS, HfViTTrainingArguments
 from hf_vit.training.arguments import ClassificationArguments
-from hf_vit.training.regularization import AugmentationArguments
 from hf_vit.training.run import words_of
 from hf_vit.training.tasks.semantic_segmentation import SemanticArguments
 
@@ -34,7 +33,7 @@ COMMAND = [
     *("--config_overrides", '{"patch_size": 8}', "--hub_token=hf_secret", "--seed", "1", "--hub_token", "hf_secret"),
     *("--resume_from_checkpoint", "last", "--seed", "2"),
 ]
-TYPES = (ClassificationArguments, AugmentationArguments, HfViTTrainingArguments)
+TYPES = (ClassificationArguments, HfViTTrainingArguments)
 
 
 def given(*arguments: str) -> dict[str, Any]:
@@ -87,10 +86,10 @@ def test_names_and_values_that_do_not_fit_are_refused(text: str, message: str, t
 
 
 def test_a_value_must_be_one_of_those_to_choose_from(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("classification_loss: hinge")
+    (tmp_path / "recipe.yaml").write_text("dataset_name: photos\nclassification_loss: hinge")
     message = r"classification_loss='hinge' must be one of cross_entropy, bce"
     with pytest.raises(ValueError, match=message):
-        parse_arguments((AugmentationArguments,), [str(tmp_path / "recipe.yaml")])
+        parse_arguments((ClassificationArguments,), [str(tmp_path / "recipe.yaml")])
 
 
 def test_lists_and_mappings_have_the_types_of_the_command_line(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.data.augmentation.datasets import RepeatedAugmentationSampler, seeded
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training import HfViTTrainer, ImageClassification
-from hf_vit.training.batch_transforms import Mixing
-from hf_vit.training.regularization import AugmentationArguments, BinaryCrossEntropy, PatchDropout, regularize
+from hf_vit.training.arguments import ClassificationArguments
+from hf_vit.training.regularization import BinaryCrossEntropy, Mixing, PatchDropout, regularize
 from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
 from ..helpers.datasets import load_digits, write_class_folders
@@ -146,7 +146,7 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     model = HfViTForImageClassification(small_config(use_distillation_token=True))
     draw_weights(model)
     distillation = small_distillation("hard", model)
-    parts = regularize(model, AugmentationArguments(mixup_alpha=0.8), 0.1, distillation)
+    parts = regularize(model, ClassificationArguments("data", mixup_alpha=0.8), 0.1, distillation)
     args = training_arguments(tmp_path, label_smoothing_factor=0.1, max_steps=1, learning_rate=0.0)
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     examples = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
@@ -167,11 +167,11 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
 def test_what_does_not_go_with_a_teacher_is_refused(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config(use_distillation_token=True))
     hard, features = (small_distillation(kind, model) for kind in ("hard", "features"))
-    binary = regularize(model, AugmentationArguments(classification_loss="bce"), distillation=hard)
+    binary = regularize(model, ClassificationArguments("data", classification_loss="bce"), distillation=hard)
     with pytest.raises(ValueError, match=r"Leave out compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=hard, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 drops patches whose features are to be learned"):
-        regularize(model, AugmentationArguments(token_drop_rate=0.5), distillation=features)
+        regularize(model, ClassificationArguments("data", token_drop_rate=0.5), distillation=features)
 
 
 def digits_dataset() -> AugmentedDataset:
@@ -333,7 +333,7 @@ def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
 
 def test_the_defaults_change_nothing() -> None:
     model = HfViTForImageClassification(small_config())
-    arguments = AugmentationArguments()
+    arguments = ClassificationArguments("data")
     parts: dict[str, Any] = regularize(model, arguments, 0.1)
     assert parts == {"batch_transforms": [], "compute_loss_func": None}
     assert (model.config.problem_type, arguments.describe()) == (None, {})

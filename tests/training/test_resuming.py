@@ -17,11 +17,9 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from hf_vit import outputs
-from hf_vit.training import ImageClassification, last_checkpoint
-from hf_vit.training.saving import output_folder
-from hf_vit.training.saving.checkpoints import read_conditions
-from hf_vit.training.saving.checksums import seal
-from hf_vit.training.saving.output_files import OUTPUT_FILES, is_named, output_files, write_whole
+from hf_vit.training import ImageClassification, last_checkpoint, output_folder
+from hf_vit.training.checkpoints import read_conditions, seal, write_whole
+from hf_vit.training.output_folder import OUTPUT_FILES, is_named, output_files
 
 from ..helpers.datasets import write_class_folders, write_pictures
 from ..helpers.options import run

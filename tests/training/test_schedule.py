@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import get_scheduler
 
-from hf_vit.training.optim.schedule import follow_lengths, planned_step
+from hf_vit.training.optimizer import follow_lengths, planned_step
 from hf_vit.training.planning.keep_budget import change_length
 
 from ..helpers.trainings import digits_trainer

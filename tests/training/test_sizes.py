@@ -12,15 +12,8 @@ from transformers import ViTConfig, ViTModel
 
 from hf_vit import HfViTForImageClassification, HfViTForKeypointDetection, HfViTForObjectDetection
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
-from hf_vit.training.batch_transforms import (
-    REFUSED,
-    BatchTransforms,
-    ImageSizes,
-    resize_batch,
-    size_transforms,
-)
 from hf_vit.training.publishing.model_card import describe_recipe
-from hf_vit.training.training_options import TrainingOptions
+from hf_vit.training.regularization import REFUSED, BatchTransforms, ImageSizes, resize_batch, size_transforms
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
 from ..helpers.trainings import AUGMENTED_SAVE_STEP, AtManySizes, build, digits_trainer, train_augmented
@@ -120,7 +113,7 @@ def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = build(case.model_class, config).train()
-    (change,) = size_transforms(TrainingOptions(multi_scale_sizes=[40]), model)
+    (change,) = size_transforms(HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[40]), model)
     batch = change(case.make_batch(config, 2), 0.0)
     assert batch["pixel_values"].shape[-2:] == (40, 40)
     loss = model(**batch).loss
@@ -168,13 +161,15 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 )
 def test_models_whose_targets_would_not_fit_are_refused(model_class: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        size_transforms(TrainingOptions(multi_scale_sizes=[32]), model_class(small_config()))
+        size_transforms(
+            HfViTTrainingArguments("out", use_cpu=True, multi_scale_sizes=[32]), model_class(small_config())
+        )
 
 
 def test_models_of_another_library_are_refused() -> None:
     config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     with pytest.raises(ValueError, match="progressive_sizes needs a model of hf_vit"):
-        size_transforms(TrainingOptions(progressive_sizes=[32]), ViTModel(config))
+        size_transforms(HfViTTrainingArguments("out", use_cpu=True, progressive_sizes=[32]), ViTModel(config))
 
 
 def test_a_compiled_model_is_traced_twice_for_all_sizes() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_vit import HfViTModel
-from hf_vit.training.whitening import LEAST_VARIANCE, whiten_patches
+from hf_vit.training.models import LEAST_VARIANCE, whiten_patches
 
 from ..helpers.models import small_config
 from ..helpers.pretraining import A_FEW, make_task, write_colors

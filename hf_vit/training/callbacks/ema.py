@@ -13,10 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState
 
-from .stateful import StatefulCallback
-
-
-AVERAGE_FOLDER = "ema"  # of the model with averaged weights, beside the model
+from ..output_folder import AVERAGE_FOLDER
+from .state import StatefulCallback
 
 
 class WeightAverage:

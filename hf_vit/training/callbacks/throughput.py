@@ -114,9 +114,7 @@ class TrainingProgress(ProgressCallback):
     training_bar: Any
     prediction_bar: Any
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         self.current_step = state.global_step
         if self.training_bar is not None:
@@ -125,22 +123,13 @@ class TrainingProgress(ProgressCallback):
             bar.initial = bar.n = bar.last_print_n = state.global_step
             bar.refresh()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training_bar is not None:
             self.training_bar.total = state.max_steps  # which can change on the way
         super().on_step_end(args, state, control, **kwargs)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: Any,
-    ) -> None:
-        super().on_log(args, state, control, logs=logs, **kwargs)
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=logs, **kwargs)
         if self.training_bar is not None and "images_per_second" in logs:
             shown = {"loss": f"{logs['loss']:.4g}", "img/s": f"{logs['images_per_second']:.4g}"}
             self.training_bar.set_postfix(**shown, memory=f"{logs['peak_memory_mib']} MiB")

@@ -15,8 +15,8 @@ from transformers import TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ..checkpoints import on_first_process
 from ..publishing.report import evaluation_split
-from ..saving.checkpoints import on_first_process
 from ..tasks.base import Task
 from ..trainer import HfViTTrainer
 from .defaults import EVALUATIONS, Size

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from ...model.configuration_hf_vit import to_pair
-from ..arguments import usable_cores
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
+from ..training_arguments import usable_cores
 from .facts import Facts, Start
 
 

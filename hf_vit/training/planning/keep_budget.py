@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..saving.checkpoints import read_state
+from ..checkpoints import read_state
 from ..trainer import HfViTTrainer
-from ..training_options import parse_changes
+from ..training_arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 

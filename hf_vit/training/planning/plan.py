@@ -15,8 +15,8 @@ from ...model.configuration_hf_vit import PRESETS
 from ...options.library import options_of
 from ...options.recipe import shareable
 from ..arguments import StreamArguments
+from ..checkpoints import on_first_process, read_conditions
 from ..load_data import chooses_step
-from ..saving.checkpoints import on_first_process, read_conditions
 from ..tasks.base import Task
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps

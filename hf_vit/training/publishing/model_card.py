@@ -16,9 +16,9 @@ from transformers import Trainer
 from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
 from ...evaluation.base import LOWER_IS_BETTER
+from ..checkpoints import write_whole
 from ..lora import count_parameters, describe_adapter
-from ..saving.output_files import write_whole
-from ..training_options import training_options_of
+from ..training_arguments import training_options_of
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,25 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
         "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
         "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
-        **training_options_of(args).describe(),
+        **describe_options(training_options_of(args)),
         **describe_adapter(trainer.model),
     }
+
+
+def describe_options(options: Any) -> dict[str, str]:
+    """Return the rows of a card on options that differ from a plain training run."""
+    heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
+    change = "for equal shares of the steps" if options.progressive_sizes else "one drawn for each batch"
+    rows = (
+        ("matrices of blocks", options.use_muon, "Muon"),
+        ("learning rate from layer to layer", options.layer_decay != 1, f"x {options.layer_decay:g}"),
+        ("learning rate of heads", options.head_lr_multiplier != 1, f"x {options.head_lr_multiplier:g}"),
+        ("frozen", options.freeze, ", ".join(options.freeze or ())),
+        ("blocks that learn", options.trainable_blocks is not None, f"the last {options.trainable_blocks}"),
+        ("average of the weights", options.ema_decay, f"exponential, decay {options.ema_decay}, in `ema/`"),
+        ("image heights", heights, f"{heights} pixels, {change}"),
+    )
+    return {name: text for name, differs, text in rows if differs}
 
 
 def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:

@@ -11,12 +11,13 @@ from accelerate.utils import gather_object
 
 from ...data.datasets import DatasetInfo, TargetDataset
 from ...evaluation.base import BaseEvaluator, Evaluator
+from ...options.recipe import RECIPE_NAME
 from ...visualize.plots import draw_class_scores
 from ..arguments import split_sources
-from ..callbacks.ema import AVERAGE_FOLDER
+from ..checkpoints import write_whole
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
-from ..saving.output_files import RECIPE_NAME, write_whole
+from ..output_folder import AVERAGE_FOLDER
 from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo
 

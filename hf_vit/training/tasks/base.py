@@ -30,13 +30,12 @@ from ...options.recipe import recipe_of
 from ...options.resolve import build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
-from ..arguments import HfViTTrainingArguments
-from ..callbacks.ema import AVERAGE_FOLDER
-from ..checks import check_optimizer, check_training
+from ..checkpoints import on_first_process
 from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes, see_labels
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
-from ..models import input_size, load_model, open_trained, plan_config
+from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, whiten_patches
+from ..output_folder import AVERAGE_FOLDER
 from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
@@ -49,8 +48,7 @@ from ..publishing.report import (
     score_naive_baseline,
     score_split,
 )
-from ..saving.checkpoints import on_first_process
-from ..whitening import NUM_IMAGES, whiten_patches
+from ..training_arguments import HfViTTrainingArguments, check_optimizer, check_training
 
 
 logger = logging.get_logger(__name__)

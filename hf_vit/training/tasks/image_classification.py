@@ -19,22 +19,22 @@ from ...data.targets import label_target
 from ...evaluation.base import BaseEvaluator, Batch, ImageResult
 from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...model.task_image_classification import HfViTForImageClassification
-from ...options.resolve import values_of
 from ...visualize.plots import draw_confusion_matrix
-from ..arguments import ClassificationArguments, HfViTTrainingArguments, ModelArguments
-from ..distillation.arguments import DistillationArguments
+from ..arguments import ClassificationArguments, TaskArguments
+from ..checkpoints import write_whole
+from ..distillation import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..load_stream import load_stream
 from ..models import load_model
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
-from ..regularization import AugmentationArguments, regularize
-from ..saving.output_files import write_whole
+from ..regularization import regularize
+from ..streams import load_stream
+from ..training_arguments import HfViTTrainingArguments
 from .shared import SupervisedTask
 
 
 def load_classifier(
-    args: ModelArguments, names: Sequence[str], use_distillation_token: bool = False
+    args: TaskArguments, names: Sequence[str], use_distillation_token: bool = False
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns the classifier of one label per image to train, and its image processor; see `load_model`.
 
@@ -92,7 +92,7 @@ def make_trainer(
     model: HfViTForImageClassification,
     processor: BaseImageProcessor,
     splits: DatasetDict,
-    augmentation: AugmentationArguments,
+    options: ClassificationArguments,
     args: HfViTTrainingArguments,
     stream: IterableDataset | None = None,
 ) -> EvaluatorTrainer:
@@ -102,7 +102,7 @@ def make_trainer(
         model: The classifier.
         processor: Its image processor.
         splits: Images with labels; without validation images it sets `args.eval_strategy` to "no".
-        augmentation: How training images and batches are changed at random, and the loss.
+        options: How training images and batches are changed at random, and the loss.
         args: How to train.
         stream: The training images, of which "train" is a sample, if they are a stream.
 
@@ -110,9 +110,7 @@ def make_trainer(
         ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
             some regularization does not go with the model.
     """
-    task = ImageClassification(
-        ClassificationArguments(dataset_name="in memory"), args, DistillationArguments(), augmentation
-    )
+    task = ImageClassification(options, args, DistillationArguments())
     task.loaded = with_names(splits, stream)
     return task.make_trainer_of(model, processor)
 
@@ -131,11 +129,7 @@ def open_labeled(dataset_name: str, **options: Any) -> TargetData:
 
 @dataclass
 class ImageClassification(SupervisedTask):
-    """Image classification with one label per image.
-
-    Args:
-        augmentation: How images and batches are changed at random, and the loss.
-    """
+    """Image classification with one label per image."""
 
     model_class = HfViTForImageClassification
     load_source = staticmethod(open_labeled)
@@ -157,11 +151,6 @@ class ImageClassification(SupervisedTask):
     )
 
     options: ClassificationArguments
-    augmentation: AugmentationArguments
-
-    def augmentation_values(self) -> dict[str, Any]:
-        """Returns how training images are changed at random, by the names of the options."""
-        return values_of(self.augmentation, "Augmentation")
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
@@ -180,7 +169,7 @@ class ImageClassification(SupervisedTask):
         """Returns the teacher, the transforms of batches and the loss."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
-        return {**arguments, **regularize(model, self.augmentation, smoothing, distillation)}
+        return {**arguments, **regularize(model, self.options, smoothing, distillation)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
         """Returns the evaluator."""
@@ -193,4 +182,4 @@ class ImageClassification(SupervisedTask):
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
-        return self.augmentation.describe()
+        return self.options.describe()

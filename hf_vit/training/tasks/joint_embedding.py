@@ -31,13 +31,14 @@ from ...model.task_joint_embedding import (
 from ...model.task_masked_image_modeling import mask_of_blocks
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
 from ...visualize.pretraining import draw_views
-from ..batch_transforms import size_of
+from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import input_size
 from ..planning.defaults import JOINT_EMBEDDINGS
 from ..publishing.model_card import Usage
+from ..regularization import size_of
 from ..trainer import HfViTTrainer
-from .unlabeled import DESCRIBE, MaskTokenArguments, NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
 
 
 SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
@@ -51,7 +52,7 @@ view_option = partial(option, group="Views")
 
 
 @dataclass
-class JointEmbeddingArguments(MaskTokenArguments):
+class JointEmbeddingArguments(UnlabeledArguments):
     """Which model to train, by which loss, on which images, and how their views are drawn, in this order."""
 
     masking_objective = "dino"

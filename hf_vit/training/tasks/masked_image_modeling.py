@@ -28,14 +28,14 @@ from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, mod
 from ...visualize.pretraining import draw_reconstructions
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from .unlabeled import DESCRIBE, MaskTokenArguments, NeighborEvaluator, UnlabeledTask
+from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
 
 
 @dataclass
-class MaskedImageArguments(MaskTokenArguments):
+class MaskedImageArguments(UnlabeledArguments):
     """Which model to train, by which masks, on which images, and how they are changed at random."""
 
     masking_objective = "simmim"

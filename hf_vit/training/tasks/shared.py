@@ -23,8 +23,8 @@ from ...options.field import (
     data_option,
     source_option,
 )
-from ..arguments import ImageDataArguments, ModelArguments
-from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
+from ..arguments import TaskArguments
+from ..distillation import DistillationArguments, load_teacher, make_distillation
 from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
@@ -34,23 +34,20 @@ SIMILAR_IMAGES = "It has seen images like those that it was trained on, and its 
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
-@dataclass
-class AnnotatedArguments(ModelArguments, ImageDataArguments):
-    """Which model to train, and on which images with annotations of places in them."""
-
-    loader_options = (*ImageDataArguments.loader_options, "annotation_orientation")
-
-    annotation_orientation: AnnotationOrientation = data_option(
-        "auto",
-        "Which image the annotations are of where files have an EXIF orientation: the stored or the "
-        "displayed one; by their size (auto), which does not always tell.",
-    )
+ORIENTATION_HELP = (
+    "Which image the annotations are of where files have an EXIF orientation: the stored or the displayed one; by "
+    "their size (auto), which does not always tell."
+)
+ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
 
 @dataclass
-class DenseArguments(AnnotatedArguments):
-    """The same with how training images are changed at random, and their targets with them, in this order."""
+class DenseArguments(TaskArguments):
+    """Which model to train, on which annotated images, and how these and their targets are changed at random."""
 
+    loader_options = ANNOTATED
+
+    annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
     keep_aspect_ratio: bool = augmentation_option(
         True,
         "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
@@ -93,11 +90,12 @@ class MaskArguments(DenseArguments):
 
 
 @dataclass
-class ObjectArguments(AnnotatedArguments):
+class ObjectArguments(TaskArguments):
     """Images with boxes, whatever else is known of the objects."""
 
-    loader_options = (*AnnotatedArguments.loader_options, "objects_column_name", "box_errors")
+    loader_options = (*ANNOTATED, "objects_column_name", "box_errors")
 
+    annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
     objects_column_name: str | None = data_option(None, "Column of the objects, where it is not clear by itself.")
     box_errors: Literal["raise", "clip", "drop"] = data_option(
         "raise",

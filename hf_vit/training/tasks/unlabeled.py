@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H W pixels, D size of the features, M images of kno
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from ...evaluation.base import BaseEvaluator
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE, classify_by_neighbors
 from ..arguments import UnlabeledArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..load_stream import UnlabeledImages, load_images
+from ..streams import UnlabeledImages, load_images
 from .base import EvaluationArguments, Task
 
 
@@ -87,19 +87,6 @@ class NeighborEvaluator(BaseEvaluator):
 def raw_pixels(pixel_values: Tensor) -> Tensor:
     """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that are not trained."""
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
-
-
-@dataclass
-class MaskTokenArguments(UnlabeledArguments):
-    """Options of a pretraining task of which one objective needs a mask token."""
-
-    masking_objective: ClassVar[str]
-
-    def overrides(self) -> dict[str, Any]:
-        """Return the fields of the configuration that differ, with the mask token if the objective needs it."""
-        fields = super().overrides()
-        needs_token = (fields.get(self.task_config) or {}).get("objective") == self.masking_objective
-        return {"use_mask_token": True, **fields} if needs_token else fields
 
 
 @dataclass

@@ -44,24 +44,25 @@ from ...options.field import (
     start_option,
 )
 from ...visualize.pretraining import NUM_CAPTIONS, draw_captions
-from ..arguments import ClassificationArguments, HfViTTrainingArguments, ImageDataArguments, ModelArguments
+from ..arguments import ClassificationArguments, TaskArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import evaluation_images, open_data
 from ..models import input_size, load_model
 from ..planning.defaults import IMAGE_TEXT
 from ..publishing.model_card import Usage
 from ..publishing.report import evaluation_split, public_name, score_split
+from ..training_arguments import HfViTTrainingArguments
 from .base import Task
 from .image_classification import ClassificationEvaluator, open_labeled
 
 
 @dataclass
-class ImageTextArguments(ModelArguments, ImageDataArguments):
+class ImageTextArguments(TaskArguments):
     """Which towers of images and texts to train, on which captions, and on which labeled images to evaluate them."""
 
     task_config = "contrastive_config"
     task_options = ("loss",)
-    loader_options = (*ImageDataArguments.loader_options, "caption_column_name")
+    loader_options = (*TaskArguments.loader_options, "caption_column_name")
 
     model_name_or_path: str | None = start_option(
         None,

@@ -1,0 +1,451 @@
+"""The arguments of training runs: those of the library and ours, their defaults, and what does not go together."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    EarlyStoppingCallback,
+    SchedulerType,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    get_scheduler,
+)
+from transformers.integrations import is_tensorboard_available
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
+from transformers.utils import is_torch_xla_available
+
+from ..data.formats.files import split_names
+from ..evaluation.base import LOWER_IS_BETTER
+from ..extras import check_packages
+from ..options.field import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_LEFT_OUT,
+    Names,
+    Range,
+    augmentation_option,
+    option,
+)
+from ..options.resolve import convert_all
+
+
+MAX_WORKERS = 8  # by default
+MINUTES = Range(0.01)
+ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+SCHEDULE_FREE = (
+    OptimizerNames.SCHEDULE_FREE_ADAMW,
+    OptimizerNames.SCHEDULE_FREE_RADAM,
+    OptimizerNames.SCHEDULE_FREE_SGD,
+)
+# The linear layers of attention and MLP in every tower of this package, plain and gated.
+LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
+
+
+training_option = partial(option, group="Training")
+output_option = partial(option, group="Output")
+sizes_option = partial(option, group="Sizes of training images")
+optimizer_option = partial(option, group="Optimizer and frozen parts")
+lora_option = partial(option, group="LoRA")
+# Arguments of the library that are mappings, in JSON on a command line, or instead the path of a file
+FILES = ("accelerator_config", "deepspeed", "fsdp_config")
+MAPPINGS = (
+    *FILES,
+    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    *("liger_kernel_config", "lr_scheduler_kwargs"),
+)
+
+
+@dataclass
+class HfViTTrainingArguments(TrainingArguments):
+    """The library's arguments, with defaults that suit a Vision Transformer."""
+
+    minutes: float | None = training_option(
+        None,
+        "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
+        "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given.",
+        MINUTES,
+        essential=True,
+        synonyms="time time_budget max_time",
+        resume="free",
+    )
+    choose_defaults: bool | None = training_option(
+        None,
+        "Choose what is not given by data and device; false takes the defaults listed here. True by "
+        "default, but for a recipe, which stands as it is.",
+        resume="free",
+    )
+    resume_with_changes: bool = output_option(
+        False,
+        "Resume on other images or with other arguments than the training was started with; the card then "
+        "tells from which step on.",
+        resume="free",
+        private=True,
+    )
+
+    # Optimizer, learning rates and frozen parts
+    layer_decay: float = optimizer_option(
+        1.0,
+        "Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
+        "embeddings. 0.65 to 0.9 for a model that has learned before.",
+        SHARE,
+        resume="fixed",
+    )
+    head_lr_multiplier: float = optimizer_option(
+        1.0, "Factor on the learning rate of heads.", POSITIVE, resume="fixed"
+    )
+    freeze: Names | None = optimizer_option(
+        None,
+        "Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0.",
+        resume="fixed",
+    )
+    trainable_blocks: int | None = optimizer_option(
+        None,
+        "Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
+        NOT_NEGATIVE,
+        resume="fixed",
+    )
+    use_muon: bool = optimizer_option(
+        False, "Matrices of blocks learn by Muon, and only the others by AdamW.", resume="fixed"
+    )
+    decay_steps: float = optimizer_option(
+        0.2,
+        "Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
+        NOT_NEGATIVE,
+    )
+    ema_decay: float | None = option(
+        None,
+        "Also keep, score and save an exponential moving average of the weights, of about the last "
+        "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps.",
+        Range(0, 1, is_open_below=True, is_open_above=True),
+        group="Averaged weights",
+        synonyms="ema model_ema model_ema_decay",
+    )
+
+    # Images of a step
+    repeated_augmentations: int = augmentation_option(
+        1,
+        "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
+        "length, with fewer images.",
+        COUNT,
+    )
+    progressive_sizes: list[int] | None = sizes_option(
+        None,
+        "Heights in pixels that training images have over equal shares of the steps, the last one that of "
+        "image_size: 16 24 32. Small images train several times as fast.",
+        COUNT,
+    )
+    multi_scale_sizes: list[int] | None = sizes_option(
+        None,
+        "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
+        "image_size enlarge the images.",
+        COUNT,
+    )
+
+    # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
+    lora_rank: int | None = lora_option(
+        None,
+        "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
+        "learns in full; 8 is usual. By default all weights are trained.",
+        COUNT,
+        resume="fixed",
+    )
+    lora_alpha: int | None = lora_option(None, "Changes count alpha / rank times; twice the rank by default.", COUNT)
+    lora_dropout: float = lora_option(0.0, "Dropout rate of what the changes see.", SHARE_LEFT_OUT)
+    lora_target_modules: list[str] = lora_option(
+        list(LORA_TARGETS), "How the names of the linear layers end that learn them.", resume="fixed"
+    )
+
+    # Defaults of the library that suit a Vision Transformer; planning/defaults.yaml replaces them by task and data
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warmup_steps: float = 0.1
+    lr_scheduler_type: SchedulerType | str = "cosine"
+    per_device_train_batch_size: int = 64
+    per_device_eval_batch_size: int = 64
+    eval_strategy: IntervalStrategy | str = "epoch"
+    save_strategy: SaveStrategy | str = "epoch"
+    save_total_limit: int | None = 2
+    logging_steps: float = 0.01
+    metric_for_best_model: str | None = training_option(
+        "accuracy", "Score that chooses the best model: a name that evaluations print."
+    )
+    early_stopping_patience: int | None = training_option(
+        None,
+        "Stop after this many evaluations without a better score, and keep the best model.",
+        COUNT,
+        essential=True,
+        synonyms="patience",
+    )
+    resume_from_checkpoint: str | None = option(
+        None, 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'
+    )
+    dry_run: bool = output_option(
+        False,
+        "Check data, model and options, say what would be done, and write nothing.",
+        essential=True,
+        resume="free",
+        private=True,
+    )
+    length_changes: list[str] | None = option(
+        None,
+        "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
+        "where a budget in minutes was kept.",
+        resume="free",
+    )
+    # Early stopping counts on where it stood, and the wall time adds up.
+    restore_callback_states_from_checkpoint: bool = True
+    # An incomplete last batch would weigh its images more, and differ with the number of processes.
+    dataloader_drop_last: bool = True
+    dataloader_pin_memory: bool = torch.cuda.is_available()
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes that read images, for each that trains. By default its share of the cores "
+        "beside a GPU, at most 8; without one none, as the model takes all cores.",
+    )
+    # Where there are worker processes, they stay from epoch to epoch.
+    dataloader_persistent_workers: bool = True
+    remove_unused_columns: bool = False
+    report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
+    fsdp: bool | str | None = field(default=None, metadata={"const": True})
+    optim_target_modules: list[str] | str | None = None
+
+    def __post_init__(self) -> None:
+        convert_all(self)
+        if isinstance(self.report_to, str):
+            self.report_to = Names(split_names(self.report_to))
+        check_library(self)
+        parse_changes(self.length_changes)
+        # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
+        if not torch.accelerator.is_available() and not is_torch_xla_available():
+            self.use_cpu = True
+        name = str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_")
+        if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
+            self.greater_is_better = False
+        if self.early_stopping_patience is not None:
+            self.load_best_model_at_end = True  # as the last ones are worse
+        if self.dataloader_num_workers is None:
+            has_gpu = torch.cuda.is_available() and not self.use_cpu
+            self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
+        if self.dataloader_num_workers == 0:
+            self.dataloader_persistent_workers = False  # torch refuses it
+        if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
+            self.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
+        try:
+            super().__post_init__()
+        except TypeError as error:  # about an unknown name in a mapping
+            raise ValueError(
+                f"An argument of the library does not fit: {error}. Correct it, or leave it out."
+            ) from error
+        if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
+            raise ValueError(
+                "accelerate launch starts one process on CPUs (MULTI_CPU, --cpu), where several are asked for. Use "
+                "torchrun --nproc_per_node N in its place."
+            )
+        check_optimization(self)
+        self.check_combinations()
+
+    def check_combinations(self) -> None:
+        """Raises `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
+        if self.minutes is not None and self.choose_defaults is False:
+            raise ValueError(
+                f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
+                "nothing. Give one of the two."
+            )
+        if self.progressive_sizes and self.multi_scale_sizes:
+            raise ValueError(
+                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
+                "how large training images are. Give one of the two."
+            )
+        if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
+            raise ValueError(
+                f"The weights of optim={self.optim.value} are an average already, so that ema_decay={self.ema_decay} "
+                "would average twice. Leave one of the two out."
+            )
+        if self.lora_rank is not None:
+            check_packages("lora_rank", "peft", extra="peft")
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Returns the number of warm-up steps; a single step has none, as its learning rate would be 0."""
+        return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use: of those of a job, its part among the processes that train there.
+
+    A launcher may have bound it to cores that are its part already: then it has fewer than the launcher.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if sys.platform != "linux":  # which alone tells
+        return max(1, (os.cpu_count() or 1) // processes)
+    own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
+    return own if own < launchers else max(1, own // processes)
+
+
+def training_options_of(args: TrainingArguments) -> Any:
+    """Return the object that has our options: the arguments if they declare them, else the class with the defaults."""
+    return args if isinstance(args, HfViTTrainingArguments) else HfViTTrainingArguments
+
+
+def check_optimization(args: TrainingArguments) -> None:
+    """Raises `ValueError` if options of the optimizer do not go with the library's arguments."""
+    if training_options_of(args).use_muon and args.optim not in ADAMW:
+        raise ValueError(f"use_muon=True goes with AdamW, not with optim={args.optim.value}. Leave one of them out.")
+    if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
+        raise ValueError(
+            f"optim={args.optim.value} needs no schedule and does its own warm-up, but lr_scheduler_type="
+            f"{SchedulerType(args.lr_scheduler_type).value}. Say --lr_scheduler_type constant."
+        )
+
+
+def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: int) -> int:
+    """Return the number of last steps in which the learning rate falls, which the warm-up must not meet."""
+    steps = wanted if wanted >= 1 else math.ceil(num_training_steps * wanted)
+    if steps + num_warmup_steps > num_training_steps:
+        raise ValueError(
+            f"{num_warmup_steps} steps of warm-up and decay_steps={wanted} are more than the {num_training_steps} "
+            "steps of the training. Make one of them shorter."
+        )
+    return int(steps)
+
+
+def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
+    """Returns all steps of a training from some step on, by that step.
+
+    Args:
+        changes: Like "143:812", by which a training has 812 steps from its 143rd on.
+
+    Raises:
+        ValueError: if one is something else.
+    """
+    found = dict[int, int]()
+    for change in changes or ():
+        step, _, length = change.partition(":")
+        if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
+            raise ValueError(f"length_changes={change!r} must be like 143:812: a step, and the steps from it on.")
+        found[int(step)] = int(length)
+    return found
+
+
+def check_library(args: TrainingArguments) -> None:
+    """Raises `ValueError` for values that the library takes and stumbles over later."""
+    if not args.output_dir:
+        raise ValueError(f"output_dir={args.output_dir!r} is no folder. Name one, which need not exist.")
+    if args.max_steps < 1 and args.max_steps != -1:
+        raise ValueError(
+            f"max_steps={args.max_steps} must be at least 1, or -1 for a training of num_train_epochs="
+            f"{args.num_train_epochs}."
+        )
+    known = ["none", "all", *sorted(INTEGRATION_TO_CALLBACK)]
+    given = args.report_to or []
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"report_to={','.join(given)} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
+    available = {*get_available_reporting_integrations(), "flyte"}  # which the library does not look for
+    if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
+        raise ImportError(
+            f"report_to={missing[0]} needs a package that is missing. Install it (pip install {missing[0]}), or leave "
+            "it out: --report_to none."
+        )
+    if args.use_liger_kernel:
+        raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
+    for name in (name for name in MAPPINGS if isinstance(vars(args).get(name), str)):
+        text = vars(args)[name]
+        if name in FILES and not text.startswith("{"):
+            continue
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name}={text!r} is no JSON ({error}). Write it like '{{\"name\": 1}}'.") from error
+    options = vars(args).get("activation_checkpointing_kwargs") or vars(args)["gradient_checkpointing_kwargs"] or {}
+    takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
+    if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
+        raise ValueError(
+            f"activation_checkpointing_kwargs={options} has {', '.join(unknown)}. Choose among "
+            f"{', '.join(sorted(takes))}, those of torch.utils.checkpoint."
+        )
+
+
+def check_optimizer(args: TrainingArguments) -> None:
+    """Raises `ValueError` or `ImportError` if optimizer or schedule cannot be made, by making those of a layer."""
+    layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
+    if args.optim_target_modules is not None:
+        return  # which are of the model
+    try:
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
+        optimizer = optimizer_class(layer.parameters(), **settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"There is no optimizer optim={args.optim.value} with optim_args={args.optim_args!r}: {error}. Write "
+            "options like momentum=0.9,nesterov=True."
+        ) from error
+    if args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
+        options = {"num_decay_steps": 1, **options}
+    try:
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 2, options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"There is no schedule lr_scheduler_type={args.lr_scheduler_type.value} with lr_scheduler_kwargs="
+            f"{args.lr_scheduler_kwargs} at learning_rate={args.learning_rate:g}: {error}."
+        ) from error
+
+
+def check_training(
+    args: HfViTTrainingArguments, num_images: int, has_validation: bool, scores: Collection[str]
+) -> list[TrainerCallback]:
+    """Checks that a training can start, or raises `ValueError`; returns the callback that stops early, if it shall.
+
+    Without validation images it sets `args.eval_strategy` to "no". `scores` are the names that an evaluation gives.
+    """
+    batch_size = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and num_images < batch_size:
+        raise ValueError(
+            f"{num_images} training images do not fill a batch of {batch_size}. Set "
+            "--per_device_train_batch_size lower."
+        )
+    is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
+    # The Trainer looks it up at every evaluation, whether the best model is wanted or not.
+    is_looked_up = is_best_wanted or (has_validation and args.eval_strategy != IntervalStrategy.NO)
+    if args.ema_decay is not None:
+        scores = {*scores, *(f"ema_{name}" for name in scores)}
+    metric = args.metric_for_best_model and args.metric_for_best_model.removeprefix("eval_")
+    if is_looked_up and metric and metric not in scores:
+        raise ValueError(
+            f"There is no score {metric!r} to choose the best model by. Choose {', '.join(sorted(scores))}."
+        )
+    if not has_validation:
+        if is_best_wanted:
+            raise ValueError(
+                "Early stopping and the choice of the best model need validation images. Set --train_val_split 0.1."
+            )
+        args.eval_strategy = IntervalStrategy.NO
+    patience = args.early_stopping_patience
+    return [] if patience is None else [EarlyStoppingCallback(patience)]
+
+
+def check_steps(args: HfViTTrainingArguments) -> None:
+    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
+    is_missing = {
+        "--max_steps": args.max_steps < 1,
+        "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
+        "--eval_strategy steps": args.eval_strategy == IntervalStrategy.EPOCH,
+    }
+    if missing := [option for option, missing in is_missing.items() if missing]:
+        raise ValueError(
+            "A stream does not say how many images it has, and so no epochs, but "
+            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
+        )
