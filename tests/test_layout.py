@@ -21,14 +21,13 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
     *("model", "flops", "extras", "outputs", "data", "evaluation", "visualize", "options", "inference"),
-    *("training", "features", "inspection", "api", "pretraining", "commands", "cli", "start", "__main__"),
+    *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
 OTHER_IMPORTS = {
     ("commands", "convert"),
     ("inference", "convert"),
     ("features", "convert"),
-    ("inspection", "convert"),
     ("training", "convert"),
 }
 LARGE_FOLDERS = {"model", "convert/families"}

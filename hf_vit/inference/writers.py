@@ -15,11 +15,9 @@ from transformers import PreTrainedConfig as Config
 from ..evaluation.depth import describe_depth
 from ..model.pipeline_hf_vit import CORNERS
 from ..visualize.colors import IGNORED, segmentation_palette
-from ..visualize.depth import draw_depth
-from ..visualize.detection import draw_boxes
+from ..visualize.dense import draw_depth, draw_panoptic, draw_segmentation
 from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
-from ..visualize.keypoints import draw_keypoints
-from ..visualize.segmentation import draw_panoptic, draw_segmentation
+from ..visualize.objects import draw_boxes, draw_keypoints
 
 
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
