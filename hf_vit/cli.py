@@ -263,7 +263,7 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        return "" if is_local else str(import_module("hf_vit.training.run").task_of_model(model))
+        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
     except (ValueError, AttributeError):  # the package reports them
@@ -329,7 +329,7 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
     """Raises `ValueError` for options that the command does not have, or a number out of range."""
     names = module("options/names.py")
     options: dict[str, Option] = page["options"]
-    for name in values.keys() & names["ANSWERS"].keys():
+    for name in (name for name in values if name in names["ANSWERS"]):
         raise ValueError(names["ANSWERS"][name])
     flags = [word.lstrip("-").partition("=")[0] for word in unknown if word.startswith("-")]
     for name in [*flags, *(name for name in values if name not in options and name != "recipe")]:

@@ -1,6 +1,7 @@
 """What is written of the answers of the stock pipelines, task by task: JSON, files and pictures."""
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,7 +102,12 @@ def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return score and share of the pixels of each class, the largest first."""
     classes = [
-        {"label": part["label"], "score": part["score"], "share": round(_area(part) / _size(part), 6), "id": number}
+        {
+            "label": part["label"],
+            "score": part["score"],
+            "share": round(_area(part) / math.prod(part["mask"].size), 6),
+            "id": number,
+        }
         for number, part in by_class(parts, config)
     ]
     return {"classes": sorted(classes, key=lambda found: -found["share"])}
@@ -109,13 +115,17 @@ def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return label, score, area in pixels and box (left, top, right, bottom) of each segment."""
-    found = [(number, part, part["mask"].getbbox()) for number, part in by_segment(parts, config)]
-    return {
-        "segments": [
-            {"label": part["label"], "score": part["score"], "area": _area(part), "box": box, "id": number}
-            for number, part, box in found
-        ]
-    }
+    segments = [
+        {
+            "label": part["label"],
+            "score": part["score"],
+            "area": _area(part),
+            "box": part["mask"].getbbox(),
+            "id": number,
+        }
+        for number, part in by_segment(parts, config)
+    ]
+    return {"segments": segments}
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
@@ -153,14 +163,14 @@ def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, cap
     return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
 
 
+def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
+    return {"label": part["label"], "score": part["score"], **more, "id": number}
+
+
 def _area(part: Part) -> int:
     """Return the number of pixels of a part."""
     count: int = part["mask"].histogram()[255]
     return count
-
-
-def _size(part: Part) -> int:
-    return int(part["mask"].width * part["mask"].height)
 
 
 def _mask(part: Part, picture: Image.Image) -> np.ndarray:
@@ -278,16 +288,10 @@ METRIC_DEPTH = replace(
 # By what the names of model classes hold
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
-        "image-classification",
-        lambda answer, config: {**answer[0], "top_k": answer},
-        draw_label,
-        options={"top_k": None},
+        "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}
     ),
     "ForSemanticSegmentation": replace(
-        _SEGMENTS,
-        describe=describe_classes,
-        draw=draw_classes,
-        files={"_mask.png": partial(write_mask, by_class)},
+        _SEGMENTS, describe=describe_classes, draw=draw_classes, files={"_mask.png": partial(write_mask, by_class)}
     ),
     "Segmentation": _SEGMENTS,
     "ForDepthEstimation": METRIC_DEPTH,
