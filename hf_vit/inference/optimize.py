@@ -409,9 +409,8 @@ def compile_on_gpu(model: HfViTPreTrainedModel, images: Tensor) -> Run:
 
     def run(pixel_values: Tensor) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        return pytree.tree_map_only(
-            Tensor, torch.clone, compiled(pixel_values=pixel_values)
-        )  # the next call reuses them
+        # copies, as the next call writes to the same memory
+        return pytree.tree_map_only(Tensor, torch.clone, compiled(pixel_values=pixel_values))
 
     try:
         run(images)

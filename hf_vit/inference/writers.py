@@ -102,12 +102,7 @@ def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return score and share of the pixels of each class, the largest first."""
     classes = [
-        {
-            "label": part["label"],
-            "score": part["score"],
-            "share": round(_area(part) / math.prod(part["mask"].size), 6),
-            "id": number,
-        }
+        _entry(number, part, share=round(_area(part) / math.prod(part["mask"].size), 6))
         for number, part in by_class(parts, config)
     ]
     return {"classes": sorted(classes, key=lambda found: -found["share"])}
@@ -115,17 +110,8 @@ def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return label, score, area in pixels and box (left, top, right, bottom) of each segment."""
-    segments = [
-        {
-            "label": part["label"],
-            "score": part["score"],
-            "area": _area(part),
-            "box": part["mask"].getbbox(),
-            "id": number,
-        }
-        for number, part in by_segment(parts, config)
-    ]
-    return {"segments": segments}
+    numbered = by_segment(parts, config)
+    return {"segments": [_entry(number, own, area=_area(own), box=own["mask"].getbbox()) for number, own in numbered]}
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
@@ -161,6 +147,10 @@ def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, cap
         "scores": [part["score"] for part in found],
     }
     return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
+
+
+def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
+    return {"label": part["label"], "score": part["score"], **more, "id": number}
 
 
 def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
@@ -20,7 +19,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .figures import PictureFile, add_legend, new_figure, save
+from .figures import Array, PictureFile, add_legend, new_figure, save
 from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances
 
 
@@ -104,10 +103,7 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
 
 
 def _each_image(
-    model: HfViTPreTrainedModel,
-    layers: Sequence[Tensor],
-    pixel_values: Tensor,
-    patch_attention_mask: Tensor | None,
+    model: HfViTPreTrainedModel, layers: Sequence[Tensor], pixel_values: Tensor, patch_attention_mask: Tensor | None
 ) -> list[Attention]:
     """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least."""
     # Blocks before a head's queries have Q tokens less.
@@ -259,7 +255,7 @@ def attention_distances(attention: Attention) -> Tensor:
     return ((weights * distances).sum(dim=-1) / total).mean(dim=-1)
 
 
-def draw_attention_distances(distances: ArrayLike | Tensor, uniform: float, file: PictureFile) -> None:
+def draw_attention_distances(distances: Array, uniform: float, file: PictureFile) -> None:
     """Draws how far the heads of each layer attend, and their mean as a line.
 
     Args:

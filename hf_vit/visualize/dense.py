@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
-from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, segmentation_palette, span_of
 from .figures import (
     COLUMN_WIDTH,
     MAX_ROWS,
+    Array,
     Objects,
     Picture,
     PictureFile,
@@ -34,9 +33,7 @@ ERROR_COLORS = "magma"
 MAX_ERROR = 0.5  # of the truth: larger errors are as bright as this one
 
 
-def overlay_segmentation(
-    image: Picture, segmentation: ArrayLike | Tensor, palette: np.ndarray, opacity: float = 0.7
-) -> np.ndarray:
+def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarray, opacity: float = 0.7) -> np.ndarray:
     """Lays the colors of classes over an image.
 
     Args:
@@ -60,8 +57,8 @@ def overlay_segmentation(
 
 def draw_segmentation(
     images: Sequence[Picture],
-    predictions: Sequence[ArrayLike | Tensor],
-    targets: Sequence[ArrayLike | Tensor] | None,
+    predictions: Sequence[Array],
+    targets: Sequence[Array] | None,
     names: Sequence[str],
     file: PictureFile,
 ) -> None:
@@ -79,18 +76,14 @@ def draw_segmentation(
     """
     palette = segmentation_palette(len(names))
 
-    def draw(panel: Axes, picture: np.ndarray, labels: ArrayLike | Tensor) -> None:
+    def draw(panel: Axes, picture: np.ndarray, labels: Array) -> None:
         show(panel, overlay_segmentation(picture, labels, palette))
 
     draw_comparison(images, predictions, targets, draw, file, names, lambda labels: as_array(labels, np.int64))
 
 
 def overlay_segments(
-    image: Picture,
-    masks: ArrayLike | Tensor,
-    class_labels: ArrayLike | Tensor,
-    palette: np.ndarray,
-    opacity: float = 0.65,
+    image: Picture, masks: Array, class_labels: Array, palette: np.ndarray, opacity: float = 0.65
 ) -> np.ndarray:
     """Lays segments in the colors of their classes over an image, each with a white outline inside.
 
@@ -182,8 +175,8 @@ def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
 
 def draw_depth(
     images: Sequence[Picture],
-    predictions: Sequence[ArrayLike | Tensor],
-    targets: Sequence[ArrayLike | Tensor] | None,
+    predictions: Sequence[Array],
+    targets: Sequence[Array] | None,
     file: PictureFile,
     relative: bool = False,
 ) -> None:

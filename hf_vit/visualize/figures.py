@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from ..evaluation.base import as_array
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Array = ArrayLike | torch.Tensor
 Picture = Image.Image | np.ndarray | torch.Tensor
 PictureFile = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")

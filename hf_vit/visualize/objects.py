@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
-from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import IGNORED, Axes, segmentation_palette
 from .figures import (
     MAX_ROWS,
+    Array,
     Objects,
     Picture,
     PictureFile,
@@ -36,11 +35,7 @@ MARGIN = 0.15  # around an object, as a share of its longer side
 
 
 def draw_boxes(
-    image: Picture,
-    boxes: ArrayLike | Tensor,
-    class_labels: ArrayLike | Tensor,
-    names: Sequence[str],
-    scores: ArrayLike | Tensor | None = None,
+    image: Picture, boxes: Array, class_labels: Array, names: Sequence[str], scores: Array | None = None
 ) -> Image.Image:
     """Draws boxes in the colors of their classes over an image, the surest on top.
 
@@ -136,11 +131,11 @@ class Pose(NamedTuple):
 
 def draw_keypoints(
     image: Picture,
-    keypoints: ArrayLike | Tensor,
-    visibility: ArrayLike | Tensor | None = None,
+    keypoints: Array,
+    visibility: Array | None = None,
     skeleton: Iterable[Sequence[int]] = (),
-    scores: ArrayLike | Tensor | None = None,
-    boxes: ArrayLike | Tensor | None = None,
+    scores: Array | None = None,
+    boxes: Array | None = None,
 ) -> Image.Image:
     """Draws the keypoints of one or several objects over an image, each in its color, with lines between them.
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, span_of
 from .figures import (
     COLUMN_WIDTH,
     MAX_ASPECT,
+    Array,
     Picture,
     PictureFile,
     as_picture,
@@ -96,7 +96,7 @@ def check_eval_mode(model: HfViTPreTrainedModel) -> None:
         raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
 
-def overlay_heat(image: Picture, values: ArrayLike | Tensor, opacity: float = OPACITY) -> np.ndarray:
+def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.ndarray:
     """Lays values of patches over an image as a heatmap, the highest bright.
 
     Args:
@@ -114,9 +114,7 @@ def overlay_heat(image: Picture, values: ArrayLike | Tensor, opacity: float = OP
     return ((1 - opacity) * picture + opacity * colors).round().astype(np.uint8)
 
 
-def draw_heat(
-    image: Picture, values: ArrayLike | Tensor, title: str, file: PictureFile, patch: Patch | None = None
-) -> None:
+def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patch: Patch | None = None) -> None:
     """Draws an image, a heatmap of its patches over it, and a color bar.
 
     Args:
@@ -251,7 +249,7 @@ def _spread(values: Tensor) -> Tensor:
     return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def draw_feature_colors(images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: PictureFile) -> None:
+def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file: PictureFile) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
 
     Args:
@@ -325,7 +323,7 @@ def mosaic(maps: np.ndarray) -> np.ndarray:
     return framed.reshape(rows * height, columns * width, *maps.shape[4:])[:-1, :-1]
 
 
-def draw_attention(image: Picture, maps: ArrayLike | Tensor, file: PictureFile, patch: Patch | None = None) -> None:
+def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch | None = None) -> None:
     """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
 
     Args:
@@ -353,7 +351,7 @@ def draw_attention(image: Picture, maps: ArrayLike | Tensor, file: PictureFile, 
     save(figure, file)
 
 
-def draw_position_similarity(similarity: ArrayLike | Tensor, file: PictureFile) -> None:
+def draw_position_similarity(similarity: Array, file: PictureFile) -> None:
     """Draws, at the place of each position, its similarity to all others.
 
     Args:
@@ -380,7 +378,7 @@ def _number(axes: Axes, numbers: Sequence[Iterable[int]], size: Sequence[int]) -
     axes.spines[:].set_visible(False)
 
 
-def draw_patch_filters(filters: ArrayLike | Tensor, file: PictureFile) -> None:
+def draw_patch_filters(filters: Array, file: PictureFile) -> None:
     """Draws filters in rows, the most important first; gray is 0.
 
     Args:
