@@ -139,15 +139,15 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
 def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
     """Returns the page of a command and the values of its options, or prints its help page and returns None."""
     help_wanted, words = split_help(words)
-    if help_wanted is not None:
-        page = evaluation_page(read(merged(), words)[0], is_help=True) if name == "evaluate" else page_of(name)
+    is_help, page = help_wanted is not None, merged() if name == "evaluate" else page_of(name)
+    values, unknown = ({}, []) if is_help and name != "evaluate" else read(page, words)
+    if name == "evaluate":
+        task = find_task(values, is_help)
+        page = page_of(f"evaluate {task}") if task else merged(shared=is_help)
+        values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
+    if is_help:
         say(page_text(name, page, description, has_all=help_wanted == "all"))
         return None, {}
-    page = merged() if name == "evaluate" else page_of(name)
-    values, unknown = read(page, words)
-    if name == "evaluate":
-        page = evaluation_page(values, is_help=False)
-        values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
     check(page, values, unknown)
     return page, values
 
@@ -241,12 +241,6 @@ def merged(shared: bool = False) -> Page:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
     groups = dict.fromkeys(title for page in pages for title in page["groups"])
     return {**pages[0], "groups": list(groups), "options": options}
-
-
-def evaluation_page(values: Mapping[str, Any], is_help: bool) -> Page:
-    """Returns the page of evaluations of the task of the model that is given."""
-    task = find_task(values, is_help)
-    return page_of(f"evaluate {task}") if task else merged(shared=is_help)
 
 
 def find_task(values: Mapping[str, Any], is_help: bool) -> str:

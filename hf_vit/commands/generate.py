@@ -32,7 +32,7 @@ from .visualize import visualize
 
 FILE = Path(__file__).with_name("options.json")
 # The functions of commands, and which of their options are also given as words, without their names
-WORDS = {
+WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
     features.evaluate: ("train", "test"),

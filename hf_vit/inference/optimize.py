@@ -231,7 +231,7 @@ def optimize_for_inference(
     check_trained(part, part.name_or_path, part.untrained_weights)
     search = Search(part, measured_images(part, batch_size, image_size, images), images)
     for wanted in dtypes_to_try(dtype, part):
-        search.try_dtype(wanted)
+        search.compare(name_of(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
     fast = sharing(part, forward=search.best, report=search.report)
@@ -265,33 +265,21 @@ class Search:
         program = None if program is None else CompiledProgram(program)
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
-    def try_dtype(self, dtype: torch.dtype) -> None:
-        """Tries the weights in another precision."""
-        model = copy.deepcopy(self.model).to(dtype)
-        self.compare(name_of(dtype), self.candidate(model))
-
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
         """Tries to compile the best that there is, as it is or with the blocks in 8 bits."""
         eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
         try:
-            if self.images.device.type == "cpu":
-                source = self.quantize(eager) if quantized else eager
-                program = compile_on_cpu(source, self.images, max_seconds)
-            elif quantized:
+            if quantized and self.images.device.type != "cpu":
                 raise CompilationError("int8 is for CPUs")
-            else:
-                program = compile_on_gpu(eager, self.images)
+            source = copy.deepcopy(eager) if quantized else eager
+            if quantized:  # by the ranges that values have on the samples
+                quantize_blocks(source, lambda: self.answers(source))
+            program = compile_here(source, self.images, max_seconds)
         except CompilationError as error:
             self.report.trials.append(Trial(name, None, None, None, False, str(error)))
         else:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
-
-    def quantize(self, model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-        """Returns a model with its blocks in 8 bits, by the ranges that values have on the samples."""
-        quantized = copy.deepcopy(model)
-        quantize_blocks(quantized, lambda: self.answers(quantized))
-        return quantized
 
     def answers(self, run: Run) -> list[Any]:
         """Returns the outputs for all samples, a batch each."""
@@ -395,16 +383,16 @@ def has_classes(model: HfViTPreTrainedModel) -> bool:
     return is_classifier and model.config.num_labels > 1 and not several_or_values
 
 
-def compile_on_cpu(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
-    """Compiles a model for images of one shape ahead of time; `CompilationError` if that fails."""
-    with torch.no_grad():
-        _, form = pytree.tree_flatten(model(pixel_values=images))
-    program = compile_flat(FlatOutputs(model), images, max_seconds)
-    return lambda pixel_values: pytree.tree_unflatten(program(pixel_values), form)
+def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
+    """Compiles a model for images of one shape; `CompilationError` if that fails.
 
-
-def compile_on_gpu(model: HfViTPreTrainedModel, images: Tensor) -> Run:
-    """Compiles a model for images of one shape at the first call, with CUDA graphs; not bounded in time."""
+    For a CPU, it is compiled ahead of time; for a GPU at the first call, with CUDA graphs and not bounded in time.
+    """
+    if images.device.type == "cpu":
+        with torch.no_grad():
+            _, form = pytree.tree_flatten(model(pixel_values=images))
+        program = compile_flat(FlatOutputs(model), images, max_seconds)
+        return lambda pixel_values: pytree.tree_unflatten(program(pixel_values), form)
     compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     def run(pixel_values: Tensor) -> Any:

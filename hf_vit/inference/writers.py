@@ -153,10 +153,6 @@ def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
     return {"label": part["label"], "score": part["score"], **more, "id": number}
 
 
-def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
-    return {"label": part["label"], "score": part["score"], **more, "id": number}
-
-
 def _area(part: Part) -> int:
     """Return the number of pixels of a part."""
     count: int = part["mask"].histogram()[255]
