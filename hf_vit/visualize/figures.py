@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -123,6 +124,14 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
     panel.set_axis_off()
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_visible(False)  # else the title looks for room above ticks that are not drawn
+
+
+def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
+    """Draws rows of pictures (H, W, 3), the image first; raises `ValueError` if there is none."""
+    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
+    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
+        show(panel, picture)
+    save(figure, file)
 
 
 class Objects(NamedTuple):

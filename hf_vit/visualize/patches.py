@@ -18,11 +18,12 @@ from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, span_of
 from .figures import (
     COLUMN_WIDTH,
     MAX_ASPECT,
+    MAX_ROWS,
     Array,
     Picture,
     PictureFile,
     as_picture,
-    first_rows,
+    draw_rows,
     large_enough,
     new_figure,
     picture_rows,
@@ -260,15 +261,13 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
     Raises:
         ValueError: if there is no image.
     """
-    pictures = first_rows(images)
-    figure, panels = picture_rows(pictures, ["image", "patches"], [1.0, 1.0])
-    for row, image, own in zip(panels, images, colors, strict=False):
-        picture, _ = large_enough(image)
-        show(row[0], np.asarray(picture))
-        values = as_array(own, np.float64)
+    rows = []
+    for image, own in list(zip(images, colors, strict=True))[:MAX_ROWS]:
+        picture, values = large_enough(image)[0], as_array(own, np.float64)
         levels = np.where(np.isnan(values), IGNORED, (values * 255).round()).astype(np.uint8)
-        show(row[1], np.asarray(Image.fromarray(levels).resize(picture.size, Image.Resampling.NEAREST)))
-    save(figure, file)
+        patches = Image.fromarray(levels).resize(picture.size, Image.Resampling.NEAREST)
+        rows.append((np.asarray(picture), np.asarray(patches)))
+    draw_rows(rows, ["image", "patches"], file)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .colors import IGNORED, Axes
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, first_rows, picture_rows, save, show
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, first_rows, picture_rows, save, show
 
 
 Levels = float | Sequence[float]  # of all channels, or of each
@@ -87,7 +86,7 @@ def draw_reconstructions(
         image, filled = to_picture(pixels, mean, std), to_picture(reconstruction, mean, std)
         hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
         rows.append((image, hidden, np.where(masked[..., None], filled, image)))
-    _draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
+    draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
 
 
 def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, file: PictureFile) -> None:
@@ -103,15 +102,7 @@ def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, fil
         ValueError: if there is no image.
     """
     rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
-    _draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
-
-
-def _draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
-    """Draws rows of pictures, the image first; raises `ValueError` if there is none."""
-    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
-    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
-        show(panel, picture)
-    save(figure, file)
+    draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
 
 
 def to_picture(pixels: Tensor, mean: Levels, std: Levels) -> np.ndarray:
