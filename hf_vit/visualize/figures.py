@@ -34,9 +34,7 @@ LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # inches
 RESOLUTION = 120  # pixels per inch
 MAX_HEIGHT = 12.5  # inches of all rows of a figure, beside a title and a legend
 MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
-LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
-BRIGHT = 140  # gray level from which black can be read better than white
-GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
+LINE_SHARE = 1 / 220  # of the longer side, so that lines can be seen at any size
 TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # pixels
 TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
 LEAST_SIZE = 7  # pixels of letters that can be read
@@ -213,16 +211,6 @@ def large_enough(image: Picture) -> tuple[Image.Image, float]:
 def line_width(picture: Image.Image) -> int:
     """Returns the width of lines in pixels."""
     return round(LINE_SHARE * max(picture.size))
-
-
-def letter_size(picture: Image.Image) -> float:
-    """Returns the size of letters in pixels that can be read in the picture."""
-    return LETTER_SHARE * max(picture.size)
-
-
-def readable_on(color: np.ndarray) -> str:
-    """Returns black or white, for letters on a color (3,)."""
-    return "black" if color @ GRAY > BRIGHT else "white"
 
 
 def draw_text(line: str, color: str = "gray") -> Image.Image:

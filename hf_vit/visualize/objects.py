@@ -18,15 +18,16 @@ from .figures import (
     draw_comparison,
     fit_line,
     large_enough,
-    letter_size,
     line_width,
-    readable_on,
     show,
 )
 
 
 Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
 
+LETTER_SHARE = 1 / 30  # of the longer side, so that letters can be read at any size
+BRIGHT = 140  # gray level from which black can be read better than white
+GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
 HIDDEN, VISIBLE = 1, 2  # visibility of a labeled keypoint; 0 is not labeled
 SMOOTH = 2  # factor of the resolution at which keypoints are drawn, before they are reduced to that of the picture
 FAINTEST = 0.4  # opacity of a keypoint of score 0
@@ -102,7 +103,7 @@ def draw_detections(
 def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
     """Writes above, into or below a box (4,), where there is room, and notes the place that it takes."""
     draw, pad = ImageDraw.Draw(picture), line_width(picture)
-    text, font = fit_line(text, picture.width - 2 * pad, letter_size(picture))
+    text, font = fit_line(text, picture.width - 2 * pad, LETTER_SHARE * max(picture.size))
     left, top, right, bottom = draw.textbbox((0, 0), text, font)
     width, height = right - left + 2 * pad, bottom - top + 2 * pad
     if (box[2:] - box[:2]).min() < height:
@@ -112,7 +113,7 @@ def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.nda
         place = (x, y, x + width, y + height)
         if 0 <= y <= picture.height - height and not any(_overlap(place, other) for other in taken):
             draw.rectangle(place, fill=tuple(color))
-            draw.text((x + pad - left, y + pad - top), text, readable_on(color), font)
+            draw.text((x + pad - left, y + pad - top), text, "black" if color @ GRAY > BRIGHT else "white", font)
             taken.append(place)
             return
 
