@@ -139,15 +139,15 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
 def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
     """Returns the page of a command and the values of its options, or prints its help page and returns None."""
     help_wanted, words = split_help(words)
-    if help_wanted is not None:
-        page = evaluation_page(read(merged(), words)[0], is_help=True) if name == "evaluate" else page_of(name)
+    is_help, page = help_wanted is not None, merged() if name == "evaluate" else page_of(name)
+    values, unknown = ({}, []) if is_help and name != "evaluate" else read(page, words)
+    if name == "evaluate":
+        task = find_task(values, is_help)
+        page = page_of(f"evaluate {task}") if task else merged(shared=is_help)
+        values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
+    if is_help:
         say(page_text(name, page, description, has_all=help_wanted == "all"))
         return None, {}
-    page = merged() if name == "evaluate" else page_of(name)
-    values, unknown = read(page, words)
-    if name == "evaluate":
-        page = evaluation_page(values, is_help=False)
-        values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
     check(page, values, unknown)
     return page, values
 
@@ -243,18 +243,10 @@ def merged(shared: bool = False) -> Page:
     return {**pages[0], "groups": list(groups), "options": options}
 
 
-def evaluation_page(values: Mapping[str, Any], is_help: bool) -> Page:
-    """Returns the page of evaluations of the task of the model that is given."""
-    task = find_task(values, is_local=not is_help)
-    return page_of(f"evaluate {task}") if task else merged(shared=is_help)
-
-
-def find_task(values: Mapping[str, Any], is_local: bool) -> str:
+def find_task(values: Mapping[str, Any], is_help: bool) -> str:
     """Returns the task of the model of an evaluation, "" if it is not known without the package.
 
-    Args:
-        values: The options that are given.
-        is_local: Whether models on the Hub are left to the package.
+    The package, which takes seconds to import, is asked about models on the Hub only for a help page.
     """
     architectures: dict[str, list[str]] = table()["architectures"]
     task, model = values.get("task"), values.get("model_name_or_path")
@@ -265,16 +257,12 @@ def find_task(values: Mapping[str, Any], is_local: bool) -> str:
         return ""
     file = Path(model) / "config.json"
     if not file.is_file():
-        if is_local:
-            return ""
-        name: str = import_module("hf_vit.training.run").task_of_model(model)
-        return name
+        return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
-        saved = str(
-            (json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"])[0]
-        )
-    except (ValueError, AttributeError):  # which the package reports
+        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
+    except (ValueError, AttributeError):  # the package reports them
         return ""
+    saved = str(names[0])
     return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")
 
 
@@ -295,11 +283,6 @@ def to_mapping(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({content}). Write it like '{{\"name\": 1}}'")
     return content
-
-
-def to_mapping_or_text(text: str) -> dict[str, Any] | str:
-    """Returns a mapping in JSON, or text that does not look like one, such as the name of a file."""
-    return to_mapping(text) if text.startswith("{") else text
 
 
 def to_path(text: str) -> Path | str:
@@ -330,9 +313,9 @@ def to_size(text: str) -> int | tuple[int, int]:
 
 
 TYPES: dict[str, Callable[[str], Any]] = {
-    **{"str": str, "int": int, "float": float, "path": to_path},
-    **{"bool": to_bool, "mapping": to_mapping, "mapping or text": to_mapping_or_text, "pair": to_pair},
-    "size": to_size,
+    **{"str": str, "int": int, "float": float, "path": to_path, "bool": to_bool, "pair": to_pair, "size": to_size},
+    "mapping": to_mapping,
+    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # such as a file's name
 }
 
 
@@ -412,14 +395,7 @@ def takes(option: Option) -> Iterator[str]:
         return
     name = "|".join(map(str, option.get("choices", ())))
     if not 0 < len(name) <= MOST_CHOICES:
-        name = {
-            "int": "N",
-            "float": "X",
-            "mapping": "JSON",
-            "mapping or text": "JSON",
-            "pair": "X,Y",
-            "size": "N",
-        }.get(option["type"], "TEXT")
+        name = PLACEHOLDERS.get(option["type"], "TEXT")
     yield f"{name} ..." if option.get("list") else name
 
 

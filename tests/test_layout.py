@@ -21,7 +21,7 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
-    *("training", "features", "inspection", "api", "pretraining", "commands", "cli", "start", "__main__"),
+    *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
 )
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}

@@ -168,7 +168,7 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
     def take(**options: Any) -> None:
         given.update(options)
 
-    monkeypatch.setattr("hf_vit.commands.pretrain.pretrain", take)
+    monkeypatch.setattr("hf_vit.commands.models.pretrain", take)
     cli.main(["pretrain", "a", "b", "--labels", "c", "--minutes", "5", "--task", "depth-estimation"])
     assert given.pop("report")
     assert given == {"data": ["a", "b"], "labels": "c", "task": "depth-estimation", "minutes": 5.0}

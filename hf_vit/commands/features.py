@@ -20,6 +20,8 @@ from ..outputs import check_outputs, check_writable, free_folder, record_outputs
 def extract(*, report: Callable[[str], None], **options: Any) -> None:
     """Writes the features of images to parquet files.
 
+    Usage: hf-vit features extract MODEL DATA [options]
+
     Args:
         report: Prints a line.
         **options: Those of `ExtractionArguments`, by name.

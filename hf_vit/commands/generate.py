@@ -10,9 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
-from importlib import import_module
 from itertools import chain, count
-from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -25,19 +23,24 @@ from ..options.library import LIBRARY_GROUP, metadata_of
 from ..options.names import recipes_of
 from ..training.tasks import TASKS
 from ..training.tasks.base import EVALUATED, EvaluationArguments, Task
+from . import features, models
+from .convert import convert
+from .info import info
+from .push import push
+from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
-# Which options of commands that are functions are also given as words, without their names
-WORDS = {
-    "pretrain": ("data",),
-    "predict": ("model", "inputs"),
-    "features evaluate": ("train", "test"),
-    "visualize": ("model", "photos"),
-    "convert": ("source", "output"),
-    "export": ("model",),
-    "push": ("folder", "repo_id"),
-    "info": ("model",),
+# The functions of commands, and which of their options are also given as words, without their names
+WORDS: dict[Callable[..., None], tuple[str, ...]] = {
+    models.pretrain: ("data",),
+    models.predict: ("model", "inputs"),
+    features.evaluate: ("train", "test"),
+    visualize: ("model", "photos"),
+    convert: ("source", "output"),
+    models.export: ("model",),
+    push: ("folder", "repo_id"),
+    info: ("model",),
 }
 # Groups of the essential options of a training, an evaluation and an extraction, in their order
 TRAINING = ("Data", "Model", "Training", "Output")
@@ -56,48 +59,43 @@ def generate() -> str:
     options: dict[str, Option] = {}
     pages: dict[str, dict[str, Any]] = {}
 
-    def add(name: str, page: Mapping[str, Any], declared: Iterable[Option]) -> None:
-        module, _, function = name.partition(" ")
-        function = function if module == "features" else module
+    def add(
+        name: str, function: Callable[..., None], words: Sequence[str], declared: Iterable[Option], **page: Any
+    ) -> None:
         declared = list(declared)
         keys = [key_of(option, options) for option in declared]
         groups = sorted(
-            dict.fromkeys([*page.get("groups", ()), *(option["group"] for option in declared)]),
+            dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]),
             key=lambda title: title == LIBRARY_GROUP,  # which comes last
         )
-        call = f"hf_vit.commands.{module}:{function}"
-        pages[name] = {"call": call, "recipe": False, **page, "groups": groups, "options": keys}
+        call = f"{function.__module__}:{function.__name__}"
+        start = {"call": call, "recipe": False, "text": text_of(function), "words": words}
+        pages[name] = {**start, **page, "groups": groups, "options": keys}
 
+    saved = ("model_name_or_path", "dataset_name")
     for name, task in TASKS.items():
-        page = {"text": describe(name), "words": ["dataset_name"], "given": {"task": name}}
-        add(f"train {name}", {**page, "groups": TRAINING, "recipe": True}, training_options(task))
-        page = {"text": text_of("evaluate"), "words": ["model_name_or_path", "dataset_name"], "groups": EVALUATION}
-        add(f"evaluate {name}", {**page, "recipe": True}, evaluation_options(task))
-    page = {
-        "text": "Writes the features of images to parquet files.\n\n"
-        "Usage: hf-vit features extract MODEL DATA [options]",
-        "words": ["model_name_or_path", "dataset_name"],
-    }
+        page = {"text": describe(name), "given": {"task": name}, "recipe": True, "groups": TRAINING}
+        add(f"train {name}", models.train, ["dataset_name"], training_options(task), **page)
+        page = {"recipe": True, "groups": EVALUATION}
+        add(f"evaluate {name}", models.evaluate, saved, evaluation_options(task), **page)
     declared = options_of_types([ExtractionArguments], EXTRACTION)
-    add("features extract", {**page, "groups": EXTRACTION, "recipe": True}, declared)
-    for name, words in WORDS.items():
-        function = function_of(name)
-        text = summary_of(function) if " " in name else text_of(name)
-        add(name, {"text": text, "words": words}, options_of_function(function, words))
-    groups: dict[str, Any] = {
-        "train": f"{text_of('train')}\n{textwrap.indent(task_names(), '    ')}\n\nhf-vit train TASK --help: options",
-        "features": text_of("features"),
-    }
-    architectures = {
-        name: [task.model_class.__name__.removeprefix("HfViT"), *task.published] for name, task in TASKS.items()
-    }
+    add("features extract", features.extract, saved, declared, recipe=True, groups=EXTRACTION)
+    for function, words in WORDS.items():
+        name = f"features {function.__name__}" if function is features.evaluate else function.__name__
+        add(name, function, words, options_of_function(function, words))
+    tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {
-        "groups": groups,
+        "groups": {
+            "train": f"{text_of(models.train)}\n{tasks}\n\nhf-vit train TASK --help: options",
+            "features": (features.__doc__ or "").strip(),
+        },
         "options": options,
         "pages": pages,
-        "architectures": architectures,
+        "architectures": {
+            name: [task.model_class.__name__.removeprefix("HfViT"), *task.published] for name, task in TASKS.items()
+        },
+        "versions": {"transformers": transformers.__version__},
     }
-    sections["versions"] = {"transformers": transformers.__version__}
     return as_text(sections)
 
 
@@ -122,14 +120,11 @@ def as_text(sections: Mapping[str, Any]) -> str:
 # --- Texts
 
 
-def text_of(command: str) -> str:
-    """Returns the text above the options of a command."""
-    return (import_module(f"{__package__}.{command}").__doc__ or "").strip()
-
-
-def task_names() -> str:
-    """Returns the names of the tasks, a line each."""
-    return "\n".join(sorted(TASKS))
+def text_of(function: Callable[..., Any]) -> str:
+    """Returns the text above the options of a command: that of its file or, if it has several commands, its own."""
+    module = inspect.getmodule(function)
+    described = function if module in (models, features) else module
+    return (inspect.getdoc(described) or "").partition("\n\nArgs:")[0]
 
 
 def describe(task: str) -> str:
@@ -187,14 +182,12 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
     metadata = metadata_of(item)
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     group = metadata["group"] or title_of(kind, item.name)
-    kept = {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
     found = {"default": None if item.name in OF_THE_MACHINE else default, "range": metadata["range"], "group": group}
-    if "const" in item.metadata:
-        found["const"] = item.metadata["const"]
-    return compact(
-        {"name": item.name, **kinds_of(annotation)},
-        {**found, **kept, "chosen": item.name in CHOSEN and group != LIBRARY_GROUP},
-    )
+    found |= {name: item.metadata[name] for name in ("const",) if name in item.metadata}
+    found |= {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
+    found["chosen"] = item.name in CHOSEN and group != LIBRARY_GROUP
+    kinds = {"name": item.name, **kinds_of(annotation)}
+    return compact({**kinds, **{name: value for name, value in found.items() if value is not None}})
 
 
 def title_of(kind: type, name: str) -> str:
@@ -206,20 +199,9 @@ def title_of(kind: type, name: str) -> str:
 # --- Options that are parameters of functions
 
 
-def function_of(name: str) -> Callable[..., Any]:
-    """Returns the function of a command."""
-    module, _, part = name.partition(" ")
-    function: Callable[..., Any] = vars(import_module(f"{__package__}.{module}"))[part or module]
-    return inspect.unwrap(function)
-
-
-def summary_of(function: Callable[..., Any]) -> str:
-    """Returns the first line of a function's docstring."""
-    return inspect.getdoc(function).partition("\n")[0]  # type: ignore[union-attr]
-
-
 def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> Iterator[Option]:
     """Yields the options that the parameters of a function and its docstring declare."""
+    function = inspect.unwrap(function)
     hints, texts = get_type_hints(function, include_extras=True), help_of_parameters(function)
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "report" or parameter.kind is parameter.VAR_KEYWORD:
@@ -227,7 +209,7 @@ def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> I
         is_required = parameter.default is parameter.empty
         group = "Arguments" if name in words and is_required else "Options"
         found = {"default": None if is_required else parameter.default, "required": is_required}
-        yield compact({"name": name, **kinds_of(hints[name])}, {**found, "help": texts[name], "group": group})
+        yield compact({"name": name, **kinds_of(hints[name]), **found, "help": texts[name], "group": group})
 
 
 def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
@@ -269,23 +251,17 @@ def kinds_of(annotation: Any) -> Option:
     return {"type": "str", **found}
 
 
-def compact(option: Option, more: Mapping[str, Any]) -> Option:
-    """Returns an option as JSON can hold it, without what says nothing."""
-    content = {**option, **{name: value for name, value in more.items() if value is not None}}
-    return {
-        name: plain(value)
+def compact(content: Option) -> Option:
+    """Returns an option as JSON can hold it, without empty entries."""
+    known = {
+        name: value
         for name, value in content.items()
-        if value is not MISSING and (name == "default" or value not in ("", False, ()))
+        if value not in (None, MISSING) and (name == "default" or value not in ("", False, ()))
     }
-
-
-def plain(value: Any) -> Any:
-    """Returns a value as JSON can hold it."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PathLike):
-        return str(value)
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else value
+    plain: Option = json.loads(
+        json.dumps(known, default=lambda item: list(item) if isinstance(item, Iterable) else str(item))
+    )
+    return plain
 
 
 def main() -> None:

@@ -132,16 +132,11 @@ def describe_ours(content: dict[str, Any]) -> Iterator[str]:
         model = model_class(config)
     if task is not None:
         yield f"Task: {task}"
+    image, patch = ("{}x{} pixels".format(*to_pair(size)) for size in (config.image_size, config.patch_size))
     yield (
         f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers of width "
-        f"{config.hidden_size}, images of {in_pixels(config.image_size)}, patches of {in_pixels(config.patch_size)}"
+        f"{config.hidden_size}, images of {image}, patches of {patch}"
     )
-
-
-def in_pixels(size: int | tuple[int, int]) -> str:
-    """Returns height and width in words."""
-    height, width = to_pair(size)
-    return f"{height}x{width} pixels"
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:

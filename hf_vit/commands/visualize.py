@@ -19,15 +19,169 @@ Examples:
     hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca --foreground_threshold 0.5
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from transformers import BaseImageProcessor
+
+from ..convert import TASKS, load_image_processor, open_source
 from ..inference.predict import find_images, name_outputs, open_image
-from ..inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
+from ..model.configuration_hf_vit import to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_image_classification import HfViTForImageClassification
 from ..options.field import COUNT, PROBABILITY
 from ..outputs import check_outputs, check_writable, record_outputs
+from ..training.models import whole_image_processor
+from ..visualize import attention, patches
+
+
+MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
+
+
+def open_for_inspection(
+    name_or_path: str, image_size: int | None = None
+) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
+    """Opens a model of any task, and an image processor that leaves nothing of a photo out.
+
+    Args:
+        name_or_path: Folder, file of weights, or name on the Hub, ours or published.
+        image_size: Shorter side in pixels that photos get; None means that of the model.
+
+    Returns:
+        The model in evaluation mode, with eager attention, and the processor, which keeps the proportions of photos up
+        to whole patches.
+
+    Raises:
+        OSError: if there is no such checkpoint.
+        ValueError: if it cannot be opened.
+    """
+    saved = open_source(name_or_path).config
+    # configurations of timm hold the number of classes instead of the name of a class
+    name = (saved.get("architectures") or ["ForImageClassification" if saved.get("num_classes") else ""])[0]
+    heads = (known for known in TASKS.values() if known is not HfViTModel)
+    model_class = next((head for head in heads if head.__name__.removeprefix("HfViT") in name), HfViTModel)
+    model = model_class.from_pretrained(name_or_path, attn_implementation="eager").eval()
+    config = model.config
+    size = {"shortest_edge": image_size or min(to_pair(config.image_size))}
+    processor = load_image_processor(name_or_path, num_channels=config.num_channels, patch_size=config.patch_size)
+    return model, whole_image_processor(processor, config, keep_aspect_ratio=True, size=size, do_pad=False)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A photo as a model sees it; for model and processor see `open_for_inspection`."""
+
+    model: HfViTPreTrainedModel
+    processor: BaseImageProcessor
+    photo: Image.Image
+    # x and y in pixels of the photo: what attends or is compared; None means the image's summary, or the middle
+    point: tuple[float, float] | None = None
+    class_name: str | None = None  # that saliency explains; None means the likeliest
+    foreground_threshold: float | None = None  # see `feature_colors`
+
+    @cached_property
+    def pixel_values(self) -> Tensor:
+        """The model's input, (1, C, H, W)."""
+        pixel_values: Tensor = self.processor(self.photo, return_tensors="pt").pixel_values
+        return pixel_values.to(self.model.device)
+
+    @cached_property
+    def picture(self) -> Image.Image:
+        """The photo to draw on."""
+        fits = max(self.photo.size) <= MAX_SIDE
+        return self.photo if fits else ImageOps.contain(self.photo, (MAX_SIDE, MAX_SIDE))
+
+    def record_attention(self) -> attention.Attention:
+        """Returns the attention within the photo."""
+        return attention.record_attention(self.model, self.pixel_values)[0]
+
+    def patch_features(self) -> Tensor:
+        """Returns the features of its patches, (h, w, D)."""
+        return patches.patch_features(self.model, self.pixel_values)[0]
+
+    def patch(self, grid: tuple[int, int]) -> patches.Patch | None:
+        """Returns row and column of the patch under the point, None if there is no point."""
+        size = self.photo.height, self.photo.width
+        return None if self.point is None else patches.patch_at(self.point, size, grid)
+
+
+def _draw_attention(one: Inspection, file: Path) -> None:
+    recorded = one.record_attention()
+    patch = one.patch(recorded.grid)
+    patches.draw_attention(one.picture, attention.attention_maps(recorded, patch), file, patch)
+
+
+def _draw_rollout(one: Inspection, file: Path) -> None:
+    recorded = one.record_attention()
+    patch = one.patch(recorded.grid)
+    patches.draw_heat(one.picture, attention.attention_rollout(recorded, patch), "rollout", file, patch)
+
+
+def _draw_saliency(one: Inspection, file: Path) -> None:
+    attention.check_classifier(one.model)
+    known, name = one.model.config.label2id, one.class_name
+    if name is None:
+        with torch.no_grad():
+            number = int(one.model(one.pixel_values, return_dict=True).logits.argmax())
+        name = one.model.config.id2label[number]
+    elif name in known:
+        number = known[name]
+    else:
+        raise ValueError(f"The model knows no class {name!r}, but {', '.join(list(known)[:20])}.")
+    (heat,) = attention.gradient_rollout(one.model, one.pixel_values, [number])
+    patches.draw_heat(one.picture, heat, f"saliency for {name}", file)
+
+
+def _draw_similarity(one: Inspection, file: Path) -> None:
+    own = one.patch_features()
+    rows, columns = own.shape[:2]
+    patch = one.patch((rows, columns)) or (rows // 2, columns // 2)
+    patches.draw_heat(one.picture, patches.patch_similarity(own, patch), "similarity", file, patch)
+
+
+def _draw_distance(every: Sequence[Inspection], file: Path) -> None:
+    recorded = [one.record_attention() for one in every]
+    uniform = torch.stack([patches.patch_distances(own.grid, own.patch_size).mean() for own in recorded])
+    distances = torch.stack([attention.attention_distances(own) for own in recorded]).mean(dim=0)
+    attention.draw_attention_distances(distances, float(uniform.mean()), file)
+
+
+def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
+    colors = patches.feature_colors([one.patch_features() for one in every], every[0].foreground_threshold)
+    patches.draw_feature_colors([one.picture for one in every], colors, file)
+
+
+# A picture of each photo
+OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
+    "attention": _draw_attention,
+    "rollout": _draw_rollout,
+    "saliency": _draw_saliency,
+    "similarity": _draw_similarity,
+}
+# A picture of all photos together, or of none
+OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
+    "distance": _draw_distance,
+    "pca": _draw_pca,
+    "positions": lambda every, file: patches.draw_position_similarity(
+        patches.position_similarity(every[0].model), file
+    ),
+    "filters": lambda every, file: patches.draw_patch_filters(patches.patch_filters(every[0].model), file),
+}
+
+
+def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
+    """Returns the kinds of pictures that a model has: saliency needs a classifier, positions a table of them."""
+    missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
+    if model.get_position_embeddings() is None:
+        missing.add("positions")
+    return [kind for kind in (*OF_EACH, *OF_ALL) if kind not in missing]
 
 
 def visualize(

@@ -1,9 +1,8 @@
 """Extraction of the features of images to files, and their evaluation."""
 
-from .arguments import ExtractionArguments
 from .encoder import open_encoder
 from .evaluation import evaluate_features, report
-from .extraction import extract, extract_features
+from .extraction import ExtractionArguments, extract, extract_features
 from .files import open_train_and_test
 
 

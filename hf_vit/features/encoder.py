@@ -50,10 +50,8 @@ class ImageEncoder:
     def widths(self) -> dict[str, int]:
         """The number of values of each feature, of patches that of each of them."""
         config = self.model.config
-        return {
-            name: config.num_channels * RAW_SIZE**2 if name == "pixels" else config.hidden_size
-            for name in self.features
-        }
+        pixels = config.num_channels * RAW_SIZE**2
+        return {name: pixels if name == "pixels" else config.hidden_size for name in self.features}
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Tensor]) -> dict[str, Tensor | list[Tensor]]:
@@ -72,15 +70,13 @@ class ImageEncoder:
         real = inputs.get("patch_attention_mask")
         if real is None:
             real = torch.ones(len(images), *grid, dtype=torch.bool, device=self.model.device)
-        found: dict[str, Tensor | list[Tensor]] = {}
-        if not all(name == "pixels" or name.startswith(UNTRAINED) for name in self.features):
+        found: dict[str, Tensor | list[Tensor]] = {"pixels": raw_pixels(inputs["pixel_values"])}
+        if {"cls", "mean", "patches"} & {*self.features}:
             found |= _read(self.model, inputs, real)
         if self.untrained is not None:
             found |= {f"{UNTRAINED}{name}": value for name, value in _read(self.untrained, inputs, real).items()}
-        if "pixels" in self.features:
-            found["pixels"] = raw_pixels(inputs["pixel_values"])
-        names = [part for name in self.features for part in ((name, "grid") if name == "patches" else (name,))]
-        return {name: found[name] for name in names}
+        grids = ["grid"] * ("patches" in self.features)
+        return {name: found[name] for name in (*self.features, *grids)}
 
 
 def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Tensor | list[Tensor]]:

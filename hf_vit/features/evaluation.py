@@ -5,7 +5,7 @@ Shapes: M training images, B test images, D features.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +67,21 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
     """Returns the scores of features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
-    neighbors = torch.cat([classify_by_neighbors(features[rows], known, classes) for rows in _parts(truth, classes)])
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
-    precisions = [
-        retrieval_average_precision(features[rows], truth[rows], known, classes) for rows in _parts(truth, classes)
-    ]
-    among = [
-        retrieval_average_precision(features[rows], truth[rows], features, truth, own=rows)
-        for rows in _parts(truth, truth)
-    ]
+    neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
+    # as many queries at a time as can be compared with all others
+    for rows in torch.arange(len(truth)).split(max(1, PAIRS_AT_A_TIME // max(len(truth), len(classes)))):
+        queries, own = features[rows], truth[rows]
+        neighbors.append(classify_by_neighbors(queries, known, classes))
+        precisions.append(retrieval_average_precision(queries, own, known, classes))
+        among.append(retrieval_average_precision(queries, own, features, truth, own=rows))
     return {
-        "knn_accuracy": float((neighbors == truth).double().mean()),
+        "knn_accuracy": float((torch.cat(neighbors) == truth).double().mean()),
         "linear_probe_accuracy": float(np.mean(answers == truth.numpy())),
         "linear_probe_C": strength,
         "retrieval_map": float(torch.cat(precisions).nanmean()),
         "retrieval_map_among_scored": float(torch.cat(among).nanmean()),
     }
-
-
-def _parts(queries: Tensor, others: Tensor) -> Iterator[Tensor]:
-    """Yields the numbers of as many queries as can be compared with all others at a time."""
-    yield from torch.arange(len(queries)).split(max(1, PAIRS_AT_A_TIME // len(others)))
 
 
 def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +24,76 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..data import load_unlabeled_images
+from ..data.checks import check_apart
 from ..data.fingerprint import fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
+from ..options.field import COUNT, NOT_NEGATIVE, Names, data_option, option, source_option, start_option
 from ..options.recipe import with_recipe
 from ..options.resolve import build
 from ..outputs import check_writable
-from .arguments import DTYPES, ExtractionArguments
-from .encoder import ImageEncoder, open_encoder
+from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
+from .encoder import FEATURES, ImageEncoder, open_encoder
 from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
 
 
 logger = logging.get_logger(__name__)
+extraction_option = partial(option, group="Extraction", essential=True)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass
+class ExtractionArguments(SourceArguments):
+    """Which features to extract, and from which images."""
+
+    loader_options = (*SourceArguments.loader_options, "label_column_name")
+    takes_several = True
+
+    dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
+    label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
+
+    model_name_or_path: str = start_option(
+        "", "Saved or published model: a folder, a file or a name on the Hub.", group="Extraction"
+    )
+    output_dir: str = option(
+        "outputs/features",
+        "Folder for the parquet files.",
+        group="Output",
+        essential=True,
+        synonyms="output out save_dir out_dir project_dir name",
+        resume="free",
+    )
+    features: list[str] = extraction_option(
+        ["mean"], "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + "."
+    )
+    dtype: str = extraction_option("float32", "Type of the numbers that are written, or float16.")
+    batch_size: int = extraction_option(32, "Images that go through the model at a time.", COUNT)
+    rows_per_shard: int = extraction_option(
+        4096, "Images of a file: what one process does, and at most loses if it is killed.", COUNT
+    )
+    num_workers: int = extraction_option(
+        0, "Processes that read images, for each that runs the model.", NOT_NEGATIVE, synonyms="workers"
+    )
+    skip_unreadable: bool = extraction_option(
+        False, "Leave images out that cannot be read, rather than stop.", resume="free"
+    )
+    use_cpu: bool = extraction_option(
+        False, "Leave GPUs alone.", brief="Leave GPUs alone.", synonyms="cpu no_cuda", resume="free"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model_name_or_path:
+            raise ValueError("No model is given. Set --model_name_or_path path/to/model, or to a name on the Hub.")
+        if not self.features or {*self.features} - {*FEATURES}:
+            raise ValueError(f"features={self.features} are not all known. Choose among {', '.join(FEATURES)}.")
+        if len({*self.features}) < len(self.features):
+            raise ValueError(f"features={self.features} names one twice.")
+        check_apart(self.sources, self.output_dir)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not known. Choose {' or '.join(DTYPES)}.")
 
 
 def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
@@ -130,12 +189,8 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     missing = [shard for shard in shards if not (folder / shard.name).is_file()]
     state.wait_for_everyone()  # from now on there are more and more
     own = missing[state.process_index :: state.num_processes]
-    with logging.tqdm(
-        total=sum(shard.stop - shard.start for shard in own),
-        desc="Extracting",
-        unit=" images",
-        disable=not state.is_main_process,
-    ) as bar:
+    total = sum(shard.stop - shard.start for shard in own)
+    with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
         for shard in own:
             write_shard(folder, shard, splits[shard.split], encoder, args, bar.update)
     return settings.images
@@ -168,14 +223,13 @@ def write_shard(
 
 
 def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadImage]:
-    for image in batch:
-        if image.pixels is None and not skip_unreadable:
+    for image in (image for image in batch if image.pixels is None):
+        if not skip_unreadable:
             raise OSError(
                 f"{image.file} cannot be read: {image.fault}. Repair it and resume by the same command, or leave such "
                 "images out with --skip_unreadable true."
             )
-        if image.pixels is None:
-            logger.warning("Left out, as it cannot be read: %s: %s", image.file, image.fault)
+        logger.warning("Left out, as it cannot be read: %s: %s", image.file, image.fault)
     return [image for image in batch if image.pixels is not None]
 
 

@@ -123,10 +123,9 @@ class Shard:
 def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
     """Divides splits of so many images; neither processes nor restarts change it."""
     return [
-        Shard(split, number, count, number * rows_per_shard, min((number + 1) * rows_per_shard, size))
+        Shard(split, number, math.ceil(size / rows_per_shard), start, min(start + rows_per_shard, size))
         for split, size in images.items()
-        for count in [math.ceil(size / rows_per_shard)]
-        for number in range(count)
+        for number, start in enumerate(range(0, size, rows_per_shard))
     ]
 
 
@@ -191,15 +190,9 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
             f"The features in {folder} are of images without classes. Extract them from folders of classes, or with "
             "--label_column_name."
         )
-    tables = pa.concat_tables(pq.read_table(file, columns=["label"]) for file in files)
-    labels = tables["label"].to_pylist()
-    return FeatureSplit(
-        name=name,
-        files=files,
-        labels=tuple(label for label in labels if label is not None),
-        is_labeled=np.array([label is not None for label in labels], dtype=bool),
-        settings=settings,
-    )
+    labels = pa.concat_tables(pq.read_table(file, columns=["label"]) for file in files)["label"]
+    is_labeled = labels.is_valid().to_numpy()
+    return FeatureSplit(name, files, tuple(labels.drop_null().to_pylist()), is_labeled, settings)
 
 
 def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureSplit]:

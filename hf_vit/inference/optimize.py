@@ -178,7 +178,9 @@ class FastForward:
                 outputs = self.eager(pixel_values, *args, **kwargs)
             else:  # which reads memory as it was compiled for
                 outputs = self.program(pixel_values.to(self.dtype).contiguous())
-        return pytree.tree_map(partial(_cast, dtype=self.dtype), outputs)
+        return pytree.tree_map_only(
+            Tensor, lambda value: value.to(self.dtype) if value.is_floating_point() else value, outputs
+        )
 
 
 def optimize_for_inference(
@@ -221,21 +223,19 @@ def optimize_for_inference(
         TypeError: if the model is none of this package.
         ValueError: if an argument or a weight is not as it must be, or outputs are drawn at random.
     """
-    options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
-    options |= {"int8": int8, "max_seconds": max_seconds, "images": images}
-    if is_a(model, "HfViTForZeroShotImageClassification"):
-        inner = optimize_for_inference(cast("HfViTPreTrainedModel", model.model), **options)
-        return sharing(model, _modules={**model._modules, "model": inner}, report=inner.report)
     if not is_a(model, "HfViTPreTrainedModel"):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
-    check_options(model, batch_size, int8, max_seconds, images)
-    check_trained(model, model.name_or_path, model.untrained_weights)
-    search = Search(model, measured_images(model, batch_size, image_size, images), images)
-    for wanted in dtypes_to_try(dtype, model):
-        search.try_dtype(wanted)
+    has_texts = is_a(model, "HfViTForZeroShotImageClassification")
+    part = cast("HfViTPreTrainedModel", model.model if has_texts else model)
+    check_options(part, batch_size, int8, max_seconds, images)
+    check_trained(part, part.name_or_path, part.untrained_weights)
+    search = Search(part, measured_images(part, batch_size, image_size, images), images)
+    for wanted in dtypes_to_try(dtype, part):
+        search.compare(name_of(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
-    return sharing(model, forward=search.best, report=search.report)
+    fast = sharing(part, forward=search.best, report=search.report)
+    return sharing(model, _modules={**model._modules, "model": fast}, report=fast.report) if has_texts else fast
 
 
 class Search:
@@ -265,33 +265,21 @@ class Search:
         program = None if program is None else CompiledProgram(program)
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
-    def try_dtype(self, dtype: torch.dtype) -> None:
-        """Tries the weights in another precision."""
-        model = copy.deepcopy(self.model).to(dtype)
-        self.compare(name_of(dtype), self.candidate(model))
-
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
         """Tries to compile the best that there is, as it is or with the blocks in 8 bits."""
         eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
         try:
-            if self.images.device.type == "cpu":
-                source = self.quantize(eager) if quantized else eager
-                program = compile_on_cpu(source, self.images, max_seconds)
-            elif quantized:
+            if quantized and self.images.device.type != "cpu":
                 raise CompilationError("int8 is for CPUs")
-            else:
-                program = compile_on_gpu(eager, self.images)
+            source = copy.deepcopy(eager) if quantized else eager
+            if quantized:  # by the ranges that values have on the samples
+                quantize_blocks(source, lambda: self.answers(source))
+            program = compile_here(source, self.images, max_seconds)
         except CompilationError as error:
             self.report.trials.append(Trial(name, None, None, None, False, str(error)))
         else:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
-
-    def quantize(self, model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-        """Returns a model with its blocks in 8 bits, by the ranges that values have on the samples."""
-        quantized = copy.deepcopy(model)
-        quantize_blocks(quantized, lambda: self.answers(quantized))
-        return quantized
 
     def answers(self, run: Run) -> list[Any]:
         """Returns the outputs for all samples, a batch each."""
@@ -308,7 +296,7 @@ class Search:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
             is_close = difference <= tolerance  # not where it is NaN
             note = "" if is_close else f"outputs differ by more than {tolerance:g}"
-        seconds = ratio = gain = None
+        seconds = ratio = None
         if is_close:
             seconds, gain = race(candidate, self.best, self.images)
             ratio = self.seconds / seconds
@@ -325,7 +313,7 @@ class Search:
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
             share, most, what = changed.float().mean().item(), MOST_CHANGED, "of the answers change"
         else:
-            share = max(difference_of(own, other, Tensor.norm) for own, other in pairs)
+            share = max(difference_of(own, other, order=2) for own, other in pairs)
             most, what = MOST_CHANGED_OUTPUTS, "change of the outputs"
         is_little = share <= most
         return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
@@ -345,28 +333,23 @@ def sharing(model: ModelT, **attributes: Any) -> ModelT:
 
 
 def check_options(
-    model: HfViTPreTrainedModel,
-    batch_size: int,
-    int8: bool,
-    max_seconds: float,
-    images: Tensor | None,
+    model: HfViTPreTrainedModel, batch_size: int, int8: bool, max_seconds: float, images: Tensor | None
 ) -> None:
     """Raises `ValueError` where an option of `optimize_for_inference` is out of range or does not fit the model."""
-    if model.training:
-        raise ValueError("The model is in training mode, where it drops out at random. Call model.eval() first.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1: the number of images per call.")
-    if not max_seconds > 0:
-        raise ValueError(f"max_seconds={max_seconds} must be more than 0. compile=False leaves compiling out.")
-    if images is not None and (images.ndim != 4 or images.shape[0] < batch_size):
-        raise ValueError(
-            f"images must be (N, channels, height, width) with N at least batch_size={batch_size}, not "
-            f"{tuple(images.shape)}."
-        )
-    if int8 and images is None:
-        raise ValueError(
-            "int8=True needs images=, some dozens from the image processor: the range of values in noise is another."
-        )
+    shape = None if images is None else tuple(images.shape)
+    checks = [
+        (model.training, "The model is in training mode, where dropout is random. Call model.eval() first."),
+        (batch_size < 1, f"batch_size={batch_size} must be at least 1: the number of images per call."),
+        (not max_seconds > 0, f"max_seconds={max_seconds} must be more than 0. compile=False skips compilation."),
+        (
+            shape is not None and (len(shape) != 4 or shape[0] < batch_size),
+            f"images must be (N, channels, height, width) with N at least batch_size={batch_size}, not {shape}.",
+        ),
+        (int8 and shape is None, "int8=True needs images=, some dozens from the image processor, to measure ranges."),
+    ]
+    for is_wrong, message in checks:
+        if is_wrong:
+            raise ValueError(message)
 
 
 def measured_images(
@@ -384,13 +367,12 @@ def measured_images(
 
 def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
     """Returns the precisions that `dtype` names beside that of the model; `ValueError` if it names none."""
-    names = {name_of(known): known for known in TOLERANCES}
+    wanted = [known for known in TOLERANCES if dtype in (known, name_of(known))]
     if dtype == "auto":
         wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
-    else:
-        wanted = [known for name, known in names.items() if dtype in (name, known)]
     if not wanted:
-        raise ValueError(f"dtype={dtype!r} must be 'auto' or one of {', '.join(map(repr, names))}.")
+        names = ", ".join(repr(name_of(known)) for known in TOLERANCES)
+        raise ValueError(f"dtype={dtype!r} must be 'auto' or one of {names}.")
     return [each for each in wanted if each != model.dtype]
 
 
@@ -401,21 +383,22 @@ def has_classes(model: HfViTPreTrainedModel) -> bool:
     return is_classifier and model.config.num_labels > 1 and not several_or_values
 
 
-def compile_on_cpu(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
-    """Compiles a model for images of one shape ahead of time; `CompilationError` if that fails."""
-    with torch.no_grad():
-        _, form = pytree.tree_flatten(model(pixel_values=images))
-    program = compile_flat(FlatOutputs(model), images, max_seconds)
-    return lambda pixel_values: pytree.tree_unflatten(program(pixel_values), form)
+def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
+    """Compiles a model for images of one shape; `CompilationError` if that fails.
 
-
-def compile_on_gpu(model: HfViTPreTrainedModel, images: Tensor) -> Run:
-    """Compiles a model for images of one shape at the first call, with CUDA graphs; not bounded in time."""
+    For a CPU, it is compiled ahead of time; for a GPU at the first call, with CUDA graphs and not bounded in time.
+    """
+    if images.device.type == "cpu":
+        with torch.no_grad():
+            _, form = pytree.tree_flatten(model(pixel_values=images))
+        program = compile_flat(FlatOutputs(model), images, max_seconds)
+        return lambda pixel_values: pytree.tree_unflatten(program(pixel_values), form)
     compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     def run(pixel_values: Tensor) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        return pytree.tree_map(_own, compiled(pixel_values=pixel_values))
+        # copies, as the next call writes to the same memory
+        return pytree.tree_map_only(Tensor, torch.clone, compiled(pixel_values=pixel_values))
 
     try:
         run(images)
@@ -446,15 +429,11 @@ def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
     return median(own for own, _ in rounds), median(theirs / own for own, theirs in rounds)
 
 
-def largest_magnitude(tensor: Tensor) -> Tensor:
-    """Returns the largest absolute value of a tensor, ()."""
-    return tensor.abs().max()
-
-
-def difference_of(outputs: Any, expected: Any, size: Callable[[Tensor], Tensor] = largest_magnitude) -> float:
-    """Returns how large the difference of two outputs is, as a share of the size of each of their tensors."""
+def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float:
+    """Returns the norm of the difference of two outputs, relative to that of each of their tensors: the largest."""
+    norm = partial(torch.linalg.vector_norm, ord=order)
     differences = [
-        (size(own.float() - other.float()) / size(other.float()).clamp_min(1e-12)).item()
+        (norm(own.float() - other.float()) / norm(other.float()).clamp_min(1e-12)).item()
         for own, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
     ]
     return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
@@ -463,12 +442,3 @@ def difference_of(outputs: Any, expected: Any, size: Callable[[Tensor], Tensor] 
 def name_of(dtype: torch.dtype) -> str:
     """Returns the name of a precision without that of torch."""
     return str(dtype).removeprefix("torch.")
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _own(value: Any) -> Any:
-    """Returns a tensor that the next call does not write to."""
-    return value.clone() if isinstance(value, Tensor) else value

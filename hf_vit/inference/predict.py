@@ -102,16 +102,18 @@ def predict_files(
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
     _warn_of_threshold(options, missed)
-    _write_pages(tiles, pages)
+    for page, file in zip(arrange_pages(tiles), pages, strict=False):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        page.save(file)
+        record_outputs([file])
 
 
 def _check_places(output_dir: Path | None, picture: Path | None) -> None:
     """Raises `ValueError` or `OSError` if nothing can be written to a folder or a picture."""
     if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
-    for folder in (output_dir, picture and picture.parent):
-        if folder is not None:
-            check_writable(folder)
+    for folder in filter(None, (output_dir, picture and picture.parent)):
+        check_writable(folder)
 
 
 def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, draws: bool) -> Writer:
@@ -136,10 +138,10 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
 
 def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool) -> Pipeline:
     """Opens the stock pipeline, and logs what optimization has found."""
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, **({"optimize": optimize} if optimize else {})}
+    options: dict[str, Any] = {"optimize": True} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
-        pipe = pipeline(task, model=model, **options)
+        pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
     if not isinstance(pipe, BatchedImagePipeline):  # ours have checked it
         check_trained(pipe.model, model)
     elif optimize:
@@ -198,9 +200,8 @@ class Inputs(Dataset[Any]):
     """
 
     def __init__(self, sources: Sequence[Source], boxes: Mapping[Path, list[Box]] | None, pipe: Pipeline) -> None:
-        self.sources, self.boxes = sources, boxes
-        ours = isinstance(pipe, BatchedImagePipeline) and isinstance(pipe.image_processor, HfViTImageProcessorBase)
-        self.are_encoded = ours
+        self.sources, self.boxes, processor = sources, boxes, pipe.image_processor
+        self.are_encoded = isinstance(pipe, BatchedImagePipeline) and isinstance(processor, HfViTImageProcessorBase)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -245,7 +246,10 @@ def _lines(
         if "threshold" in options and not writer.scores(answer):
             candidates = writer.scores(pipe(inputs[index], **{**options, "threshold": 0.0}))
             line |= {"best_score": max(candidates)} if candidates else {}
-        check_finite(line)
+        try:
+            json.dumps(line, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"The prediction for {file} is infinite or NaN. Use an earlier checkpoint.") from error
         is_collected = collects and len(tiles) < MAX_TILES
         if stems or is_collected:
             image = inputs.sources[index].decode()
@@ -254,16 +258,6 @@ def _lines(
             if stems:
                 line["written"] = _write(writer, image, answer, config, tile, stems[index])
         yield line
-
-
-def check_finite(line: dict[str, Any]) -> None:
-    """Raises `ValueError` if a prediction has numbers that are infinite or NaN, which JSON cannot hold."""
-    try:
-        json.dumps(line, allow_nan=False)
-    except ValueError as error:
-        raise ValueError(
-            f"The prediction for {line['file']} is infinite or NaN. Use an earlier checkpoint."
-        ) from error
 
 
 def _write(
@@ -288,13 +282,6 @@ def _warn_of_threshold(options: Mapping[str, Any], missed: Sequence[float | None
             f"Nothing passes the threshold {options['threshold']:g}: the best score of all images is "
             f"{max(scores):.3g}. Say --threshold {0.9 * max(scores):.2g} to see what has it."
         )
-
-
-def _write_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
-    for page, file in zip(arrange_pages(tiles), files, strict=False):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        page.save(file)
-        record_outputs([file])
 
 
 def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:

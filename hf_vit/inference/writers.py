@@ -1,6 +1,7 @@
 """What is written of the answers of the stock pipelines, task by task: JSON, files and pictures."""
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,11 +16,9 @@ from transformers import PreTrainedConfig as Config
 from ..evaluation.depth import describe_depth
 from ..model.pipeline_hf_vit import CORNERS
 from ..visualize.colors import IGNORED, segmentation_palette
-from ..visualize.depth import draw_depth
-from ..visualize.detection import draw_boxes
+from ..visualize.dense import draw_depth, draw_panoptic, draw_segmentation
 from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
-from ..visualize.keypoints import draw_keypoints
-from ..visualize.segmentation import draw_panoptic, draw_segmentation
+from ..visualize.objects import draw_boxes, draw_keypoints
 
 
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
@@ -103,7 +102,7 @@ def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return score and share of the pixels of each class, the largest first."""
     classes = [
-        {"label": part["label"], "score": part["score"], "share": round(_area(part) / _size(part), 6), "id": number}
+        _entry(number, part, share=round(_area(part) / math.prod(part["mask"].size), 6))
         for number, part in by_class(parts, config)
     ]
     return {"classes": sorted(classes, key=lambda found: -found["share"])}
@@ -111,13 +110,8 @@ def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
     """Return label, score, area in pixels and box (left, top, right, bottom) of each segment."""
-    found = [(number, part, part["mask"].getbbox()) for number, part in by_segment(parts, config)]
-    return {
-        "segments": [
-            {"label": part["label"], "score": part["score"], "area": _area(part), "box": box, "id": number}
-            for number, part, box in found
-        ]
-    }
+    numbered = by_segment(parts, config)
+    return {"segments": [_entry(number, own, area=_area(own), box=own["mask"].getbbox()) for number, own in numbered]}
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
@@ -155,14 +149,14 @@ def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, cap
     return _figure(caption, draw_panoptic, [picture], [segments], None, labels_of(config))
 
 
+def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
+    return {"label": part["label"], "score": part["score"], **more, "id": number}
+
+
 def _area(part: Part) -> int:
     """Return the number of pixels of a part."""
     count: int = part["mask"].histogram()[255]
     return count
-
-
-def _size(part: Part) -> int:
-    return int(part["mask"].width * part["mask"].height)
 
 
 def _mask(part: Part, picture: Image.Image) -> np.ndarray:
@@ -280,16 +274,10 @@ METRIC_DEPTH = replace(
 # By what the names of model classes hold
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
-        "image-classification",
-        lambda answer, config: {**answer[0], "top_k": answer},
-        draw_label,
-        options={"top_k": None},
+        "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}
     ),
     "ForSemanticSegmentation": replace(
-        _SEGMENTS,
-        describe=describe_classes,
-        draw=draw_classes,
-        files={"_mask.png": partial(write_mask, by_class)},
+        _SEGMENTS, describe=describe_classes, draw=draw_classes, files={"_mask.png": partial(write_mask, by_class)}
     ),
     "Segmentation": _SEGMENTS,
     "ForDepthEstimation": METRIC_DEPTH,

@@ -5,8 +5,7 @@ Functions that draw to a file raise `ImportError` where matplotlib is not instal
 
 from .attention import attention_distances, attention_maps, attention_rollout, gradient_rollout, record_attention
 from .colors import segmentation_palette
-from .features import feature_colors, patch_features, patch_similarity
-from .mosaics import patch_filters, position_similarity
+from .patches import feature_colors, patch_features, patch_filters, patch_similarity, position_similarity
 
 
 __all__ = [

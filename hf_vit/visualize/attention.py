@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
@@ -20,7 +19,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .figures import PictureFile, new_figure, save
+from .figures import Array, PictureFile, add_legend, new_figure, save
 from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances
 
 
@@ -104,10 +103,7 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
 
 
 def _each_image(
-    model: HfViTPreTrainedModel,
-    layers: Sequence[Tensor],
-    pixel_values: Tensor,
-    patch_attention_mask: Tensor | None,
+    model: HfViTPreTrainedModel, layers: Sequence[Tensor], pixel_values: Tensor, patch_attention_mask: Tensor | None
 ) -> list[Attention]:
     """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least."""
     # Blocks before a head's queries have Q tokens less.
@@ -130,8 +126,8 @@ def _each_image(
 def _with_queries(layer: Tensor, num_tokens: int) -> Tensor:
     """Adds to weights (B, heads, ., .) those of queries that attend to themselves alone, (B, heads, L, L)."""
     missing = num_tokens - layer.shape[-1]
-    alone = torch.arange(num_tokens, device=layer.device) >= layer.shape[-1]  # (L,)
-    return F.pad(layer, (0, missing, 0, missing)) + torch.diag(alone.to(layer.dtype))
+    alone = F.pad(layer.new_zeros(layer.shape[-1]), (0, missing), value=1.0)  # (L,)
+    return F.pad(layer, (0, missing, 0, missing)) + torch.diag(alone)
 
 
 def _pooled(config: HfViTConfig, weights: Tensor, num_patches: int) -> Tensor:
@@ -202,9 +198,8 @@ def gradient_rollout(
         scores = _scores(outputs.logits, class_numbers)
         gradients = torch.autograd.grad(scores.sum(), outputs.attentions)
     with torch.no_grad():
-        raising = [
-            (weights * gradient).clamp(min=0) for weights, gradient in zip(outputs.attentions, gradients, strict=True)
-        ]
+        products = map(torch.mul, outputs.attentions, gradients)
+        raising = [product.clamp(min=0) for product in products]
         return [_relevance(image) for image in _each_image(model, raising, pixel_values, patch_attention_mask)]
 
 
@@ -260,7 +255,7 @@ def attention_distances(attention: Attention) -> Tensor:
     return ((weights * distances).sum(dim=-1) / total).mean(dim=-1)
 
 
-def draw_attention_distances(distances: ArrayLike | Tensor, uniform: float, file: PictureFile) -> None:
+def draw_attention_distances(distances: Array, uniform: float, file: PictureFile) -> None:
     """Draws how far the heads of each layer attend, and their mean as a line.
 
     Args:
@@ -278,5 +273,5 @@ def draw_attention_distances(distances: ArrayLike | Tensor, uniform: float, file
     axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xticks=layers)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    add_legend(axes)
     save(figure, file)

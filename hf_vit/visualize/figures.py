@@ -2,12 +2,13 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from ..evaluation.base import as_array
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Array = ArrayLike | torch.Tensor
 Picture = Image.Image | np.ndarray | torch.Tensor
 PictureFile = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")
@@ -32,9 +34,7 @@ LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # inches
 RESOLUTION = 120  # pixels per inch
 MAX_HEIGHT = 12.5  # inches of all rows of a figure, beside a title and a legend
 MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
-LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
-BRIGHT = 140  # gray level from which black can be read better than white
-GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
+LINE_SHARE = 1 / 220  # of the longer side, so that lines can be seen at any size
 TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # pixels
 TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
 LEAST_SIZE = 7  # pixels of letters that can be read
@@ -124,6 +124,14 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
         axis.set_visible(False)  # else the title looks for room above ticks that are not drawn
 
 
+def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
+    """Draws rows of pictures (H, W, 3), the image first; raises `ValueError` if there is none."""
+    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
+    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
+        show(panel, picture)
+    save(figure, file)
+
+
 class Objects(NamedTuple):
     """What is in an image: boxes or masks (N, ...), class numbers (N,) and scores (N,), NaN if there are none."""
 
@@ -162,47 +170,34 @@ def draw_comparison(
     `draw` fills a panel, given the panel, the image (H, W, 3) and the value. The legend shows the class numbers that
     `labels_of` finds in the values, by their `names`. Raises `ValueError` if there is no image.
     """
+    check_packages("A diagram", "matplotlib")
+    from matplotlib.patches import Patch  # here, as training needs this package but not always a picture
+
     pictures, palette = first_rows(images), segmentation_palette(len(names))
     columns = {"truth": targets, "prediction": predictions}
     values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
     found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
-    legend, widths = Legend(found, names, palette), [1.0] * (1 + len(values))
-    figure, panels = picture_rows(pictures, ["image", *values], widths, legend.lines(COLUMN_WIDTH * len(widths)))
+    entries = [(names[label], palette[label] / 255) for label in range(len(names)) if label in found]
+    if len(entries) < len(found):  # labels beyond the classes
+        entries.append(("ignored", np.array(IGNORED) / 255))
+    widths, longest = [1.0] * (1 + len(values)), max((len(name) for name, _ in entries), default=1)
+    beside = int(COLUMN_WIDTH * len(widths) / (LEGEND_PATCH + LEGEND_LETTER * longest))
+    beside = max(1, min(beside, len(entries)))
+    figure, panels = picture_rows(pictures, ["image", *values], widths, math.ceil(len(entries) / beside))
     for row, picture, *own in zip(panels, pictures, *values.values(), strict=False):
         show(row[0], picture)
         for panel, value in zip(row[1:], own, strict=True):
             draw(panel, picture, value)
-    legend.draw(figure)
+    patches = [Patch(facecolor=tuple(color), label=name) for name, color in entries]
+    add_legend(figure, handles=patches, loc="outside lower center", ncols=beside)
     save(figure, file)
 
 
-class Legend:
-    """Names and colors of those of K classes that occur in a figure; labels beyond stand for ignored pixels."""
-
-    def __init__(self, labels: Iterable[int], names: Sequence[str], palette: np.ndarray) -> None:
-        found = set(labels)
-        known = [label for label in range(len(names)) if label in found]
-        self.entries = [(names[label], tuple(palette[label] / 255)) for label in known]
-        if len(known) < len(found):
-            self.entries.append(("ignored", tuple(np.array(IGNORED) / 255)))
-
-    def lines(self, width: float) -> int:
-        """Returns the number of its lines in a figure of a width in inches."""
-        return math.ceil(len(self.entries) / self._columns(width))
-
-    def draw(self, figure: "Figure") -> None:
-        """Puts the legend at the bottom of a figure."""
-        from matplotlib.patches import Patch  # here, as training needs this package but not always a picture
-
-        patches = [Patch(facecolor=color, label=name) for name, color in self.entries]
-        columns = self._columns(figure.get_figwidth())
-        legend = figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-
-    def _columns(self, width: float) -> int:
-        longest = max((len(name) for name, _ in self.entries), default=1)
-        return max(1, min(int(width / (LEGEND_PATCH + LEGEND_LETTER * longest)), len(self.entries)))
+def add_legend(place: "Axes | Figure", **options: Any) -> None:
+    """Adds a legend to a diagram or a figure; names such as "$5_$" are not read as formulas."""
+    legend = place.legend(frameon=False, fontsize=8, **options)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def large_enough(image: Picture) -> tuple[Image.Image, float]:
@@ -216,16 +211,6 @@ def large_enough(image: Picture) -> tuple[Image.Image, float]:
 def line_width(picture: Image.Image) -> int:
     """Returns the width of lines in pixels."""
     return round(LINE_SHARE * max(picture.size))
-
-
-def letter_size(picture: Image.Image) -> float:
-    """Returns the size of letters in pixels that can be read in the picture."""
-    return LETTER_SHARE * max(picture.size)
-
-
-def readable_on(color: np.ndarray) -> str:
-    """Returns black or white, for letters on a color (3,)."""
-    return "black" if color @ GRAY > BRIGHT else "white"
 
 
 def draw_text(line: str, color: str = "gray") -> Image.Image:

@@ -1,19 +1,35 @@
-"""Patches of an image: their numbers and distances, and heatmaps of their values.
+"""Patches of an image: their features, similarity, positions and filters, and pictures of them.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w.
+Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike
+from PIL import Image
 from torch import Tensor
 
 from ..evaluation.base import as_array
 from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
-from .colors import BAR_COLUMN, Axes, draw_bar, in_colors, span_of
-from .figures import Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
+from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, span_of
+from .figures import (
+    COLUMN_WIDTH,
+    MAX_ASPECT,
+    MAX_ROWS,
+    Array,
+    Picture,
+    PictureFile,
+    as_picture,
+    draw_rows,
+    large_enough,
+    new_figure,
+    picture_rows,
+    save,
+    show,
+)
 
 
 Patch = tuple[int, int]  # row and column
@@ -21,6 +37,10 @@ Patch = tuple[int, int]  # row and column
 HEAT_COLORS = "inferno"
 OPACITY = 0.65
 MARK_SIZE = 9  # of the cross in the marked patch, in points
+NUM_COLORS = 3
+MAP_WIDTH = 0.75  # inches, of one map among many
+MAX_POSITIONS = 14  # rows and columns of position embeddings; more would be too small
+FILTERS_BESIDE = 7  # as in the paper
 
 
 def patch_at(point: tuple[float, float], image_size: tuple[int, int], grid: Grid) -> Patch:
@@ -77,7 +97,7 @@ def check_eval_mode(model: HfViTPreTrainedModel) -> None:
         raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
 
-def overlay_heat(image: Picture, values: ArrayLike | Tensor, opacity: float = OPACITY) -> np.ndarray:
+def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.ndarray:
     """Lays values of patches over an image as a heatmap, the highest bright.
 
     Args:
@@ -95,9 +115,7 @@ def overlay_heat(image: Picture, values: ArrayLike | Tensor, opacity: float = OP
     return ((1 - opacity) * picture + opacity * colors).round().astype(np.uint8)
 
 
-def draw_heat(
-    image: Picture, values: ArrayLike | Tensor, title: str, file: PictureFile, patch: Patch | None = None
-) -> None:
+def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patch: Patch | None = None) -> None:
     """Draws an image, a heatmap of its patches over it, and a color bar.
 
     Args:
@@ -112,14 +130,267 @@ def draw_heat(
     show(panels[0], np.asarray(large_enough(image)[0]))
     show(panels[1], overlay_heat(image, heat))
     draw_bar(panels[2], span_of(heat.ravel()), HEAT_COLORS, "")
-    if patch is not None:
-        mark_patch(panels[0], patch, heat.shape)
-        mark_patch(panels[1], patch, heat.shape)
+    mark_patch(panels[:2], patch, heat.shape)
     save(figure, file)
 
 
-def mark_patch(panel: Axes, patch: Patch, grid: tuple[int, ...]) -> None:
-    """Marks a patch of a grid by a cross in a panel that shows the whole image."""
+def mark_patch(panels: Sequence[Axes], patch: Patch | None, grid: Sequence[int]) -> None:
+    """Marks a patch of a grid, if there is one, by a cross in panels that show the whole image."""
+    if patch is None:
+        return
     x, y = ((number + 0.5) / count for number, count in zip(reversed(patch), reversed(grid), strict=True))
     for color, width in (("black", 3.0), ("white", 1.2)):  # to be seen on light and on dark
-        panel.plot(x, 1 - y, "+", color=color, markersize=MARK_SIZE, mew=width, transform=panel.transAxes)
+        for panel in panels:
+            panel.plot(x, 1 - y, "+", color=color, markersize=MARK_SIZE, mew=width, transform=panel.transAxes)
+
+
+def principal_components(rows: Tensor, count: int) -> Tensor:
+    """Returns the directions (count, D) in float64 along which rows (M, D) vary most, the most important first.
+
+    The directions have length 1 and a positive largest entry; there are no more than M or D.
+    """
+    centered = rows.double() - rows.double().mean(dim=0)
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # columns, that of the least variance first
+    components = directions.T.flip(0)[: min(count, *rows.shape)]
+    largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
+    return components * largest.sign()
+
+
+@torch.no_grad()
+def patch_features(
+    model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
+) -> list[Tensor]:
+    """Returns the features of patches after the last block and the final norm.
+
+    Args:
+        model: A model of any task; its encoder sees the images without masks and without queries.
+        pixel_values: (B, C, H, W).
+        patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+
+    Returns:
+        (h, w, D) for each image, without padding, in float32 at least.
+
+    Raises:
+        ValueError: if the model is in training mode, or an input does not fit it.
+    """
+    check_eval_mode(model)
+    encoder = model.base_model
+    outputs = encoder(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True)
+    tokens = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, N, D)
+    tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+    maps = tokens.unflatten(1, encoder.embeddings.patch_embeddings.grid(pixel_values))  # (B, h, w, D)
+    grids = grids_of(model, pixel_values, patch_attention_mask)
+    return [own[:rows, :columns] for own, (rows, columns) in zip(maps, grids, strict=True)]
+
+
+def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
+    """Returns the similarity of one patch to all patches, (h, w) cosines from -1 to 1.
+
+    Args:
+        features: (h, w, D) of one image.
+        patch: Row and column.
+
+    Raises:
+        ValueError: if there is no such patch.
+    """
+    row, column = divmod(number_of(patch, (features.shape[0], features.shape[1])), features.shape[1])
+    directions = F.normalize(features, dim=-1)
+    return directions @ directions[row, column]
+
+
+def feature_colors(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
+    """Returns colors of patches by their three principal components: similar patches have similar colors.
+
+    Args:
+        features: (h, w, D) of each image. All have the same directions and colors.
+        foreground_threshold: Tells first foreground from background, by the one direction along which patches differ
+            most, from 0 to 1 as they do: only those above have colors, by the directions along which these differ.
+            The background is the side to which the borders of the images belong. None gives all patches colors.
+
+    Returns:
+        (h, w, 3) for each image, red, green and blue in [0, 1], float64; NaN in the background.
+
+    Raises:
+        ValueError: if there are too few patches for three directions.
+
+    Source: figure 1 of https://arxiv.org/abs/2304.07193.
+    """
+    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
+    is_foreground = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    if foreground_threshold is not None:
+        borders = torch.cat([_is_border(own).flatten() for own in features])  # (M,)
+        (component,) = principal_components(rows, 1)
+        places = (rows - rows.mean(dim=0)) @ component  # (M,)
+        places = places if places[borders].mean() <= 0 else -places  # the borders lie low
+        is_foreground = _spread(places[:, None])[:, 0] > foreground_threshold
+    count = int(is_foreground.sum())
+    if min(count, rows.shape[1]) <= NUM_COLORS:
+        above = "" if foreground_threshold is None else f" above foreground_threshold={foreground_threshold}"
+        raise ValueError(
+            f"{count} patches{above}, of {rows.shape[1]} features, have no {NUM_COLORS} colors. Take more images, "
+            "larger ones, or a lower threshold."
+        )
+    chosen = rows[is_foreground]
+    colors = rows.new_full((len(rows), NUM_COLORS), torch.nan)
+    colors[is_foreground] = _spread(chosen @ principal_components(chosen, NUM_COLORS).T)
+    parts = colors.split([own[..., 0].numel() for own in features])
+    return [part.view(*own.shape[:2], NUM_COLORS) for part, own in zip(parts, features, strict=True)]
+
+
+def _is_border(features: Tensor) -> Tensor:
+    """Returns which patches of features (h, w, D) lie at the border of their image, (h, w)."""
+    borders = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    borders[1:-1, 1:-1] = False
+    return borders
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Scales each column of values (M, K) to 0, the least, to 1, the largest."""
+    lowest, highest = values.amin(dim=0), values.amax(dim=0)
+    return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
+
+
+def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file: PictureFile) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
+
+    Args:
+        images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8, that the model saw as a whole at any size.
+        colors: (h, w, 3) of each in [0, 1], from `feature_colors`; NaN becomes gray.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if there is no image.
+    """
+    rows = []
+    for image, own in list(zip(images, colors, strict=True))[:MAX_ROWS]:
+        picture, values = large_enough(image)[0], as_array(own, np.float64)
+        levels = np.where(np.isnan(values), IGNORED, (values * 255).round()).astype(np.uint8)
+        patches = Image.fromarray(levels).resize(picture.size, Image.Resampling.NEAREST)
+        rows.append((np.asarray(picture), np.asarray(patches)))
+    draw_rows(rows, ["image", "patches"], file)
+
+
+@torch.no_grad()
+def position_similarity(model: HfViTPreTrainedModel) -> Tensor:
+    """Returns the similarity of the position embeddings of all patches, at the native size of the model.
+
+    Args:
+        model: A model with a table of positions, learned or fixed; rotary ones beside it have no part in this.
+
+    Returns:
+        (h, w, h, w) cosines, from -1 to 1: of a row and column with every row and column.
+
+    Raises:
+        ValueError: if it has no table.
+
+    Source: figure 7 of https://arxiv.org/abs/2010.11929.
+    """
+    table = model.get_position_embeddings()
+    if table is None:
+        raise ValueError(
+            f"A model with position_embedding_type={model.config.position_embedding_type!r} adds no positions to its "
+            "patches, so there are none to compare. Those of 'learned', 'sincos2d' and 'learned+rotary' do."
+        )
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    directions = F.normalize(table[0, model.config.num_prefix_positions :], dim=-1)  # (N, D)
+    grid = model.config.grid_size
+    return (directions @ directions.T).unflatten(1, grid).unflatten(0, grid)
+
+
+@torch.no_grad()
+def patch_filters(model: HfViTPreTrainedModel, count: int = 28) -> Tensor:
+    """Returns the principal components of the kernels of the patch embedding.
+
+    Args:
+        model: A model of any task.
+        count: How many of them; there are no more than the model has kernels, or a patch has pixels and channels.
+
+    Returns:
+        (count, height of a patch, its width, C) float64, the most important first; each of length 1, its sign chance.
+
+    Source: figure 7 of https://arxiv.org/abs/2010.11929.
+    """
+    kernels = model.base_model.embeddings.patch_embeddings.projection.weight.movedim(1, -1)  # (D, p, q, C)
+    return principal_components(kernels.flatten(1), count).unflatten(1, kernels.shape[1:])
+
+
+def mosaic(maps: np.ndarray) -> np.ndarray:
+    """Puts maps (R, C, h, w), maybe with channels (R, C, h, w, K), into rows and columns with gaps of NaN, float64."""
+    gaps = [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)][: maps.ndim]
+    framed = np.pad(maps.astype(np.float64), gaps, constant_values=np.nan).swapaxes(1, 2)  # (R, h + 1, C, w + 1)
+    rows, height, columns, width = framed.shape[:4]
+    return framed.reshape(rows * height, columns * width, *maps.shape[4:])[:-1, :-1]
+
+
+def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch | None = None) -> None:
+    """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
+
+    Args:
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
+        maps: (layers, heads, h, w), from `attention_maps`.
+        file: Where to save the picture; the suffix is the format.
+        patch: Row and column of the patch that attends, to be marked; None where none does.
+    """
+    values = as_array(maps, np.float64)
+    layers, heads, *grid = values.shape
+    above = values - values.min(axis=(2, 3), keepdims=True)
+    shares = above / np.maximum(above.max(axis=(2, 3), keepdims=True), np.finfo(np.float64).tiny)
+    height, width = as_picture(image).shape[:2]
+    map_height = MAP_WIDTH * min(height / width, MAX_ASPECT)
+    figure_height = max(layers * map_height, COLUMN_WIDTH * height / width) + 0.6
+    figure = new_figure(COLUMN_WIDTH + heads * MAP_WIDTH + 0.4, figure_height)
+    panels = figure.subplots(1, 2, width_ratios=[COLUMN_WIDTH, heads * MAP_WIDTH])
+    show(panels[0], np.asarray(large_enough(image)[0]))
+    panels[0].set_anchor("N")
+    mark_patch(panels[:1], patch, grid)
+    # Cells are as high as those of the image, also where patches are not square.
+    panels[1].imshow(mosaic(shares), cmap=HEAT_COLORS, aspect=height / grid[0] / (width / grid[1]))
+    panels[1].set(xlabel="head", ylabel="layer")
+    _number(panels[1], (range(1, layers + 1), range(1, heads + 1)), grid)
+    save(figure, file)
+
+
+def draw_position_similarity(similarity: Array, file: PictureFile) -> None:
+    """Draws, at the place of each position, its similarity to all others.
+
+    Args:
+        similarity: (h, w, h, w), from `position_similarity`. Of many rows or columns, evenly spread ones are drawn.
+        file: Where to save the picture; the suffix is the format.
+    """
+    values = as_array(similarity, np.float64)
+    rows, columns = (np.linspace(0, n - 1, min(n, MAX_POSITIONS)).round().astype(int) for n in values.shape[:2])
+    figure = new_figure(len(columns) * MAP_WIDTH * 0.8 + 1, len(rows) * MAP_WIDTH * 0.8 + 0.6)
+    axes = figure.subplots()
+    drawn = axes.imshow(mosaic(values[np.ix_(rows, columns)]), cmap="viridis")
+    axes.set(xlabel="column of the patch", ylabel="row of the patch")
+    _number(axes, (rows + 1, columns + 1), values.shape[2:])
+    figure.colorbar(drawn, shrink=0.6).set_label("cosine similarity", fontsize=8)
+    save(figure, file)
+
+
+def _number(axes: Axes, numbers: Sequence[Iterable[int]], size: Sequence[int]) -> None:
+    """Numbers the rows and columns of a mosaic of maps of a size (h, w)."""
+    for axis, own, length in zip((axes.yaxis, axes.xaxis), numbers, size, strict=True):
+        labels = [str(number) for number in own]
+        axis.set_ticks(np.arange(len(labels)) * (length + 1) + length / 2, labels, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw_patch_filters(filters: Array, file: PictureFile) -> None:
+    """Draws filters in rows, the most important first; gray is 0.
+
+    Args:
+        filters: (count, height, width, C), from `patch_filters`; those of neither 1 nor 3 channels show their first.
+        file: Where to save the picture; the suffix is the format.
+    """
+    values = as_array(filters, np.float64)
+    values = values if values.shape[-1] == 3 else np.repeat(values[..., :1], 3, axis=-1)
+    strongest = np.abs(values).max(axis=(1, 2, 3), keepdims=True)
+    colors = 0.5 + 0.5 * values / np.maximum(strongest, np.finfo(np.float64).tiny)
+    missing = -len(colors) % FILTERS_BESIDE
+    colors = np.pad(colors, [(0, missing), (0, 0), (0, 0), (0, 0)], constant_values=1.0)
+    picture = mosaic(colors.reshape(-1, FILTERS_BESIDE, *colors.shape[1:]))
+    figure = new_figure(FILTERS_BESIDE * MAP_WIDTH, len(colors) // FILTERS_BESIDE * MAP_WIDTH + 0.2)
+    show(figure.subplots(), np.nan_to_num(picture, nan=1.0))
+    save(figure, file)

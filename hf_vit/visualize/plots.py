@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .colors import Axes, segmentation_palette
-from .figures import PictureFile, new_figure
+from .figures import PictureFile, add_legend, new_figure
 
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
@@ -106,9 +106,7 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -
         axes.plot(np.linspace(0, 1, len(mean)), mean, color="black", label=f"mean {mean.mean():.3f}", linewidth=2.2)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
-    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    add_legend(figure, loc="outside right upper")
     figure.savefig(file, dpi=120)
 
 

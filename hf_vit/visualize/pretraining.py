@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .colors import IGNORED, Axes
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, first_rows, picture_rows, save, show
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, first_rows, picture_rows, save, show
 
+
+Levels = float | Sequence[float]  # of all channels, or of each
 
 NUM_CAPTIONS = 3  # more have no room beside a wide image
 TEXT_WIDTH = 1.5  # of a column, to that of an image
@@ -60,8 +61,8 @@ def draw_reconstructions(
     pixel_values: Sequence[Tensor],
     masks: Sequence[Tensor],
     reconstructions: Sequence[Tensor],
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
+    mean: Levels,
+    std: Levels,
     file: PictureFile,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, its visible part, and the reconstruction.
@@ -80,22 +81,15 @@ def draw_reconstructions(
         ValueError: if there is no image.
     """
     rows = []
-    for pixels, mask, reconstruction in zip(
-        pixel_values[:MAX_ROWS], masks[:MAX_ROWS], reconstructions[:MAX_ROWS], strict=True
-    ):
+    for pixels, mask, reconstruction in list(zip(pixel_values, masks, reconstructions, strict=True))[:MAX_ROWS]:
         masked = F.interpolate(mask[None, None].float(), size=pixels.shape[-2:])[0, 0].bool().numpy(force=True)
         image, filled = to_picture(pixels, mean, std), to_picture(reconstruction, mean, std)
         hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
         rows.append((image, hidden, np.where(masked[..., None], filled, image)))
-    _draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
+    draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
 
 
-def draw_views(
-    views: Sequence[Sequence[Tensor]],
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    file: PictureFile,
-) -> None:
+def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, file: PictureFile) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image and its views.
 
     Args:
@@ -108,18 +102,10 @@ def draw_views(
         ValueError: if there is no image.
     """
     rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
-    _draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
+    draw_rows(rows, ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))], file)
 
 
-def _draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
-    """Draws rows of pictures, the image first; raises `ValueError` if there is none."""
-    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
-    for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
-        show(panel, picture)
-    save(figure, file)
-
-
-def to_picture(pixels: Tensor, mean: float | Sequence[float], std: float | Sequence[float]) -> np.ndarray:
+def to_picture(pixels: Tensor, mean: Levels, std: Levels) -> np.ndarray:
     """Returns a normalized image (C, H, W) as colors (H, W, 3) uint8."""
     shift, scale = (torch.as_tensor(values).to(pixels.device).reshape(-1, 1, 1) for values in (mean, std))
     colors = ((pixels.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)

@@ -14,12 +14,20 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hf_vit.visualize import segmentation_palette
-from hf_vit.visualize.depth import color_depth, draw_depth
-from hf_vit.visualize.detection import draw_boxes
+from hf_vit.visualize.colors import in_colors
+from hf_vit.visualize.dense import (
+    DEPTH_COLORS,
+    draw_depth,
+    draw_panoptic,
+    draw_segmentation,
+    is_valid,
+    overlay_segmentation,
+    overlay_segments,
+)
 from hf_vit.visualize.figures import MAX_ROWS, MAX_SIDE, arrange_pages, fit_line
+from hf_vit.visualize.objects import draw_boxes
 from hf_vit.visualize.plots import draw_class_scores
 from hf_vit.visualize.pretraining import draw_reconstructions
-from hf_vit.visualize.segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 
 GRAY = np.array([128, 128, 128])
@@ -192,6 +200,11 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
     empty = {"masks": MASKS[:0], "class_labels": [], "scores": []}
     draw_panoptic([BLACK], [empty], None, NAMES, tmp_path / "empty.svg")
     assert texts(tmp_path / "empty.svg") == ["image", "prediction"]
+
+
+def color_depth(values: list[list[float]], lowest: float, highest: float) -> np.ndarray:
+    depth = np.array(values)
+    return in_colors(depth, is_valid(depth), (lowest, highest), DEPTH_COLORS)
 
 
 def test_near_is_bright_and_invalid_is_gray() -> None:

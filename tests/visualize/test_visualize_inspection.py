@@ -9,14 +9,20 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.inspection import kinds_of, open_for_inspection
+from hf_vit.commands.visualize import kinds_of, open_for_inspection
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
 from hf_vit.visualize.attention import draw_attention_distances
-from hf_vit.visualize.features import draw_feature_colors
-from hf_vit.visualize.mosaics import draw_attention, draw_patch_filters, draw_position_similarity, mosaic
-from hf_vit.visualize.patches import draw_heat, overlay_heat
+from hf_vit.visualize.patches import (
+    draw_attention,
+    draw_feature_colors,
+    draw_heat,
+    draw_patch_filters,
+    draw_position_similarity,
+    mosaic,
+    overlay_heat,
+)
 
 from ..helpers.models import small_config
 from ..scripts.test_demo import load_script

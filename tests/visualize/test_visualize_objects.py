@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from hf_vit.visualize import segmentation_palette
-from hf_vit.visualize.detection import draw_boxes, draw_detections
-from hf_vit.visualize.keypoints import draw_keypoints, draw_poses
+from hf_vit.visualize.objects import draw_boxes, draw_detections, draw_keypoints, draw_poses
 from hf_vit.visualize.plots import draw_precision_recall
 
 from .test_visualize import columns, texts

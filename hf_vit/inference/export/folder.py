@@ -4,26 +4,37 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+from huggingface_hub import ModelCard, ModelCardData
+
 from ...convert import load_image_processor
+from ...convert.model_card import escape_markdown
 from ...convert.processors import load_tokenizer
+from ...model.configuration_hf_vit import to_pair
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from ...outputs import check_new_folder, new_folder
-from .card import write_card
-from .comparison import TOLERANCE, Difference, compare
-from .formats import FORMATS, check_format, write_program
-from .programs import open_model, output_names
+from ..ahead_of_time import first_line
+from .formats import FORMATS, Format, check_format, write_program
+from .programs import TOLERANCE, Difference, compare, example_inputs, least_grid, open_model, output_names
 
 
 WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification)
 WITHOUT_LABELS = (HfViTModel, HfViTForJointEmbedding, *WITH_OTHER_INPUTS)
 RUN = Path(__file__).with_name("run_onnx.py")
+TEMPLATE = Path(__file__).with_name("model_card.md")
+MEANINGS = {
+    "pixel_values": "images (batch, channels, height, width), as the image processor makes them",
+    "bool_masked_pos": "(batch, patches), true where a patch is hidden",
+    "input_ids": "texts (texts, tokens), as the tokenizer makes them",
+    "attention_mask": "the same, 0 where a token is padding",
+}
 # Steps of an image processor that `run.py` does not know
 UNKNOWN_STEPS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 
@@ -69,37 +80,26 @@ def export_model(
             write_program(opened, chosen, file)
         except Exception as error:  # each format has its own
             others = " or ".join(name for name in FORMATS if name != format)
+            fault = first_line(error).rstrip(".")
             raise ValueError(
-                f"The format {format} cannot express {type(opened).__name__} of {source}: {first_line(error)} Choose "
-                f"{others}."
+                f"The format {format} cannot express {type(opened).__name__} of {source}: {fault}. Choose {others}."
             ) from error
         rows = []
         for row in compare(opened, chosen.open(file, output_names(opened)), bounds):
             rows.append(row)
-            report(describe(row))
+            report(str(row))
         if wrong := [row for row in rows if not row.is_equal]:
             raise ValueError(
-                f"The program is not equal to the model, so nothing was written: {describe(wrong[0])}, more than "
+                f"The program is not equal to the model, so nothing was written: {wrong[0]}, more than "
                 f"{TOLERANCE:.0e}. Choose another format than {format}."
             )
-        write_companions(folder, opened, source, format, rows, **kwargs)
+        write_companions(folder, opened, source, chosen, rows, **kwargs)
     report(f"Saved {output_dir}: equal at {len({row[:3] for row in rows})} sizes that were not traced.")
     return Path(output_dir)
 
 
-def first_line(error: Exception) -> str:
-    """Returns the first line of what an error says, as a sentence."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{lines[0].rstrip('.')}."
-
-
-def describe(row: Difference) -> str:
-    """Returns a difference in words."""
-    return f"{row.batch} x {row.height}x{row.width}  {row.output:<22}{row.largest:.1e} of its largest value"
-
-
 def write_companions(
-    folder: Path, model: HfViTPreTrainedModel, source: str, format: str, rows: Sequence[Difference], **kwargs: Any
+    folder: Path, model: HfViTPreTrainedModel, source: str, chosen: Format, rows: Sequence[Difference], **kwargs: Any
 ) -> None:
     """Writes what a program needs beside it: config, labels, image processor, tokenizer, a script and a card."""
     model.config.to_json_file(folder / "config.json")
@@ -109,10 +109,10 @@ def write_companions(
     image_processor.to_json_file(folder / "preprocessor_config.json")
     if isinstance(model, HfViTForZeroShotImageClassification):
         load_tokenizer(model, source, **kwargs).save_pretrained(folder)
-    missing = why_no_script(model, format, json.loads(image_processor.to_json_string()))
+    missing = why_no_script(model, chosen.name, json.loads(image_processor.to_json_string()))
     if missing is None:
         shutil.copy(RUN, folder / "run.py")
-    write_card(folder, model, source, format, rows, missing)
+    write_card(folder, model, source, chosen, rows, missing)
 
 
 def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
@@ -127,3 +127,54 @@ def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str
     if options["do_resize"] and {*size} not in ({"height", "width"}, {"shortest_edge"}):
         return f"it does not know the size {size} of the image processor"
     return None
+
+
+def write_card(
+    folder: Path,
+    model: HfViTPreTrainedModel,
+    source: str,
+    chosen: Format,
+    rows: Sequence[Difference],
+    missing: str | None,
+) -> None:
+    """Writes README.md.
+
+    Args:
+        folder: Where the program is.
+        model: Of which it is the program.
+        source: Folder or name that the model was opened from.
+        chosen: The format.
+        rows: How equal program and model are.
+        missing: Why there is no `run.py`; None if there is one.
+    """
+    name = Path(source).name
+    inputs = example_inputs(model, 1, least_grid(model))
+    bounds, patch = chosen.bounds(model), to_pair(model.config.patch_size)
+    card = ModelCard.from_template(
+        ModelCardData(tags=["vision", "hf_vit", chosen.name], base_model=None if Path(source).exists() else source),
+        template_path=str(TEMPLATE),
+        name=escape_markdown(name),
+        source=(name if Path(source).exists() else source).replace("`", "'"),
+        architecture=type(model).__name__,
+        format=chosen.name,
+        chosen=chosen,
+        inputs={name: (value.dtype, MEANINGS[name]) for name, value in inputs.items()},
+        outputs=[row.output for row in rows if row[:3] == rows[0][:3]],
+        rows=rows,
+        patch=patch,
+        least=[side * size for side, size in zip(least_grid(model), patch, strict=True)],
+        largest=None if bounds.grid is None else [side * size for side, size in zip(bounds.grid, patch, strict=True)],
+        most_images=bounds.batch,
+        megabytes=sum(file.stat().st_size for file in folder.iterdir()) / 1e6,
+        versions={name: version(name) for name in ("torch", "transformers", *chosen.packages)},
+        opset=opset_of(folder / chosen.file) if chosen.name == "onnx" else None,
+        missing=missing,
+    )
+    card.save(folder / "README.md")
+
+
+def opset_of(file: Path) -> int:
+    """Returns the opset of an ONNX file."""
+    import onnx
+
+    return next(entry.version for entry in onnx.load(file, load_external_data=False).opset_import if not entry.domain)

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from packaging.version import Version
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from ...extras import check_packages
 from ...model.pretrained import HfViTPreTrainedModel
-from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, output_names, traced_grid
+from .programs import TRACED_BATCH, Bounds, HfViTProgram, Run, example_inputs, open_sizes, output_names, traced_grid
 
 
-Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 # The first release whose exporters have the form that is used here (they are experimental), and the torch they need
 EXPORTERS_SINCE, EXPORTERS_TORCH = Version("5.23.0"), Version("2.11")
 # Names of the open sizes of inputs in ONNX files
@@ -35,21 +34,21 @@ class Format:
     """A format of programs.
 
     Args:
+        name: The name, also in `transformers.exporters`.
         file: Name of the program in its folder.
-        exporter: What it is called in `transformers.exporters`.
-        packages: What must be installed to write and to run it.
-        extra: The extra of ours that brings them.
+        packages: Packages that write and run it.
         write: Writes a traced program, whose outputs have these names; None if only the library's exporters can.
         open: Returns what runs a file, given the names of the outputs.
+        extra: The extra of this package that installs them.
         is_bounded: Whether memory is planned ahead, for a largest batch and image.
     """
 
+    name: str
     file: str
-    exporter: str
     packages: tuple[str, ...]
-    extra: str
     write: Callable[[torch.export.ExportedProgram, Path, tuple[str, ...]], None] | None
     open: Callable[[Path, tuple[str, ...]], Run]
+    extra: str = "export"
     is_bounded: bool = False
 
     def bounds(self, model: HfViTPreTrainedModel) -> Bounds:
@@ -89,18 +88,18 @@ def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tupl
     torch.export.save(program, file)
 
 
+def as_arrays(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Returns tensors as arrays."""
+    return {name: value.numpy() for name, value in inputs.items()}
+
+
 def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
     """Opens an ONNX file on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-
-    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in zip(names, results, strict=True)}
-
-    return run
+    return lambda inputs: dict(zip(names, map(torch.from_numpy, session.run(None, as_arrays(inputs))), strict=True))
 
 
 def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
@@ -110,7 +109,7 @@ def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
     compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = compiled({name: value.numpy() for name, value in inputs.items()})
+        results = compiled(as_arrays(inputs))
         return {output.any_name: torch.from_numpy(results[output].copy()) for output in compiled.outputs}
 
     return run
@@ -135,14 +134,13 @@ def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
     return run
 
 
-FORMATS = {
-    "onnx": Format("model.onnx", "onnx", ("onnx", "onnxscript", "onnxruntime"), "export", write_onnx, open_onnx),
-    "openvino": Format("openvino_model.xml", "openvino", ("openvino",), "export", None, open_openvino),
-    "torch": Format("model.pt2", "dynamo", (), "export", write_torch, open_torch),
-    "executorch": Format(
-        "model.pte", "executorch", ("executorch",), "executorch", None, open_executorch, is_bounded=True
-    ),
-}
+KNOWN = (
+    Format("onnx", "model.onnx", ("onnx", "onnxscript", "onnxruntime"), write_onnx, open_onnx),
+    Format("openvino", "openvino_model.xml", ("openvino",), None, open_openvino),
+    Format("torch", "model.pt2", (), write_torch, open_torch),
+    Format("executorch", "model.pte", ("executorch",), None, open_executorch, extra="executorch", is_bounded=True),
+)
+FORMATS = {chosen.name: chosen for chosen in KNOWN}
 
 
 def check_format(name: str) -> Format:
@@ -181,7 +179,7 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
     from transformers.exporters.auto import get_exporter_class
 
     program, inputs, sizes = what_is_traced(model, chosen)
-    exporter = get_exporter_class(chosen.exporter)
+    exporter = get_exporter_class(chosen.name)
     config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
     written, _ = exporter().export_program(program, inputs, config)
     exporter.save_program(written, file)
@@ -200,8 +198,3 @@ def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedP
     """Traces a model by torch alone."""
     program, inputs, sizes = what_is_traced(model, chosen)
     return torch.export.export(program, (), inputs, dynamic_shapes=sizes)
-
-
-def versions(chosen: Format) -> dict[str, str]:
-    """Returns the versions of what wrote a program, by package."""
-    return {name: version(name) for name in ("torch", "transformers", *chosen.packages)}

@@ -1,9 +1,11 @@
-"""What is traced of a model: its inputs and outputs, and which of their sizes stay open.
+"""Tracing of a model: its inputs and outputs, their open sizes, and comparison of a program with the model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, T texts, S tokens of a text.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, T texts, S tokens of a text,
+Q queries.
 """
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +15,19 @@ from torch.export import Dim
 from ...convert import TASKS
 from ...model.configuration_hf_vit import to_pair
 from ...model.embeddings import Grid
+from ...model.layers import match
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel, check_trained, read_config
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ...model.task_object_detection import HfViTForObjectDetection
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 
 
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
 # What a forward returns and a program does not: what needs labels, what was an input, tokens beside a prediction
 LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
+TOLERANCE = 1e-4  # of the largest value of an output, in float32
 TRACED_BATCH = 2
 MOST_TOKENS = 512  # of a text, where the text tower names no limit
 
@@ -154,8 +161,8 @@ def least_grid(model: HfViTPreTrainedModel) -> Grid:
 def traced_grid(model: HfViTPreTrainedModel) -> Grid:
     """Returns the patch grid (h, w) that a model is traced at: small, not square, and not the native one."""
     rows, columns = least_grid(model)
-    grid = rows + 1, columns + 3
-    return grid if grid != model.config.grid_size else (rows + 1, columns + 4)
+    is_native = (rows + 1, columns + 3) == model.config.grid_size
+    return rows + 1, columns + 3 + is_native
 
 
 def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
@@ -167,3 +174,60 @@ def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int
         wanted = [(min(grid[0], bounds.grid[0]), min(grid[1], bounds.grid[1])) for grid in wanted]
     grids = [grid if grid != traced else (grid[0], grid[1] - 1) for grid in wanted]
     return list(zip((1, 3, 4), grids, strict=True))
+
+
+class Difference(NamedTuple):
+    """How far an output of a program is from that of the model."""
+
+    batch: int
+    height: int  # pixels
+    width: int
+    output: str
+    largest: float  # difference, relative to the largest value of the output
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it is no more than rounding; what is no number is not."""
+        return self.largest <= TOLERANCE
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.height}x{self.width}  {self.output:<22}{self.largest:.1e} of its largest value"
+
+
+@torch.no_grad()
+def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[Difference]:
+    """Yields how an exported program differs from its model, at three batches and three sizes.
+
+    Args:
+        model: In evaluation mode, in float32 on the CPU.
+        run: Runs the program.
+        bounds: Of the program.
+
+    Raises:
+        ValueError: if the program does not run at one of them, or returns other shapes.
+    """
+    program = HfViTProgram(model).eval()
+    for seed, (batch, grid) in enumerate(checked_sizes(model, bounds), start=1):
+        inputs = example_inputs(model, batch, grid, seed)
+        height, width = inputs["pixel_values"].shape[2:]
+        expected: dict[str, Tensor] = program(**inputs)
+        try:
+            found = run(inputs)
+        except Exception as error:  # each runtime has its own
+            raise ValueError(f"The program does not run on {batch} images of {height}x{width}: {error}") from error
+        shapes = {name: tuple(value.shape) for name, value in expected.items()}
+        if {name: tuple(value.shape) for name, value in found.items()} != shapes:
+            raise ValueError(f"The program returns other shapes than {shapes} on {batch} images of {height}x{width}.")
+        if isinstance(model, HfViTForObjectDetection):
+            found = in_order(found, expected)
+        for name, value in expected.items():
+            largest = float((found[name] - value).abs().max() / value.abs().max())
+            yield Difference(batch, height, width, name, largest)
+
+
+def in_order(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns queries (B, Q, .) in the order of those that they are most like: that of equal scores may flip."""
+    queries, wanted = (torch.cat([part[name] for name in expected], dim=-1) for part in (found, expected))  # (B, Q, .)
+    orders = [match(torch.cdist(own, other))[1] for own, other in zip(wanted, queries, strict=True)]
+    index = torch.stack(orders)[..., None]  # (B, Q, 1)
+    return {name: value.gather(1, index.expand_as(value)) for name, value in found.items()}

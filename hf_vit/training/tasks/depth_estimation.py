@@ -20,7 +20,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth_estimation import HfViTForDepthEstimation, depth_loss
 from ...options.field import NOT_NEGATIVE, POSITIVE, data_option, evaluation_option, model_option, source_option
-from ...visualize.depth import draw_depth
+from ...visualize.dense import draw_depth
 from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
 from .shared import BATCH_OF_16, DenseArguments, SpatialTask, size_of

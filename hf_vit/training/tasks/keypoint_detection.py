@@ -29,7 +29,7 @@ from ...options.field import (
     model_option,
     source_option,
 )
-from ...visualize.keypoints import draw_poses
+from ...visualize.objects import draw_poses
 from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
 from .shared import ObjectArguments, SpatialTask

@@ -26,6 +26,7 @@ from ...model.task_masked_image_modeling import (
 )
 from ...options.field import PROBABILITY, SHARE, Range, augmentation_option, model_option
 from ...visualize.pretraining import draw_reconstructions
+from ..arguments import UnlabeledArguments
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask

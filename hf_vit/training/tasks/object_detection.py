@@ -36,7 +36,7 @@ from ...options.field import (
     model_option,
     source_option,
 )
-from ...visualize.detection import draw_detections
+from ...visualize.objects import draw_detections
 from ...visualize.plots import draw_precision_recall
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import DETECTION

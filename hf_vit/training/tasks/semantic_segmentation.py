@@ -16,7 +16,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...options.field import COUNT, POSITIVE, PROBABILITY, evaluation_option, model_option
-from ...visualize.segmentation import draw_segmentation
+from ...visualize.dense import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights

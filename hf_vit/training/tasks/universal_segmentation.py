@@ -29,7 +29,7 @@ from ...evaluation.segmentation import (
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...options.field import Names, data_option, source_option
-from ...visualize.segmentation import draw_panoptic
+from ...visualize.dense import draw_panoptic
 from ..evaluator_trainer import EvaluatorTrainer
 from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage

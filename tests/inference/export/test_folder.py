@@ -31,7 +31,8 @@ from hf_vit.convert.export import export_checkpoint
 from hf_vit.inference.export import folder as export_folder
 from hf_vit.inference.export import formats
 from hf_vit.inference.export.folder import why_no_script
-from hf_vit.inference.export.formats import FORMATS, Run
+from hf_vit.inference.export.formats import FORMATS
+from hf_vit.inference.export.programs import Run
 
 from ...helpers.fresh import run_python
 from ...helpers.models import small_config

@@ -21,9 +21,16 @@ from hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
-from hf_vit.inference.export.comparison import Difference, compare, in_order
 from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_program, write_torch
-from hf_vit.inference.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
+from hf_vit.inference.export.programs import (
+    TRACED_BATCH,
+    Difference,
+    checked_sizes,
+    compare,
+    in_order,
+    output_names,
+    traced_grid,
+)
 from hf_vit.model.embeddings import resample_by_products, resample_to_grid
 
 from ...helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
