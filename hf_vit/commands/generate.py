@@ -1,6 +1,7 @@
-"""Writes the options of all commands to `options.json`, which `hf-vit` reads without an import of the package.
+"""Write the options of all commands to `options.json`, and those of training as tables to `training/OPTIONS.md`.
 
-Run it after an option has changed: python -m hf_vit.commands.generate
+`hf-vit` reads `options.json` without importing the package. Run this after an option has changed:
+python -m hf_vit.commands.generate
 """
 
 import inspect
@@ -31,6 +32,7 @@ from .visualize import visualize
 
 
 FILE = Path(__file__).with_name("options.json")
+TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
 # The functions of commands, and which of their options are also given as words, without their names
 WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.pretrain: ("data",),
@@ -50,6 +52,13 @@ NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # which are essentia
 # Options that data and device choose if they are not given, so that their declared default says little
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
 OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # whose defaults follow what is installed
+
+TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
+INTRODUCTION = """# Options of training
+
+Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`
+and of the training scripts, keywords of `hf_vit.train`, and keys of a recipe. "(chosen)" marks options that follow the
+data and the device unless given. An option with several rows has other defaults or another effect in some tasks."""
 
 Option = dict[str, Any]
 
@@ -115,6 +124,47 @@ def as_text(sections: Mapping[str, Any]) -> str:
         lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in section.items()]
         parts.append(f" {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n }")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+# --- Tables of training options
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """Return a page in Markdown with a table of training options for each help group.
+
+    Args:
+        content: The content of `options.json`.
+    """
+    pages = {name: content["pages"][f"train {name}"] for name in sorted(TASKS)}
+    tasks: dict[str, list[str]] = {}
+    for task, page in pages.items():
+        for key in page["options"]:
+            tasks.setdefault(key, []).append(task)
+    groups = dict.fromkeys(group for page in pages.values() for group in page["groups"] if group != LIBRARY_GROUP)
+    parts = [INTRODUCTION]
+    for group in (*groups, LIBRARY_GROUP):
+        options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
+        names = list(dict.fromkeys(option["name"] for option in options.values()))
+        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # rows of one option stay together
+        rows = [table_row(options[key], tasks[key]) for key in keys]
+        parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def table_row(option: Option, tasks: Sequence[str]) -> str:
+    """Return the line of an option in its table."""
+    kind = ", ".join(f"`{choice}`" for choice in option.get("choices", ())) or option["type"]
+    others = [task for task in sorted(TASKS) if task not in tasks]
+    value = option.get("default")
+    default = "" if value in (None, "", []) else f"`{json.dumps(value) if isinstance(value, bool) else value}`"
+    cells = [
+        f"`--{option['name']}`",
+        f"list of {kind}" if option.get("list") else kind,
+        f"{default} (chosen)" if option.get("chosen") else default,
+        option["help"].replace("<", "&lt;"),
+        ", ".join(tasks) if len(tasks) < len(others) else f"all except {', '.join(others)}" if others else "all",
+    ]
+    return f"| {' | '.join(cell.strip().replace('|', '&#124;') for cell in cells)} |"
 
 
 # --- Texts
@@ -265,8 +315,10 @@ def compact(content: Option) -> Option:
 
 
 def main() -> None:
-    """Writes the file."""
-    FILE.write_text(generate(), encoding="utf-8")
+    """Write the files."""
+    content = generate()
+    FILE.write_text(content, encoding="utf-8")
+    TABLES.write_text(tables(json.loads(content)), encoding="utf-8")
 
 
 if __name__ == "__main__":
