@@ -102,7 +102,11 @@ def predict_files(
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
     _warn_of_threshold(options, missed)
-    for page, file in zip(arrange_pages(tiles), pages, strict=False):
+    _save_pages(tiles, pages)
+
+
+def _save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
+    for page, file in zip(arrange_pages(tiles), files, strict=False):
         file.parent.mkdir(parents=True, exist_ok=True)
         page.save(file)
         record_outputs([file])
