@@ -1,4 +1,4 @@
-"""Draws what a model attends to, on photos and in its own weights: any model of ours, or a published ViT.
+"""Draws what a model attends to on photos: any model of ours, or a published ViT.
 
 Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by default all kinds that the model has:
 
@@ -6,10 +6,7 @@ Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by def
     <photo>_rollout      the share of each patch that reaches the end: attention followed through all layers
     <photo>_saliency     the relevance of each patch for a class (of classifiers)
     <photo>_similarity   the similarity of one patch to all others
-    distance             how far the heads of each layer attend
     pca                  patches in the colors of their principal components, the same in all photos
-    positions            the similarity of the position embeddings (of models that have a table of them)
-    filters              the principal components of the patch embedding
 
 Photos are seen as a whole, in their proportions.
 
@@ -146,13 +143,6 @@ def _draw_similarity(one: Inspection, file: Path) -> None:
     patches.draw_heat(one.picture, patches.patch_similarity(own, patch), "similarity", file, patch)
 
 
-def _draw_distance(every: Sequence[Inspection], file: Path) -> None:
-    recorded = [one.record_attention() for one in every]
-    uniform = torch.stack([patches.patch_distances(own.grid, own.patch_size).mean() for own in recorded])
-    distances = torch.stack([attention.attention_distances(own) for own in recorded]).mean(dim=0)
-    attention.draw_attention_distances(distances, float(uniform.mean()), file)
-
-
 def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     colors = patches.feature_colors([one.patch_features() for one in every], every[0].foreground_threshold)
     patches.draw_feature_colors([one.picture for one in every], colors, file)
@@ -165,23 +155,14 @@ OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
-# A picture of all photos together, or of none
-OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
-    "distance": _draw_distance,
-    "pca": _draw_pca,
-    "positions": lambda every, file: patches.draw_position_similarity(
-        patches.position_similarity(every[0].model), file
-    ),
-    "filters": lambda every, file: patches.draw_patch_filters(patches.patch_filters(every[0].model), file),
-}
+# A picture of all photos together
+OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
 def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
-    """Returns the kinds of pictures that a model has: saliency needs a classifier, positions a table of them."""
-    missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
-    if model.get_position_embeddings() is None:
-        missing.add("positions")
-    return [kind for kind in (*OF_EACH, *OF_ALL) if kind not in missing]
+    """Return the kinds of pictures that a model has: saliency needs a classifier."""
+    is_classifier = isinstance(model, HfViTForImageClassification)
+    return [kind for kind in (*OF_EACH, *OF_ALL) if is_classifier or kind != "saliency"]
 
 
 def visualize(

@@ -3,21 +3,18 @@
 Functions that draw to a file raise `ImportError` where matplotlib is not installed; outlines of segments need scipy.
 """
 
-from .attention import attention_distances, attention_maps, attention_rollout, gradient_rollout, record_attention
+from .attention import attention_maps, attention_rollout, gradient_rollout, record_attention
 from .colors import segmentation_palette
-from .patches import feature_colors, patch_features, patch_filters, patch_similarity, position_similarity
+from .patches import feature_colors, patch_features, patch_similarity
 
 
 __all__ = [
-    "attention_distances",
     "attention_maps",
     "attention_rollout",
     "feature_colors",
     "gradient_rollout",
     "patch_features",
-    "patch_filters",
     "patch_similarity",
-    "position_similarity",
     "record_attention",
     "segmentation_palette",
 ]

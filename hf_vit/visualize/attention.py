@@ -1,4 +1,4 @@
-"""Attention within each image of a batch: maps, rollout, saliency and distances.
+"""Attention within each image of a batch: maps, rollout and saliency.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w patches, P prefix tokens, Q queries that a
 head adds, L = P + N + Q tokens.
@@ -7,20 +7,17 @@ head adds, L = P + N + Q tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..evaluation.base import as_array
-from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.configuration_hf_vit import HfViTConfig
 from ..model.embeddings import Grid
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .figures import Array, PictureFile, add_legend, new_figure, save
-from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances
+from .patches import Patch, check_eval_mode, grids_of, number_of
 
 
 # Their blocks have queries beside the tokens of the model inside
@@ -35,14 +32,12 @@ class Attention:
         weights: (layers, heads, L, L), a row for each token that attends, a column for each attended token. Before
             queries join the others they attend to themselves alone.
         grid: Rows and columns (h, w) of patches.
-        patch_size: Height and width of a patch in pixels.
         num_prefix: Number P of tokens before the patches.
         pooled: (L,) Weight of each token in the model's summary of the image; 1 together.
     """
 
     weights: Tensor
     grid: Grid
-    patch_size: tuple[int, int]
     num_prefix: int
     pooled: Tensor
 
@@ -119,7 +114,7 @@ def _each_image(
         own = torch.cat((prefix, inside, queries))
         own_weights = own_weights[..., own[:, None], own]  # (layers, heads, own L, own L)
         pooled = _pooled(model.config, own_weights, len(inside))
-        result.append(Attention(own_weights, grid, to_pair(model.config.patch_size), num_prefix, pooled))
+        result.append(Attention(own_weights, grid, num_prefix, pooled))
     return result
 
 
@@ -232,46 +227,3 @@ def _relevance(raising: Attention) -> Tensor:
         relevance = relevance + relevance @ layer
     # Where patches are pooled, each has a share that it brought itself, the same for all.
     return raising.to_maps(relevance - raising.pooled)
-
-
-def attention_distances(attention: Attention) -> Tensor:
-    """Returns how far patches attend: the mean distance to other patches, weighted by the attention to these.
-
-    A layer whose heads reach about as far as `patch_distances(...).mean()`, the distance of uniform attention, attends
-    globally. Attention to tokens that are no patches does not count.
-
-    Args:
-        attention: Of one image.
-
-    Returns:
-        (layers, heads) in pixels of the model's input.
-
-    Source: figure 7 of https://arxiv.org/abs/2010.11929.
-    """
-    first, last = attention.num_prefix, attention.num_prefix + attention.grid[0] * attention.grid[1]
-    weights = attention.weights[..., first:last, first:last]  # (layers, heads, N, N)
-    distances = patch_distances(attention.grid, attention.patch_size).to(weights)
-    total = weights.sum(dim=-1).clamp(min=torch.finfo(weights.dtype).tiny)  # all may go to a register
-    return ((weights * distances).sum(dim=-1) / total).mean(dim=-1)
-
-
-def draw_attention_distances(distances: Array, uniform: float, file: PictureFile) -> None:
-    """Draws how far the heads of each layer attend, and their mean as a line.
-
-    Args:
-        distances: (layers, heads) in pixels, from `attention_distances`, maybe the mean of many images.
-        uniform: The distance of uniform attention, drawn as a dashed line.
-        file: Where to save the picture; the suffix is the format.
-    """
-    values = as_array(distances, np.float64)
-    layers = np.arange(1, len(values) + 1)
-    figure = new_figure(6, 4)
-    axes = figure.subplots()
-    axes.scatter(layers.repeat(values.shape[1]), values.ravel(), s=16, alpha=0.7, linewidth=0, label="head")
-    axes.plot(layers, values.mean(axis=1), color="black", linewidth=1.2, label="mean of the heads")
-    axes.axhline(uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
-    axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xticks=layers)
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    add_legend(axes)
-    save(figure, file)

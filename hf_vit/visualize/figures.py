@@ -249,25 +249,16 @@ def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
 
 
 def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.Image]:
-    """Returns pictures of any sizes as `arrange_tiles` does, on as many pages as it takes for each to fit a screen."""
+    """Arrange pictures of any sizes as `arrange_tiles` does, on pages that fit a screen."""
     if not tiles:
         return []
     room = MAX_SIDE - margin
     for tile in tiles:
         tile.thumbnail((room - margin, room - margin))
-    columns = min(
-        max(5, math.ceil(math.sqrt(len(tiles)))), room // (max(tile.width for tile in tiles) + margin), len(tiles)
-    )
-    pages: list[list[Image.Image]] = [[]]
-    height = 0
-    for start in range(0, len(tiles), columns):
-        row = tiles[start : start + columns]
-        height += max(tile.height for tile in row) + margin
-        if height > room and pages[-1]:
-            pages.append([])
-            height = max(tile.height for tile in row) + margin
-        pages[-1] += row
-    return [arrange_tiles(page, columns, margin) for page in pages]
+    columns, rows = (room // (max(tile.size[axis] for tile in tiles) + margin) for axis in (0, 1))
+    columns = min(columns, max(5, math.ceil(math.sqrt(len(tiles)))))
+    starts = range(0, len(tiles), columns * rows)
+    return [arrange_tiles(tiles[start : start + columns * rows], columns, margin) for start in starts]
 
 
 def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:

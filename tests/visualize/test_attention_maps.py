@@ -1,7 +1,6 @@
 """Recorded attention is the model's own, and what is computed from it agrees with loops and matrices."""
 
 import math
-import operator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.visualize import attention_distances, attention_maps, attention_rollout, gradient_rollout, record_attention
+from hf_vit.visualize import attention_maps, attention_rollout, gradient_rollout, record_attention
 from hf_vit.visualize.attention import Attention
 from hf_vit.visualize.patches import patch_at
 
@@ -37,11 +36,11 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
     return model.eval()
 
 
-def by_hand(grid: tuple[int, int] = (2, 3), patch_size: tuple[int, int] = (8, 16), layers: int = 3) -> Attention:
+def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
     """Random attention of two heads, behind one CLS token and a register."""
     num_tokens = 2 + grid[0] * grid[1]
     weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
-    return Attention((3 * weights).softmax(-1), grid, patch_size, 2, torch.eye(num_tokens).double()[0])
+    return Attention((3 * weights).softmax(-1), grid, 2, torch.eye(num_tokens).double()[0])
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -91,7 +90,7 @@ def test_an_image_in_a_padded_batch_is_as_alone() -> None:
     images, mask = pixels(config, 2, (3, 4)).double(), torch.stack((PADDED, torch.ones(3, 4, dtype=torch.bool)))
     alone = images[:1, :, :16, :24]
     padded, own = record_attention(model, images, mask)[0], record_attention(model, alone)[0]
-    assert (padded.grid, padded.patch_size, padded.num_prefix) == (own.grid, own.patch_size, own.num_prefix)
+    assert (padded.grid, padded.num_prefix) == (own.grid, own.num_prefix)
     torch.testing.assert_close(padded.weights, own.weights)
     torch.testing.assert_close(padded.pooled, own.pooled)
     torch.testing.assert_close(
@@ -169,20 +168,6 @@ def test_rollout_is_the_product_of_matrices() -> None:
         product = (layer.mean(0) + torch.eye(8)) / 2 @ product
     for patch, token in ((None, 0), ((1, 0), 5)):
         torch.testing.assert_close(attention_rollout(attention, patch), product[token, 2:].view(2, 3))
-
-
-def test_distance_is_the_attention_weighted_mean_in_pixels() -> None:
-    attention = by_hand(grid=(2, 3), patch_size=(8, 16))
-    distances = attention_distances(attention)
-    assert distances.shape == (3, 2)
-    for layer in range(3):
-        for head in range(2):
-            means = []
-            for query in range(6):
-                shares = attention.weights[layer, head, 2 + query, 2:].tolist()
-                steps = [math.hypot(8 * (query // 3 - other // 3), 16 * (query % 3 - other % 3)) for other in range(6)]
-                means.append(sum(map(operator.mul, shares, steps)) / sum(shares))
-            assert distances[layer, head].item() == pytest.approx(sum(means) / 6, rel=1e-12)
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -1,6 +1,4 @@
-"""Colors, similarities, positions and filters agree with scikit-learn and with loops."""
-
-from typing import Any
+"""Colors and similarities agree with scikit-learn and with loops."""
 
 import numpy as np
 import pytest
@@ -8,8 +6,8 @@ import torch
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from hf_vit import HfViTForDepthEstimation, HfViTModel
-from hf_vit.visualize import feature_colors, patch_features, patch_filters, patch_similarity, position_similarity
+from hf_vit import HfViTForDepthEstimation
+from hf_vit.visualize import feature_colors, patch_features, patch_similarity
 from hf_vit.visualize.patches import principal_components
 
 from ..helpers.models import pixels, small_config
@@ -104,41 +102,3 @@ def test_principal_components_are_scikit_learns(shape: tuple[int, int]) -> None:
     expected = PCA(3, svd_solver="full").fit(rows.numpy())
     np.testing.assert_allclose(components.abs(), np.abs(expected.components_), atol=1e-9)
     assert bool((components.gather(1, components.abs().argmax(1, keepdim=True)) > 0).all())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"image_size": (16, 24)},
-        {"image_size": (16, 24), "num_register_tokens": 2, "use_distillation_token": True},
-        {"image_size": (16, 24), "prefix_has_position": False},
-        {"image_size": (16, 24), "position_embedding_type": "sincos2d"},
-        {"image_size": (16, 24), "position_embedding_type": "learned+rotary"},
-    ],
-)
-def test_positions_are_compared_each_with_each(options: dict[str, Any]) -> None:
-    model = HfViTModel(small_config(**options))
-    similarity = position_similarity(model.requires_grad_(False))
-    assert similarity.shape == (2, 3, 2, 3)
-    embeddings = model.embeddings.positions((2, 3))[0, model.config.num_prefix_tokens :]
-    for one in range(6):
-        for other in range(6):
-            found = float(similarity[one // 3, one % 3, other // 3, other % 3])
-            assert found == pytest.approx(cosine(embeddings[one], embeddings[other]), abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["rotary", "none"])
-def test_positions_that_are_not_in_a_table_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"position_embedding_type='{kind}' adds no positions"):
-        position_similarity(HfViTModel(small_config(position_embedding_type=kind)))
-
-
-def test_filters_are_the_principal_components_of_the_kernels() -> None:
-    model = HfViTForDepthEstimation(small_config("sincos", num_channels=3))  # patches of 8 x 16 pixels
-    filters = patch_filters(model, 5)
-    assert filters.shape == (5, 8, 16, 3)
-    kernels = model.model.embeddings.patch_embeddings.projection.weight.detach().permute(0, 2, 3, 1).flatten(1)
-    expected = PCA(5, svd_solver="full").fit(kernels.double().numpy()).components_
-    np.testing.assert_allclose(filters.flatten(1).abs(), np.abs(expected), atol=1e-9)
-    assert patch_filters(model).shape[0] == 28
-    assert patch_filters(model, 1000).shape[0] == 32

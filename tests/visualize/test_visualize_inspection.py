@@ -13,13 +13,10 @@ from hf_vit.commands.visualize import kinds_of, open_for_inspection
 from hf_vit.outputs import RECORD
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import gradient_rollout, record_attention
-from hf_vit.visualize.attention import draw_attention_distances
 from hf_vit.visualize.patches import (
     draw_attention,
     draw_feature_colors,
     draw_heat,
-    draw_patch_filters,
-    draw_position_similarity,
     mosaic,
     overlay_heat,
 )
@@ -75,7 +72,6 @@ def test_a_mosaic_puts_maps_into_rows_and_columns() -> None:
         for column in range(3):
             assert np.array_equal(whole[3 * row : 3 * row + 2, 5 * column : 5 * column + 4], maps[row, column])
     assert np.isnan(whole).sum() == whole.size - maps.size
-    assert np.array_equal(mosaic(maps[..., None].repeat(3, -1))[..., 1], whole, equal_nan=True)
 
 
 def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path: Path) -> None:
@@ -87,30 +83,6 @@ def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path:
     draw_attention(GRAY, maps, tmp_path / "attention.png")
     draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
-
-
-def test_distances_have_a_place_for_each_layer(tmp_path: Path) -> None:
-    draw_attention_distances(torch.rand(3, 4), 0.5, tmp_path / "distance.svg")
-    written = texts(tmp_path / "distance.svg")
-    for text in ("1", "2", "3", "layer", "mean attention distance in pixels", "uniform attention"):
-        assert text in written
-
-
-def test_many_positions_are_drawn_evenly_spread(tmp_path: Path) -> None:
-    draw_position_similarity(np.random.default_rng(0).random((2, 27, 2, 27)), tmp_path / "positions.svg")
-    written = texts(tmp_path / "positions.svg")
-    assert [text for text in written if text.isdigit()][:14] == [str(number) for number in range(1, 28, 2)]
-
-
-def test_filters_are_gray_where_they_are_0(tmp_path: Path) -> None:
-    filters = np.zeros((9, 4, 6, 3))
-    filters[:, :2, :, 0] = 1
-    draw_patch_filters(filters, tmp_path / "filters.png")
-    (picture,) = columns(tmp_path / "filters.png", 1)
-    for color in ((128, 128, 128), (255, 128, 128), (255, 255, 255)):
-        assert holds(picture, np.array(color))
-    draw_patch_filters(filters[..., :1], tmp_path / "one.png")  # and of one channel
-    assert holds(columns(tmp_path / "one.png", 1)[0], np.array([255, 255, 255]))
 
 
 def test_patches_have_their_colors_and_the_background_is_gray(tmp_path: Path) -> None:
@@ -153,12 +125,11 @@ def test_the_script_draws_all_kinds_that_a_model_has(
 ) -> None:
     written = inspect(workplace, "pets", tmp_path / "pets")
     each = ("attention", "rollout", "saliency", "similarity")
-    together = ["distance.png", "filters.png", "pca.png", "positions.png"]
-    assert written == sorted([f"{name}_{kind}.png" for name in "ab" for kind in each] + together)
+    assert written == sorted([f"{name}_{kind}.png" for name in "ab" for kind in each] + ["pca.png"])
     assert sorted(Path(line).name for line in capsys.readouterr().out.splitlines()) == written
     assert all(read(tmp_path / "pets" / name).std() > 5 for name in written)
     without_table = HfViTForDepthEstimation(small_config("rotary"))
-    assert kinds_of(without_table) == ["attention", "rollout", "similarity", "distance", "pca", "filters"]
+    assert kinds_of(without_table) == ["attention", "rollout", "similarity", "pca"]
 
 
 def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path, tmp_path: Path) -> None:
@@ -185,7 +156,6 @@ def test_a_point_changes_what_attends_and_what_is_compared(workplace: Path, tmp_
     ("model", "options", "message"),
     [
         ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation gives images no class"),
-        ("rooms", ["--kinds", "positions"], "position_embedding_type='rotary' adds no positions"),
         ("pets", ["--kinds", "saliency", "--class_name", "cow"], "knows no class 'cow', but cat, dog"),
         ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside an image of 50 x 90"),
         ("pets", ["--image_size", "0"], "image_size=0 must be at least 1"),
