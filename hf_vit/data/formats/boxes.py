@@ -150,28 +150,23 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     texts = [_text_of(path) for path in paths]
     if not any(text.is_file() for text in texts):
         raise ValueError(f"None of the {len(texts)} images of {split!r} in {source} has a text file, as {texts[0]}.")
-    objects, faults = [], []
+    objects, names, faults = list[tuple[float, ...]](), list[str](), list[str]()
     for number, text in enumerate(texts):
         for line_number, line in enumerate(text.read_text().splitlines() if text.is_file() else (), start=1):
             if words := line.split():
-                values = _read_line(words)
+                values, name = _read_line(words), f"line {line_number} of {text}"
                 if values is None:
-                    faults.append(f"line {line_number} of {text}: {line[:80]!r}")
+                    faults.append(f"{name}: {line[:80]!r}")
                 else:
-                    objects.append((number, line_number, *values))
+                    objects.append((number, *values))
+                    names.append(name)
     raise_faults(faults, "lines are no class, center x, y, width and height, nor class and polygon x, y, ...")
-    table = np.array(objects, float).reshape(-1, 7)
-
-    def describe(place: int) -> str:
-        number, line_number = table[place, :2].astype(int).tolist()
-        return f"line {line_number} of {texts[number]}"
-
-    labels = table[:, 2].astype(np.int64)
-    check_numbers(labels, num_classes, describe, source)
+    table = np.array(objects, float).reshape(-1, 6)
+    image_numbers, labels = table[:, :2].astype(np.int64).T
+    check_numbers(labels, num_classes, names, source)
     images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
-    boxes, image_numbers = corners(table[:, 3:], "yolo"), table[:, 0].astype(np.int64)
-    sizes = np.zeros((len(images), 2))
-    return table_of(split, images, sizes, image_numbers, boxes, describe, is_share=True, labels=labels)
+    boxes, sizes = corners(table[:, 2:], "yolo"), np.zeros((len(images), 2))
+    return table_of(split, images, sizes, image_numbers, boxes, names, is_share=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:
@@ -270,7 +265,7 @@ def load_voc(
             sizes,
             image_numbers,
             np.array([entry.box for entry in objects]),
-            [entry.name for entry in objects].__getitem__,
+            [entry.name for entry in objects],
             labels=labels[split],
             is_crowd=[entry.difficult for entry in objects],
         )

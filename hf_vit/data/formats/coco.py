@@ -36,7 +36,6 @@ from .files import (
 )
 from .keypoints import KeypointNames
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
-from .orientation import AnnotationOrientation, with_turns
 
 
 logger = logging.get_logger(__name__)
@@ -198,7 +197,7 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
     ]
 
 
-def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
+def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
     """Read annotations with masks, without decoding images."""
     # Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
     # (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
@@ -210,7 +209,7 @@ def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientatio
     read = _panoptic_rows if is_panoptic else _instance_rows
     rows = DatasetDict({content.split: read(content, numbers) for content in contents})
     return TargetData(
-        with_turns(with_files(rows), "panoptic" if is_panoptic else None, orientation),
+        with_files(rows),
         panoptic_target if is_panoptic else instances_target,
         tuple(category["name"] for category in categories),
         tuple(numbers[category["id"]] for category in categories if category["isthing"] or not is_panoptic),
@@ -339,7 +338,7 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
         np.array([[int(image.get(side) or 0) for side in ("width", "height")] for image in images]),
         np.array([places[annotation["image_id"]] for annotation in annotations], np.int64),
         corners(content.numbers("bbox", 4), "coco") if has_boxes else np.tile(WHOLE_IMAGE, (len(annotations), 1)),
-        content.describe,
+        [content.describe(place) for place in range(len(annotations))],
         is_share=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
         is_crowd=[annotation.get("iscrowd") for annotation in annotations],

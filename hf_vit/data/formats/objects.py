@@ -3,7 +3,7 @@
 Shapes: I images, N objects, K keypoints.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +15,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, flag_of, image_headers, in_lines, listed, raise_faults, report, with_files
-from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
+from .files import MAX_NAMED, flag_of, image_sizes, in_lines, listed, raise_faults, report, with_files
 
 
 logger = logging.get_logger(__name__)
@@ -26,7 +25,7 @@ BoxErrors = Literal["raise", "clip", "drop"]
 ROUNDING = 1.0
 WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in shares of its image
 MIN_BOXES = 10  # fewer say little about how boxes are written
-COLUMNS = ("ids", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
+COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,11 @@ class ObjectTable:
     """The images of the splits, including those without objects, and one row per object, sorted by image."""
 
     images: Mapping[str, Dataset]  # by split: the column `image` (`datasets.Image`), I rows in all
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `upright`, 0 if not given
-    describe: Callable[[int], str]  # names the object with an id in error messages
-    ids: np.ndarray  # (N,) int64, arguments of `describe`
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `in_pixels`, 0 if not given
+    names: np.ndarray  # (N,) str objects, what error messages call the objects
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels, until `upright` as annotated
-    is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image rather than pixels, until `upright`
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels, until `in_pixels` as annotated
+    is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image rather than pixels, until `in_pixels`
     labels: np.ndarray  # (N,) int64, class numbers
     is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects, or is optional to find
     areas: np.ndarray  # (N,) float64, square pixels; NaN if only the box says it
@@ -62,20 +60,16 @@ class ObjectTable:
         """Return a table of some objects, by (N,) bool or their places, and of all images."""
         return replace(self, **{name: vars(self)[name][kept] for name in COLUMNS})
 
-    def name_of(self, place: int) -> str:
-        """Return the name of the object at a place from 0, for error messages."""
-        return self.describe(int(self.ids[place]))
-
     def box_fault(self, place: int) -> str:
         """Return the name, box and image size of an object, for error messages."""
         x1, y1, x2, y2 = self.boxes[place].round(2).tolist()
         width, height = self.sizes[self.image_numbers[place]].tolist()
-        return f"{self.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
+        return f"{self.names[place]}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
 
     def keypoint_faults(self, is_wrong: np.ndarray) -> list[str]:
         """Return the name and values of each keypoint that is wrong, (N, K) bool, for error messages."""
         return [
-            f"keypoint {number + 1} of {self.name_of(place)}: {self.keypoints[place, number].tolist()}"
+            f"keypoint {number + 1} of {self.names[place]}: {self.keypoints[place, number].tolist()}"
             for place, number in np.argwhere(is_wrong).tolist()
         ]
 
@@ -86,7 +80,7 @@ def table_of(
     sizes: np.ndarray,
     image_numbers: np.ndarray,
     boxes: np.ndarray,
-    describe: Callable[[int], str],
+    names: Sequence[str],
     *,
     is_share: np.ndarray | bool = False,
     labels: np.ndarray | None = None,
@@ -96,12 +90,12 @@ def table_of(
 ) -> ObjectTable:
     """Return the table of one split from objects in any order; it keeps the order within an image."""
     # By default boxes are in pixels, all labels are 0, and there are no crowds, areas and keypoints. Areas that are
-    # not positive are unknown. `describe` takes the place from 0 of an object before sorting.
+    # not positive are unknown. `names` are what error messages call the objects.
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
-    flags = [flag_of(value, f"The mark of {describe(place)} as a crowd") for place, value in enumerate(is_crowd or ())]
+    flags = [flag_of(value, f"The crowd flag of {names[place]}") for place, value in enumerate(is_crowd or ())]
     areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
     columns: dict[str, Any] = {
-        "ids": np.arange(count),
+        "names": np.array(names, object),
         "image_numbers": np.asarray(image_numbers, np.int64),
         "boxes": np.asarray(boxes, float).reshape(-1, 4),
         "is_share": np.broadcast_to(is_share, count),
@@ -111,43 +105,27 @@ def table_of(
         "keypoints": np.zeros((count, 0, 3)) if keypoints is None else np.asarray(keypoints, float),
     }
     sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
-    return ObjectTable({split: images}, sizes, describe, **{name: values[order] for name, values in columns.items()})
+    return ObjectTable({split: images}, sizes, **{name: values[order] for name, values in columns.items()})
 
 
 def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
     """Return the table of several splits from one table per split."""
     num_images, num_objects = [len(table.sizes) for table in tables], [len(table) for table in tables]
-    starts = np.cumsum([0, *num_objects])
-
-    def describe(number: int) -> str:
-        part = int(np.searchsorted(starts, number, side="right")) - 1
-        return tables[part].describe(number - int(starts[part]))
-
     columns = {name: np.concatenate([vars(table)[name] for table in tables]) for name in COLUMNS}
     columns["image_numbers"] += np.repeat(np.cumsum([0, *num_images[:-1]]), num_objects)
-    columns["ids"] += np.repeat(starts[:-1], num_objects)
     images = {split: found for table in tables for split, found in table.images.items()}
-    return ObjectTable(images, np.concatenate([table.sizes for table in tables]), describe, **columns)
+    return ObjectTable(images, np.concatenate([table.sizes for table in tables]), **columns)
 
 
-def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
-    """Return a table in pixels of upright images."""
+def in_pixels(table: ObjectTable) -> ObjectTable:
+    """Return a table in which boxes are in pixels and the sizes of all images are known."""
     found, start = [], 0
-    for split, images in table.images.items():
-        given = table.sizes[start : start + len(images)]
-        headers = image_headers(images, is_needed=(given <= 0).any(axis=1))
-        found.append(find_turns(headers, given, choice, split))
+    for images in table.images.values():
+        found.append(image_sizes(images, table.sizes[start : start + len(images)]))
         start += len(images)
-    turns, frames = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    own, sizes = turns[table.image_numbers], frames[table.image_numbers]
-    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
-    places = turn_points(boxes.reshape(-1, 2, 2), own, sizes)
-    # The first corner stays the first one.
-    boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
-    keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
-    keypoints[..., :2] = np.where(is_labeled, turn_points(keypoints[..., :2], own, sizes, last=1), 0)
-    is_share = np.zeros_like(table.is_share)
-    return replace(table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_share=is_share)
+    table = replace(table, sizes=np.concatenate(found))
+    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(table.object_sizes, 2), table.boxes)
+    return replace(table, boxes=boxes, is_share=np.zeros_like(table.is_share))
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
@@ -168,7 +146,7 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tuple[DatasetDict, tuple[str, ...]]:
-    """Return one row per image of an upright table, and sentences for the model card.
+    """Return one row per image of a table in pixels, and sentences for the model card.
 
     The columns are `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, and `height`.
     """
@@ -191,7 +169,7 @@ def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tu
 
 
 def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> DatasetDict:
-    """Return one row per object of an upright table.
+    """Return one row per object of a table in pixels.
 
     The columns are `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width`, and `height`.
     """
@@ -210,21 +188,13 @@ def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> Dat
     rows, images = Dataset(pa.table(columns)), with_files(DatasetDict(table.images))
     found = DatasetDict()
     for split, (numbers, objects) in _parts(table, "object with a labeled keypoint", source).items():
-        own = _repeated(images[split], table.image_numbers[objects.start : objects.stop] - numbers.start)
+        own = images[split].select(table.image_numbers[objects.start : objects.stop] - numbers.start)
         found[split] = concatenate_datasets([own, rows.select(objects)], axis=1)
     return found
 
 
 def _list_of_four(boxes: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(boxes.ravel(), pa.float32()), 4)
-
-
-def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
-    """Return the rows with these numbers, which may occur several times."""
-    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
-    if encoded.null_count < len(encoded):
-        return images.select(numbers)  # images on disk stay there
-    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)
 
 
 def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range, range]]:
@@ -251,7 +221,7 @@ def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
     is_infinite = ~np.isfinite(table.boxes).all(axis=1)
     raise_faults(
-        [f"{table.name_of(place)}: {table.boxes[place].tolist()}" for place in np.flatnonzero(is_infinite).tolist()],
+        [f"{table.names[place]}: {table.boxes[place].tolist()}" for place in np.flatnonzero(is_infinite).tolist()],
         "boxes are not finite",
         "Repair or remove them.",
     )
@@ -377,11 +347,11 @@ def without_class_names(class_names: Sequence[str] | None, source: object) -> No
         raise ValueError(f"{source} names its classes itself. Leave class_names={listed(class_names)} out.")
 
 
-def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
-    """Raises `ValueError` if class numbers (N,) of objects from a source are not below `num_classes`."""
+def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
+    """Raise `ValueError` if class numbers (N,) of the objects with these names are not below `num_classes`."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     raise_faults(
-        [f"{describe(place)}: class {numbers[place]}" for place in wrong],
+        [f"{names[place]}: class {numbers[place]}" for place in wrong],
         f"of {len(numbers)} objects of {source} are of unknown classes; there are {num_classes}, from 0",
     )
 
