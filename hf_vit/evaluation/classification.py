@@ -55,19 +55,6 @@ class MacroF1(_ClassMetric):
         return {"macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0))}
 
 
-class ConfusionMatrix(_ClassMetric):
-    """How many images of each class were taken for which.
-
-    `compute(predictions=, references=, num_labels=K)` takes class numbers (N,) and returns
-    `{"confusion_matrix": (K, K) int64}` with a row for each right class and a column for each answer.
-    """
-
-    def _compute(self, predictions: list[int], references: list[int], num_labels: int) -> dict[str, np.ndarray]:
-        from sklearn.metrics import confusion_matrix  # here, as training needs this module but not always its score
-
-        return {"confusion_matrix": confusion_matrix(references, predictions, labels=range(num_labels))}
-
-
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Scores a classifier of one label per image: the Trainer's `compute_metrics`.
 
@@ -119,10 +106,10 @@ class ClassificationMetric(StreamedMetric):
 
     def confusion_matrix(self) -> np.ndarray:
         """Returns the number of images by right class and answer, (K, K) int64."""
+        from sklearn.metrics import confusion_matrix  # here, as training needs this module but not always its score
+
         logits, labels = self._all()
-        counts: np.ndarray = ConfusionMatrix(keep_in_memory=True).compute(
-            predictions=logits.argmax(axis=1), references=labels, num_labels=len(self.names)
-        )["confusion_matrix"]
+        counts: np.ndarray = confusion_matrix(labels, logits.argmax(axis=1), labels=range(len(self.names)))
         return counts
 
     def _all(self) -> EvalPrediction:

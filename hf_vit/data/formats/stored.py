@@ -5,7 +5,6 @@ Tar files are in the format of WebDataset: the files of an example lie side by s
 
 import difflib
 import glob
-import gzip
 import tarfile
 import time
 import zlib
@@ -15,13 +14,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, config, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from pyarrow import ArrowInvalid, parquet
 from transformers.utils import logging
 
 from ...model.remote_code import is_within_reach
@@ -36,7 +36,6 @@ from .files import (
     is_image,
     listed,
     one_per_split,
-    parse_json,
     raise_faults,
     split_named,
     subfolders,
@@ -46,94 +45,69 @@ from .files import (
 
 logger = logging.get_logger(__name__)
 BLOCK = tarfile.BLOCKSIZE
-PARQUET_END = b"PAR1"
-GZIP_START = b"\x1f\x8b"
 MAX_SECONDS = 60.0  # for all archives of a dataset
 CHUNK_BYTES = 2**20
-IsLate = Callable[[], bool]
 
 
 def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
-    """Reads tar files to their ends, without what their members hold, as long as there is time.
+    """Read the headers of tar files to their ends, as long as there is time.
 
-    A tar file ends in blocks of zeros. Readers that find no further member take that for the end as well, whatever is
-    there instead.
+    A tar file ends in blocks of zeros. Readers that find no further member stop without an error, even if the file is
+    cut or goes on.
 
     Args:
         files: Paths of tar files, plain or compressed by gzip.
-        max_seconds: After so many seconds, only the last bytes of the others are checked, with a warning.
+        max_seconds: Time limit. A warning counts the files whose ends were not reached.
 
     Raises:
-        OSError: if one of them is cut or damaged, or goes on after its end.
+        OSError: if a file is cut or damaged, or goes on after its end.
     """
     paths = list(files)
     end = time.monotonic() + max_seconds
     with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda path: _fault_of(Path(path), lambda: time.monotonic() > end), paths))
+        found = list(threads.map(partial(_fault_of, end=end), paths))
     raise_faults(
         [f"{path}: {fault}" for path, fault in zip(paths, found, strict=True) if fault],
-        f"of {len(paths)} tar files are not whole, and the missing parts would be left out in silence",
+        f"of {len(paths)} tar files are not whole, and readers would skip the missing parts without an error",
         "Get them again, and pack joined ones anew.",
         error=OSError,
     )
     if num_late := found.count(None):
         logger.warning(
-            "Of %d tar files %d could not be read to their ends in %.0f seconds. Whether they are whole is not known.",
-            len(paths),
-            num_late,
-            max_seconds,
+            "%d of %d tar files could not be read to their ends in %.0f seconds, so they may be incomplete.",
+            *(num_late, len(paths), max_seconds),
         )
 
 
-def check_parquet(files: Iterable[str]) -> None:
-    """Raises `OSError` for parquet files that do not end as such, before a stream comes to them."""
-    paths, cut = list(files), []
-    for path in paths:
-        with open(path, "rb") as raw:
-            if not _last_bytes(raw).endswith(PARQUET_END):
-                cut.append(path)
-    finding, advice = f"of {len(paths)} parquet files are cut or damaged", "Get them again, or leave them out."
-    raise_faults(cut, finding, advice, error=OSError)
-
-
-def _fault_of(path: Path, is_late: IsLate) -> str | None:
-    """Returns what is wrong with a tar file, empty if nothing is; `None` if there is no time to read all of it."""
+def _fault_of(path: str, end: float) -> str | None:
+    """Return the fault of a tar file, empty if there is none, or `None` if the time is over before its end."""
     try:
-        with path.open("rb") as raw:
-            is_compressed = raw.read(len(GZIP_START)) == GZIP_START
-            if not is_compressed and _last_bytes(raw).strip(b"\0"):
-                return "it does not end in the blocks of zeros that end a tar file"
-            raw.seek(0)
-            if not is_compressed:
-                return _fault_after_members(raw, is_late)
-            with gzip.open(raw) as stream:
-                return _fault_after_members(stream, is_late)
+        with tarfile.open(path) as tar:
+            while tar.next() is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
+                if time.monotonic() > end:
+                    return None
+            stream, place = tar.fileobj, tar.offset
+            assert stream is not None
+            stream.seek(place)
+            if len(block := stream.read(BLOCK)) < BLOCK or any(block):
+                return f"at byte {place} there is neither another member nor the blocks of zeros that end a tar file"
+            is_joined = any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, CHUNK_BYTES), b""))
+            return f"it goes on after its end at byte {place}, as files do that were joined" if is_joined else ""
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         return f"it is cut or damaged ({error})"
 
 
-def _last_bytes(raw: BinaryIO) -> bytes:
-    size = raw.seek(0, 2)
-    raw.seek(max(0, size - BLOCK))
-    return raw.read()
-
-
-def _fault_after_members(stream: BinaryIO | gzip.GzipFile, is_late: IsLate) -> str | None:
-    with tarfile.open(fileobj=stream, mode="r:") as tar:
-        while tar.next() is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
-            if is_late():
-                return None
-        end = tar.offset
-    stream.seek(end)
-    if len(block := stream.read(BLOCK)) < BLOCK or any(block):
-        return f"at byte {end} there is neither another member nor the blocks of zeros that end a tar file"
-    while chunk := stream.read(CHUNK_BYTES):
-        if chunk.strip(b"\0"):
-            return f"it goes on after its end at byte {end}, as files do that were joined"
-        if is_late():
-            return None
-    return ""
+def check_parquet(files: Iterable[str]) -> None:
+    """Raise `OSError` for parquet files that are cut or damaged, before a stream reaches them."""
+    paths, cut = list(files), []
+    for path in paths:
+        try:
+            parquet.read_metadata(path)
+        except (ArrowInvalid, OSError):
+            cut.append(path)
+    finding, advice = f"of {len(paths)} parquet files are cut or damaged", "Get them again, or leave them out."
+    raise_faults(cut, finding, advice, error=OSError)
 
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -230,8 +204,8 @@ def _files_that_end(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 def find_shards(path: Path) -> tuple[str, dict[str, list[str]]]:
     """Find parquet files, or else tar files; return the kind as `load_files` takes it, and the files by split."""
-    parquet = find_parquet(path)
-    return ("parquet", parquet) if parquet else ("webdataset", find_tars(path))
+    files = find_parquet(path)
+    return ("parquet", files) if files else ("webdataset", find_tars(path))
 
 
 def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = False) -> DatasetDict:
@@ -360,24 +334,6 @@ def _row_of_stream(row: dict[str, Any], images: list[str], label: str | None, na
         return named
     kind, _, inner = label.partition(".")
     return {**named, name: row[label] if label in row else (row[kind] or {}).get(inner)}
-
-
-def read_tar_labels(files: Iterable[str], label_column: str | None) -> Iterator[object]:
-    """Yields the labels in tar files that lie on disk, see `label_column_of`, and skips the images."""
-    kind, _, inner = (label_column or "").partition(".")
-    for file in files:
-        with tarfile.open(file) as tar:
-            for member in tar:
-                if member.isfile() and Path(member.name).name.partition(".")[2] == kind:
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    text = content.read().decode()
-                    try:
-                        yield parse_json(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
-                    except ValueError as error:
-                        raise ValueError(
-                            f"{file}: {member.name} holds {text!r}, which is no label: {error}. Correct it."
-                        ) from error
 
 
 def label_column_of(dataset: Dataset | IterableDataset, given: str | None) -> str | None:

@@ -4,12 +4,12 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value
 from PIL import Image as PILImage
 from transformers.utils import logging
 
@@ -46,11 +46,9 @@ from ..formats.stored import (
     find_shards,
     find_tars,
     from_tars,
-    label_column_of,
     load_shards,
     load_splits,
     open_streams,
-    read_tar_labels,
     take_from,
 )
 
@@ -250,7 +248,14 @@ def stream_image_classification(
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
         class_names = names_beside([class_folder(options)])
-    classes = known_classes(feature, class_names) or classes_among(_labels_on_disk(options, streams["train"]))
+    classes = known_classes(feature, class_names)
+    if classes is None:
+        if not options.path.exists():
+            raise ValueError(
+                f"{source} does not name its classes, and finding them would take a download of all of it. Give "
+                "class_names."
+            )
+        classes = classes_among(row["label"] for row in found["train"].select_columns("label"))
     held_out = 0.0 if "validation" in streams else train_val_split
     rows = stream_rows(found.pop("train"), "label", classes.number, Value("int64"))
     if options.path.exists():
@@ -325,22 +330,6 @@ def stream_rows(
 def _as_row(row: dict[str, Any], column: str, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
     file = (row["image"] or {}).get("path") or "an image"
     return {"image": row["image"], "file": file} | ({column: convert(row[column], file)} if column in row else {})
-
-
-def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[object]:
-    """Returns the labels of the training images, without the images, which must be on disk."""
-    path = options.path
-    if not path.exists():
-        raise ValueError(
-            f"{path} does not say what its classes are called, and all of it would have to be fetched to know. Give "
-            "class_names."
-        )
-    kind, files = find_shards(path)
-    if kind == "webdataset":
-        return read_tar_labels(files["train"], label_column_of(train, options.target_column))
-    label = options.choose("label", train.features, "The split 'train'")
-    batches = load_dataset(kind, data_files=files["train"], split="train", streaming=True, columns=[label]).iter(1000)
-    return chain.from_iterable(batch[label] for batch in batches)
 
 
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
