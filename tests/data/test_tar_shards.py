@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow  # worker processes
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
 WORDS = {"train": ["dog", "cat", "fox", "dog", "cat"], "val": ["fox", "cat"]}
-IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "val": [{"label": "fox", "width": 1}]}
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
@@ -29,7 +28,7 @@ def labels_of(rows: Dataset) -> list[tuple[str, str]]:
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
 
 
-@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt"), (IN_JSON, "json")])
+@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt")])
 def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
     write_tars(tmp_path, labels, kind)
     listed, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))

@@ -92,7 +92,7 @@ def table_of(
     # By default boxes are in pixels, all labels are 0, and there are no crowds, areas and keypoints. Areas that are
     # not positive are unknown. `names` are what error messages call the objects.
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
-    flags = [flag_of(value, f"The crowd flag of {names[place]}") for place, value in enumerate(is_crowd or ())]
+    flags = [flag_of(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
     areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
     columns: dict[str, Any] = {
         "names": np.array(names, object),

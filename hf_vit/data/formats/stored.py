@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, config, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Image, IterableDataset, config, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from ...model.remote_code import is_within_reach
 from .classes import INTEGERS, names_beside, with_class_column
-from .columns import USUAL_NAMES, SourceOptions
+from .columns import SourceOptions
 from .files import (
     SPLIT_NAMES,
     Format,
@@ -113,7 +113,8 @@ def check_parquet(files: Iterable[str]) -> None:
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
-KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
+URL = "__url__"  # the column in which `datasets` names the tar file of an example
+TAR_LABELS = ("cls", "txt")  # kinds of files in tar files that hold labels
 
 
 def find_saved(path: Path) -> Path | None:
@@ -220,13 +221,27 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
     for split, names in files.items():
         patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
         try:
-            splits[split] = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
+            rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
         except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
             raise ValueError(
                 f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
                 "again, or leave them out if they are empty."
             ) from error
+        splits[split] = _with_tar_names(rows) if streaming and kind == "webdataset" else rows
     return DatasetDict(splits)
+
+
+def _with_tar_names(stream: IterableDataset) -> IterableDataset:
+    """Return a stream whose images, which are not decoded, have the names of their tar files in their paths."""
+    images = [name for name, feature in stream.features.items() if isinstance(feature, Image)]
+    for name in images:
+        stream = stream.cast_column(name, Image(decode=False))
+    return stream.map(partial(_with_tar_name, images=images), features=stream.features)
+
+
+def _with_tar_name(row: dict[str, Any], images: list[str]) -> dict[str, Any]:
+    named = {name: row[name] and row[name] | {"path": f"{row[URL]}: {row[name]['path']}"} for name in images}
+    return row | named
 
 
 def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:
@@ -284,64 +299,3 @@ def open_streams(options: SourceOptions) -> DatasetDict:
     if files:
         options.check_no_hub_options()
     return load_files(kind, files, streaming=True)
-
-
-def from_tars(dataset: Any, label_column: str | None) -> Any:
-    """Reduces data that come from tar files to columns of images and one of labels; leaves others as they are.
-
-    The labels are the column that is given (a kind of file, as "txt", or name in JSON, as "json.label"), else `.cls`,
-    else what has a usual name in `.json`, else `.txt`. Their column is called as it is given, else "label". Images of
-    an `IterableDataset` keep the names of their tar files.
-    """
-    if dataset.features is None or KEY not in dataset.features:
-        return dataset
-    images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
-    label, name = label_column_of(dataset, label_column), label_column or "label"
-    return (_listed if isinstance(dataset, Dataset) else _streamed)(dataset, images, label, name)
-
-
-def _listed(dataset: Dataset, images: list[str], label: str | None, name: str) -> Dataset:
-    flat = dataset if label in dataset.features else dataset.flatten()
-    if label not in flat.features:
-        return flat.select_columns(images)
-    kept = flat.select_columns([*images, label])
-    return kept if label == name else kept.rename_column(label, name)
-
-
-def _streamed(stream: IterableDataset, images: list[str], label: str | None, name: str) -> IterableDataset:
-    features = stream.features
-    feature = None if label is None else features.get(label, features.flatten(max_depth=2).get(label))
-    kinds = {column: Image(decode=False) for column in images}
-    known = label if feature is not None else None
-    for column in images:
-        stream = stream.cast_column(column, Image(decode=False))
-    return stream.map(
-        partial(_row_of_stream, images=images, label=known, name=name),
-        remove_columns=list(features),
-        features=Features(kinds if known is None else {**kinds, name: feature}),
-    )
-
-
-def _row_of_stream(row: dict[str, Any], images: list[str], label: str | None, name: str) -> dict[str, Any]:
-    """Returns images that are called by their tar files and keys, and the label."""
-    named = {
-        column: row[column] and {"bytes": row[column]["bytes"], "path": f"{row[URL]}: {row[KEY]}.{column}"}
-        for column in images
-    }
-    if not any(named.values()):
-        raise ValueError(f"{row[URL]}: {row[KEY]} has no image ({' or '.join(images)}). Add it, or leave it out.")
-    if label is None:
-        return named
-    kind, _, inner = label.partition(".")
-    return {**named, name: row[label] if label in row else (row[kind] or {}).get(inner)}
-
-
-def label_column_of(dataset: Dataset | IterableDataset, given: str | None) -> str | None:
-    """Returns which kind of file, or name in JSON, has the labels of tar files, see `from_tars`, if any has."""
-    if given is not None:
-        return given
-    features = dataset.features
-    inside = features["json"] if isinstance(features.get("json"), dict) else {}
-    in_json = [f"json.{name}" for name in inside if name.strip().lower() in USUAL_NAMES["label"]]
-    candidates = [*(["cls"] if "cls" in features else []), *in_json, *(["txt"] if "txt" in features else [])]
-    return candidates[0] if candidates else None

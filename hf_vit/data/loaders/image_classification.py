@@ -39,13 +39,14 @@ from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
 from ..formats.stored import (
     COLUMN_FORMATS,
+    TAR_LABELS,
     TAR_SUFFIXES,
+    URL,
     Formats,
     Take,
     class_folder,
     find_shards,
     find_tars,
-    from_tars,
     load_shards,
     load_splits,
     open_streams,
@@ -84,7 +85,7 @@ def load_image_classification(
     - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
       `train-00000-of-00001.parquet`, or of its folder's;
     - a folder written by `Dataset.save_to_disk`;
-    - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` beside each image;
+    - a tar file of WebDataset, or a folder of them and of no images, with `.cls` or `.txt` next to each image;
       numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
     - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
       or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` names the split, if there is one;
@@ -156,10 +157,11 @@ def image_and_label(
         column: The name that the column of labels gets.
         is_required: Whether there must be labels; otherwise they are left out if it is not clear which column it is.
     """
-    where, dataset = f"The split {split!r}", from_tars(dataset, options.target_column)
-    features = dataset.features
+    where, features = f"The split {split!r}", dataset.features
     columns = {options.choose_image(features, where): "image"}
     found = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+    if URL in features and not found:
+        found = [name for name in TAR_LABELS if name in features][:1]
     if not is_required and options.target_column is None:
         found = found or [name for name in USUAL_NAMES["label"] if features.get(name) in LABEL_TYPES]
         return take_columns(dataset, columns | ({found[0]: column} if len(found) == 1 else {}))
@@ -227,7 +229,7 @@ def stream_image_classification(
 
     Args:
         source: As in `load_image_classification`.
-        label_column_name: As there; for tar files see `from_tars`.
+        label_column_name: As there.
         class_names: Names of the classes, if the data do not have them: numbers are places in it. A classes.txt or
             id2label.json that lies with the data does the same; otherwise all labels of data on disk are read.
         train_val_split: Share of the training images that is for validation if there is no such split.
