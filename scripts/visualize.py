@@ -1,4 +1,4 @@
-"""Draws what a model attends to, on photos and in its own weights: any model of ours, or a published ViT.
+"""Draws what a model attends to on photos: any model of ours, or a published ViT.
 
 Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by default all kinds that the model has:
 
@@ -6,10 +6,7 @@ Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by def
     <photo>_rollout      the share of each patch that reaches the end: attention followed through all layers
     <photo>_saliency     the relevance of each patch for a class (of classifiers)
     <photo>_similarity   the similarity of one patch to all others
-    distance             how far the heads of each layer attend
     pca                  patches in the colors of their principal components, the same in all photos
-    positions            the similarity of the position embeddings (of models that have a table of them)
-    filters              the principal components of the patch embedding
 
 Photos are seen as a whole, in their proportions.
 
