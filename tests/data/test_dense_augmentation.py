@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset
-from hf_vit.data.augmentation.joint import dense_augmentation
+from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.training.models import whole_image_processor
 
 
@@ -39,7 +39,7 @@ PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch
 
 def draws(target: dict[str, Tensor], count: int = 20, size: tuple[int, int] = (96, 128), **options: Any) -> list[dict]:
     """Examples drawn with some options on."""
-    transform = dense_augmentation(size, **{**OFF, **options})
+    transform = DenseAugmentation(size, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform({"image": PLACES, "file": "a.jpg", **target}) for _ in range(count)]
 
@@ -122,7 +122,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(
     config = HfViTConfig(image_size=size, patch_size=2)
     processor = whole_image_processor(HfViTImageProcessor(), config, keep_aspect_ratio)
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
-    transform = dense_augmentation(size, **{**OFF, "keep_aspect_ratio": keep_aspect_ratio})
+    transform = DenseAugmentation(size, **{**OFF, "keep_aspect_ratio": keep_aspect_ratio})
     image = torch.zeros(3, *shape, dtype=torch.uint8)
     evaluated = processor(image, return_tensors="pt")["pixel_values"].shape[-2:]
     for places, side in ((rows, 0), (columns, 1)):
@@ -180,7 +180,7 @@ def test_colors_change_on_the_image_alone() -> None:
 
 def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
     examples = [{"image": PLACES, "segmentation_map": COLUMNS}] * 2
-    transform = pickle.loads(pickle.dumps(dense_augmentation((32, 32))))
+    transform = pickle.loads(pickle.dumps(DenseAugmentation((32, 32))))
     dataset = AugmentedDataset(examples, transform, seed=3, column=None)
     first = dataset[0]
     torch.rand(7)
@@ -195,7 +195,7 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
 def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
     for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
         image = Image.new(mode, (WIDTH, HEIGHT))
-        transform = dense_augmentation((32, 40), num_channels=num_channels, photometric=1.0, max_rotation=5)
+        transform = DenseAugmentation((32, 40), num_channels=num_channels, photometric=1.0, max_rotation=5)
         assert transform({"image": image, "depth_map": COLUMNS.float()})["image"].shape == (num_channels, 32, 40)
 
 
@@ -211,4 +211,4 @@ def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        dense_augmentation((8, 8), **options)
+        DenseAugmentation((8, 8), **options)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTImageProcessor
-from hf_vit.data.augmentation.joint import dense_augmentation
+from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.data.collators import DensePredictionCollator
 
 
@@ -71,7 +71,7 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
 
 @pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
 def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> None:
-    augmented = [dense_augmentation((24, 32))(example) for example in kind]
+    augmented = [DenseAugmentation((24, 32))(example) for example in kind]
     batch = DensePredictionCollator(PROCESSOR)(augmented)
     assert batch["pixel_values"].shape == (2, 3, 24, 32)
     restored = batch["pixel_values"] * 127.5 + 127.5

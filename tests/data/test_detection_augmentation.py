@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.data import AugmentedDataset
-from hf_vit.data.augmentation.joint import detection_augmentation
+from hf_vit.data.augmentation.joint import DetectionAugmentation
 
 
 SIZE = (96, 128)
@@ -41,7 +41,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", "boxes": BOXES, "class_labels": to
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
     """Examples drawn with some options on."""
-    transform = detection_augmentation(SIZE, **{**OFF, **options})
+    transform = DetectionAugmentation(SIZE, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
 
@@ -155,7 +155,7 @@ def test_colors_change_on_the_image_alone() -> None:
 
 
 def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
-    transform = pickle.loads(pickle.dumps(detection_augmentation(SIZE, iou_crop=0.5)))
+    transform = pickle.loads(pickle.dumps(DetectionAugmentation(SIZE, iou_crop=0.5)))
     dataset = AugmentedDataset([EXAMPLE] * 2, transform, seed=3, column=None)
     first = dataset[0]
     torch.rand(7)
@@ -180,4 +180,4 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        detection_augmentation((8, 8), **options)
+        DetectionAugmentation((8, 8), **options)

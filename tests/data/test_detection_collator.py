@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.data import AugmentedDataset
-from hf_vit.data.augmentation.joint import detection_augmentation, keypoint_augmentation
+from hf_vit.data.augmentation.joint import DetectionAugmentation, KeypointAugmentation
 from hf_vit.data.collators import KeypointDetectionCollator, ObjectDetectionCollator, multi_scale_sizes
 
 
@@ -38,7 +38,7 @@ SIZES = [(16, 24), (24, 32), (32, 48), (48, 64)]
 
 
 def augmented(count: int, seed: int = 0) -> AugmentedDataset:
-    return AugmentedDataset([DETECTION[0]] * count, detection_augmentation((32, 40)), seed, column=None)
+    return AugmentedDataset([DETECTION[0]] * count, DetectionAugmentation((32, 40)), seed, column=None)
 
 
 def check_normalized(labels: dict[str, Tensor], boxes: Tensor, height: int, width: int) -> None:
@@ -127,7 +127,7 @@ CROPPING = HfViTImageProcessor(size={"height": 32, "width": 24}, do_affine_crop=
 def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothing() -> None:
     batch = KeypointDetectionCollator(CROPPING, keeps_targets=True)(POSES)
     assert batch.keys() == {"pixel_values", "labels", "targets", "files"}
-    still = keypoint_augmentation(
+    still = KeypointAugmentation(
         (32, 24), scale_range=(1.0, 1.0), max_rotation=0.0, max_shift=0.0, horizontal_flip=0.0, photometric=0.0
     )
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
@@ -141,7 +141,7 @@ def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothin
 
 
 def test_crops_are_only_normalized() -> None:
-    transform = keypoint_augmentation((32, 24))
+    transform = KeypointAugmentation((32, 24))
     examples = [transform(example) for example in POSES]
     batch = KeypointDetectionCollator(CROPPING)(examples)
     restored = (batch["pixel_values"] * 127.5 + 127.5).round().to(torch.uint8)

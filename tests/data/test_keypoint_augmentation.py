@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.data import AugmentedDataset
-from hf_vit.data.augmentation.joint import keypoint_augmentation
+from hf_vit.data.augmentation.joint import KeypointAugmentation
 
 
 SIZE = (128, 96)
@@ -54,7 +54,7 @@ EXAMPLE = {
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
     """Examples drawn with some options on."""
-    transform = keypoint_augmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
+    transform = KeypointAugmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
 
@@ -156,7 +156,7 @@ def test_colors_change_on_the_image_alone() -> None:
 
 
 def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
-    transform = pickle.loads(pickle.dumps(keypoint_augmentation(SIZE)))
+    transform = pickle.loads(pickle.dumps(KeypointAugmentation(SIZE)))
     dataset = AugmentedDataset([EXAMPLE] * 2, transform, seed=3, column=None)
     first = dataset[0]
     torch.rand(7)
@@ -181,4 +181,4 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        keypoint_augmentation((8, 8), **options)
+        KeypointAugmentation((8, 8), **options)

@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from hf_vit.data import load_semantic_segmentation
-from hf_vit.data.augmentation.joint import dense_augmentation
+from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.data.datasets import TargetData
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import TaskArguments
@@ -113,7 +113,7 @@ def test_thumbnails_are_shifted_where_they_are_seen_again() -> None:
 def test_depths_are_learned_as_they_are() -> None:
     options = chosen(PHOTOGRAPHS, table=DEPTH, steps=800)
     scales = options["min_scale"], options["max_scale"]
-    transform = dense_augmentation((16, 16), scale_range=scales, keep_aspect_ratio=options["keep_aspect_ratio"])
+    transform = DenseAugmentation((16, 16), scale_range=scales, keep_aspect_ratio=options["keep_aspect_ratio"])
     example = {"image": Image.new("RGB", (40, 20)), "depth_map": torch.full((20, 40), 2.0)}
     assert all(torch.equal(transform(example)["depth_map"], torch.full((16, 16), 2.0)) for _ in range(3))
 

@@ -309,9 +309,3 @@ class KeypointAugmentation(_Augmentation):
 def _square(matrix: Tensor) -> Tensor:
     """Completes an affine map (2, 3) to one that can be multiplied."""
     return torch.cat((matrix, matrix.new_tensor([[0, 0, 1]])))
-
-
-# By the names of functions, as they are called for what they return
-dense_augmentation = DenseAugmentation
-detection_augmentation = DetectionAugmentation
-keypoint_augmentation = KeypointAugmentation

@@ -204,38 +204,26 @@ def is_image(file: Path) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Lists the visible folders in a folder, sorted, without links that lead back to it or above."""
-    return [path for path in visible(folder.iterdir()) if path.is_dir() and not _leads_back(path, folder)]
+    """List the visible folders in a folder, sorted, without links that lead back to it or above."""
+    place = folder.resolve()
+    found = [path for path in visible(folder.iterdir()) if path.is_dir()]
+    return [path for path in found if not (path.is_symlink() and place.is_relative_to(path.resolve()))]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Lists the visible files at any depth, sorted; unlike `Path.rglob`, also behind links to folders.
-
-    Each folder is listed once, by its own name where it lies below `folder`, however many links lead there.
-    """
-    found: list[Path] = []
-    starts, seen = [folder], set[Path]()
-    for start in starts:  # to which links are added, so that what they lead to is listed by its own name first
-        for name, folders, files in os.walk(start):
-            place = Path(name)
-            if place.resolve() in seen:
-                logger.warning_once(f"Left out, as its files are listed by another name already: {place}.")
-                folders.clear()
-                continue
-            seen.add(place.resolve())
-            folders[:] = [sub for sub in folders if not is_system(sub)]
-            links = [place / sub for sub in sorted(folders) if (place / sub).is_symlink()]
-            starts += [link for link in links if not _leads_back(link, folder) and not _leads_back(link, place)]
-            found += [place / file for file in files if not is_system(file)]
+    """List the visible files at any depth, sorted; links to folders elsewhere are followed once."""
+    root, seen, found = folder.resolve(), set[Path](), list[Path]()
+    for name, folders, files in os.walk(folder, followlinks=True):
+        place, real = Path(name), Path(name).resolve()
+        is_linked = real != root / place.relative_to(folder)
+        if real in seen or (is_linked and (real.is_relative_to(root) or root.is_relative_to(real))):
+            logger.warning_once(f"Left out, as the folder is listed by another name already: {place}.")
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [sub for sub in folders if not is_system(sub)]
+        found += [place / file for file in files if not is_system(file)]
     return sorted(found)
-
-
-def _leads_back(path: Path, folder: Path) -> bool:
-    """Returns whether a path is a link to a folder or to one that this lies in, and warns of it."""
-    is_loop = path.is_symlink() and folder.resolve().is_relative_to(path.resolve())
-    if is_loop:
-        logger.warning_once(f"Left out, as the link leads back to where it lies: {path}.")
-    return is_loop
 
 
 def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], Any]) -> Dataset:

@@ -1,6 +1,5 @@
 """Names of keypoints, the pairs of them that a mirror image swaps, and tables with a column for each coordinate."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,13 @@ from transformers.utils import logging
 
 from .columns import MISSING, SourceOptions, TableRow, columns_of, find_tables, list_tables, read_rows
 from .files import SPLITS, check_exist, images_at, listed, raise_faults, split_names
-from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of
+from .objects import WHOLE_IMAGE, ObjectTable, table_of
 
 
 logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
+SIDE = re.compile("^(left|right)|(left|right)$")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # also of "LeftEye" and "REar"
 # Of the keypoints of COCO's persons (https://cocodataset.org/#keypoints-eval)
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
@@ -103,18 +103,8 @@ def _mirrored(name: str) -> tuple[str, ...]:
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
-        swapped = tuple(_with_other_side(word) for word in words)
+        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # as in "leftear"
     return swapped if swapped != words else ()
-
-
-def _with_other_side(word: str) -> str:
-    """Swaps the side that a word begins or ends with, as "leftear"."""
-    for side, other in (("left", "right"), ("right", "left")):
-        if word.startswith(side):
-            return other + word.removeprefix(side)
-        if word.endswith(side):
-            return word.removesuffix(side) + other
-    return word
 
 
 def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> Pairs:
@@ -155,8 +145,7 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
     """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
     # Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
-    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
-    # height), else it is the image.
+    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, else it is the image.
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}
     for table_split, table in tables.items():
@@ -239,12 +228,6 @@ def _read_box(cells: Mapping[str, Any]) -> list[float] | None:
     if set(CORNERS) <= corner_columns.keys():
         values = [_read_number(cells, corner_columns[name]) for name in CORNERS]
         return None if all(map(math.isnan, values)) else values
-    if BOX not in names or not (text := str(cells[names[BOX]] or "").strip()):
-        return None
-    try:
-        values = [float(value) for value in (json.loads(text) if text.startswith("[") else re.split(r"[\s,;]+", text))]
-    except (TypeError, ValueError):
-        values = []
-    if len(values) != 4:
-        raise ValueError(f"{names[BOX]} is {text!r}, which is not x, y, width and height")
-    return list(corners(np.array([values]), "coco")[0])
+    if BOX in names:
+        raise ValueError(f"boxes are not read from {names[BOX]}. Write them into the columns {', '.join(CORNERS)}")
+    return None

@@ -44,7 +44,7 @@ class ObjectColumns:
 
     split: str
     images: Dataset  # the column `image`, I rows
-    sizes: np.ndarray  # (I, 2) int64, width and height from columns of these names; 0 without them
+    sizes: np.ndarray  # (I, 2) int64, width and height from columns of these names or from the image headers
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
     names: list[str]  # of the N objects, for error messages
     values: dict[str, list[Any]]  # by field of `FIELDS`, if present: N values
@@ -114,11 +114,12 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
         )
     candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
     image = options.choose("image", dataset.column_names, f"The split {split!r}", candidates)
+    images = take_columns(dataset, {image: "image"})
     label_type: Any = types.get(names["label"] or "")
     return ObjectColumns(
         split,
-        take_columns(dataset, {image: "image"}),
-        _given_sizes(dataset),
+        images,
+        image_sizes(images, _given_sizes(dataset)),
         np.repeat(np.arange(len(lengths)), lengths),
         [
             f"object {place} of image {image} of {split}"
@@ -209,7 +210,7 @@ def _labels(
 
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
     """Return "coco" if boxes (N, 4) of the objects fit into their images best when read in this format."""
-    sizes = np.concatenate([image_sizes(found.images, found.sizes)[found.image_numbers] for found in objects])
+    sizes = np.concatenate([found.sizes[found.image_numbers] for found in objects])
     is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1  # which would be a small box in pixels too
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0

@@ -20,7 +20,6 @@ from ..formats.objects import (
     BoxFormat,
     clean_keypoints,
     detection_rows,
-    in_pixels,
     join_tables,
     keypoint_rows,
 )
@@ -92,7 +91,7 @@ def load_object_detection(
             "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
             "parquet files with a column objects; unpack archives first."
         )
-    rows, notes = detection_rows(in_pixels(join_tables(tables)), box_errors, source)
+    rows, notes = detection_rows(join_tables(tables), box_errors, source)
     return TargetData(rows, detection_target, classes, notes=notes)
 
 
@@ -146,7 +145,6 @@ def load_keypoint_detection(
             "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
         )
     table, notes = clean_keypoints(join_tables(tables))
-    table = in_pixels(table)
     if whole_image:  # the areas of objects stay what they were
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))

@@ -157,12 +157,8 @@ def _images_below(root: Path) -> list[Path]:
     """Lists the images below a folder, without those that are targets of the others."""
     images = [file for file in files_below(root) if is_image(file)]
     folders = {parent for file in images for parent in file.relative_to(root).parents}
-    names: dict[Path, set[str]] = {}
-    for inside in folders:
-        names.setdefault(inside.parent, set()).add(inside.name.lower())
-    targets = {
-        inside for inside in folders if inside.name.lower() in TARGETS and names[inside.parent] & set(IMAGE_FOLDERS)
-    }
+    places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
+    targets = {inside for inside in folders if inside.name.lower() in TARGETS and inside.parent in places}
     if targets:
         found = listed(sorted(map(str, targets)))
         logger.warning("Left out of %s, as they hold targets of the images beside them: %s.", root, found)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import load_keypoint_detection
-from ...data.augmentation.joint import keypoint_augmentation
+from ...data.augmentation.joint import KeypointAugmentation
 from ...data.collators import KeypointDetectionCollator
 from ...data.datasets import KeypointData
 from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
@@ -188,7 +188,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     packages = ("matplotlib", "faster_coco_eval")
     chooses_threshold = True
     collator_class = KeypointDetectionCollator
-    augment = staticmethod(keypoint_augmentation)
+    augment = staticmethod(KeypointAugmentation)
     limits = (
         "It finds {num_classes} keypoints of one object, in a box that it is given, and places all of them even where "
         "some cannot be seen: their scores tell. It has seen objects like those that it was trained on, and its score "

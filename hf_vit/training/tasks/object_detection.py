@@ -11,7 +11,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ...data import load_object_detection
-from ...data.augmentation.joint import detection_augmentation
+from ...data.augmentation.joint import DetectionAugmentation
 from ...data.collators import ObjectDetectionCollator, multi_scale_sizes
 from ...data.datasets import TargetData
 from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
@@ -218,7 +218,7 @@ print(len(result["boxes"]), "objects")""",
         + SIMILAR_IMAGES
     )
     chooses_threshold = True
-    augment = staticmethod(detection_augmentation)
+    augment = staticmethod(DetectionAugmentation)
     defaults = DETECTION
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data.augmentation.joint import dense_augmentation
+from ...data.augmentation.joint import DenseAugmentation
 from ...data.collators import DensePredictionCollator
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
@@ -115,7 +115,7 @@ class SpatialTask(SupervisedTask):
     """A task whose targets have places in the image."""
 
     collator_class: ClassVar[type[Any]] = DensePredictionCollator
-    augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(dense_augmentation)
+    augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(DenseAugmentation)
 
     def augmentation_options(self) -> dict[str, Any]:
         """Return the arguments of `augment`, with a range of scales."""
