@@ -14,7 +14,7 @@ Examples:
     V=scripts/visualize.py
     python $V outputs/photos photo.jpg --output_dir outputs/maps
     python $V outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
-    python $V facebook/dinov2-small folder_of_photos --output_dir outputs/maps --kinds pca --foreground_threshold 0.5
+    python $V facebook/dinov2-small folder_of_photos --output_dir outputs/maps --kinds pca
 """
 
 import sys

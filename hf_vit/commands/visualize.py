@@ -13,7 +13,7 @@ Photos are seen as a whole, in their proportions.
 Examples:
     hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
     hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
-    hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca --foreground_threshold 0.5
+    hf-vit visualize facebook/dinov2-small photos --output_dir outputs/maps --kinds pca
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
-from ..options.field import COUNT, PROBABILITY
+from ..options.field import COUNT
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..training.models import whole_image_processor
 from ..visualize import attention, patches
@@ -81,7 +81,6 @@ class Inspection:
     # x and y in pixels of the photo: what attends or is compared; None means the image's summary, or the middle
     point: tuple[float, float] | None = None
     class_name: str | None = None  # that saliency explains; None means the likeliest
-    foreground_threshold: float | None = None  # see `feature_colors`
 
     @cached_property
     def pixel_values(self) -> Tensor:
@@ -144,7 +143,7 @@ def _draw_similarity(one: Inspection, file: Path) -> None:
 
 
 def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
-    colors = patches.feature_colors([one.patch_features() for one in every], every[0].foreground_threshold)
+    colors = patches.feature_colors([one.patch_features() for one in every])
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
@@ -174,7 +173,6 @@ def visualize(
     image_size: Annotated[int | None, COUNT] = None,
     point: tuple[float, float] | None = None,
     class_name: str | None = None,
-    foreground_threshold: Annotated[float | None, PROBABILITY] = None,
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
@@ -189,7 +187,6 @@ def visualize(
         point: x,y in pixels of the photo: the patch whose attention and rollout are drawn (by default those of the CLS
             token or the mean of the patches), and which is compared (by default that in the middle).
         class_name: The class that saliency explains; the likeliest by default.
-        foreground_threshold: Leave patches below out of pca, from 0 to 1.
         overwrite: Replace pictures of an earlier run.
         report: Prints a line.
 
@@ -200,8 +197,7 @@ def visualize(
     check_writable(output_dir)
     files = find_images(photos)
     opened, processor = open_for_inspection(model, image_size)
-    options = (point, class_name, foreground_threshold)
-    inspections = [Inspection(opened, processor, open_image(file), *options) for file in files]
+    inspections = [Inspection(opened, processor, open_image(file), point, class_name) for file in files]
     drawn: dict[Path, Callable[[Path], None]] = {}
     for kind in kinds or kinds_of(opened):
         if kind in OF_ALL:

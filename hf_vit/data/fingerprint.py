@@ -21,37 +21,37 @@ MOST_BYTES = 10**9  # of images whose contents are read: more of them are read i
 THREADS = 8
 
 
-def fingerprint(rows: Dataset, sources: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns what tells a split from any other, wherever its files lie.
+def fingerprint(rows: Dataset) -> dict[str, Any]:
+    """Return what identifies a split, wherever its files lie.
 
     Args:
-        rows: Images in columns of type `datasets.Image`, as files or as bytes, and their targets.
-        sources: Folders below which files lie that rows name, in whatever column: their names begin there.
+        rows: Images in columns of type `datasets.Image`, as files or as bytes, their names in `file`, and their
+            targets.
 
     Returns:
-        The number of rows, and digests of the names and sizes of image files in their order, of all other columns,
-        and of the contents of images: of all up to `MOST_BYTES`, and else of every second one, third one, ...
+        The number of rows, and digests of the names and sizes of image files in their order (names relative to the
+        common folder), of all other columns but `file`, and of the contents of images: of all up to `MOST_BYTES`, and
+        otherwise of every second one, third one, ...
     """
     columns = [name for name, feature in rows.features.items() if isinstance(feature, Image)]
     for name in columns:
         rows = rows.cast_column(name, Image(decode=False))
-    roots = sorted({f"{form}{os.sep}" for source in sources for form in _forms(source)}, key=len, reverse=True)
     flat = rows.flatten()
     paths = [path for name in columns for path in _column(flat, f"{name}.path")]
     sizes = _sizes(paths)
     embedded = sum(pc.sum(pc.binary_length(flat.data.column(f"{name}.bytes"))).as_py() or 0 for name in columns)
     step = max(1, math.ceil((sum(size or 0 for size in sizes) + embedded) / MOST_BYTES))
-    others = flat.remove_columns([f"{name}.{part}" for name in columns for part in ("path", "bytes")])
+    absolute = [path for path in paths if path and os.path.isabs(path)]
+    folder = os.path.commonpath(absolute) if absolute else ""
+    names = [(path or "").removeprefix(folder) for path in paths]
+    image_columns = [f"{name}.{part}" for name in columns for part in ("path", "bytes")]
+    others = flat.remove_columns([*image_columns, *({"file"} & set(flat.column_names))])
     return {
         "number": len(rows),
-        "names and sizes": _digest(_names_and_sizes(paths, sizes, roots)),
-        "targets": _digest(_texts(others, roots)),
+        "names and sizes": _digest(map(str, zip(names, sizes, strict=True))),
+        "targets": _digest(_texts(others)),
         "contents": _digest(_contents(rows.select_columns(columns), range(0, len(rows), step))),
     }
-
-
-def _names_and_sizes(paths: Sequence[str | None], sizes: Sequence[int | None], roots: Sequence[str]) -> Iterator[str]:
-    return (f"{_below(path or '', roots)} {size}" for path, size in zip(paths, sizes, strict=True))
 
 
 def file_list(sources: Iterable[str]) -> str:
@@ -61,20 +61,7 @@ def file_list(sources: Iterable[str]) -> str:
         files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else [source]
         found += [(file.relative_to(source).as_posix(), str(file)) for file in files]
     names, paths = [name for name, _ in found], [path for _, path in found]
-    return _digest(_names_and_sizes(names, _sizes(paths), []))
-
-
-def _forms(source: str) -> set[str]:
-    """Returns how the names of files below a folder may begin."""
-    path = Path(source).expanduser()
-    path = path.parent if path.is_file() else path
-    return {str(path), str(path.absolute()), str(path.resolve())} - {"."}
-
-
-def _below(text: str, roots: Sequence[str]) -> str:
-    for root in roots:
-        text = text.replace(root, "")
-    return text
+    return _digest(map(str, zip(names, _sizes(paths), strict=True)))
 
 
 def _column(rows: Dataset, name: str) -> list[Any]:
@@ -94,10 +81,10 @@ def _size(path: str | None) -> int | None:
         return None
 
 
-def _texts(rows: Dataset, roots: Sequence[str]) -> Iterator[str]:
+def _texts(rows: Dataset) -> Iterator[str]:
     if rows.column_names:
         for batch in rows.with_format(None).iter(batch_size=1000):
-            yield _below(json.dumps(batch, default=_as_text, sort_keys=True, ensure_ascii=False), roots)
+            yield json.dumps(batch, default=_as_text, sort_keys=True, ensure_ascii=False)
 
 
 def _as_text(value: Any) -> str:

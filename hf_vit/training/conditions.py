@@ -34,15 +34,14 @@ def describe_arguments(task: Task) -> dict[str, Any]:
 
 def describe_data(task: Task) -> dict[str, Any]:
     """Return fingerprints of the images that a training run reads, and of their targets."""
-    sources = task.options.sources
     found = {
         f"{kind} of {split}": value
         for split in TRAINED_ON
         if split in task.loaded.splits
-        for kind, value in fingerprint(task.loaded.splits[split], sources).items()
+        for kind, value in fingerprint(task.loaded.splits[split]).items()
     }
     if task.loaded.stream is not None:
-        found["files of the stream"] = file_list([source for source in sources if Path(source).exists()])
+        found["files of the stream"] = file_list([source for source in task.options.sources if Path(source).exists()])
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
-from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, span_of
+from .colors import BAR_COLUMN, Axes, draw_bar, in_colors, span_of
 from .figures import (
     COLUMN_WIDTH,
     MAX_ASPECT,
@@ -184,17 +184,14 @@ def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
     return directions @ directions[row, column]
 
 
-def feature_colors(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
-    """Returns colors of patches by their three principal components: similar patches have similar colors.
+def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
+    """Return colors of patches by their three principal components: similar patches have similar colors.
 
     Args:
         features: (h, w, D) of each image. All have the same directions and colors.
-        foreground_threshold: Tells first foreground from background, by the one direction along which patches differ
-            most, from 0 to 1 as they do: only those above have colors, by the directions along which these differ.
-            The background is the side to which the borders of the images belong. None gives all patches colors.
 
     Returns:
-        (h, w, 3) for each image, red, green and blue in [0, 1], float64; NaN in the background.
+        (h, w, 3) for each image, red, green and blue in [0, 1], float64.
 
     Raises:
         ValueError: if there are too few patches for three directions.
@@ -202,38 +199,16 @@ def feature_colors(features: Sequence[Tensor], foreground_threshold: float | Non
     Source: figure 1 of https://arxiv.org/abs/2304.07193.
     """
     rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
-    is_foreground = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    if foreground_threshold is not None:
-        borders = torch.cat([_is_border(own).flatten() for own in features])  # (M,)
-        (component,) = principal_components(rows, 1)
-        places = (rows - rows.mean(dim=0)) @ component  # (M,)
-        places = places if places[borders].mean() <= 0 else -places  # the borders lie low
-        is_foreground = _spread(places[:, None])[:, 0] > foreground_threshold
-    count = int(is_foreground.sum())
-    if min(count, rows.shape[1]) <= NUM_COLORS:
-        above = "" if foreground_threshold is None else f" above foreground_threshold={foreground_threshold}"
+    if min(rows.shape) <= NUM_COLORS:
         raise ValueError(
-            f"{count} patches{above}, of {rows.shape[1]} features, have no {NUM_COLORS} colors. Take more images, "
-            "larger ones, or a lower threshold."
+            f"{len(rows)} patches, of {rows.shape[1]} features, have no {NUM_COLORS} colors. Take more images, or "
+            "larger ones."
         )
-    chosen = rows[is_foreground]
-    colors = rows.new_full((len(rows), NUM_COLORS), torch.nan)
-    colors[is_foreground] = _spread(chosen @ principal_components(chosen, NUM_COLORS).T)
+    values = rows @ principal_components(rows, NUM_COLORS).T  # (M, 3)
+    lowest, highest = values.amin(dim=0), values.amax(dim=0)
+    colors = (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
     parts = colors.split([own[..., 0].numel() for own in features])
     return [part.view(*own.shape[:2], NUM_COLORS) for part, own in zip(parts, features, strict=True)]
-
-
-def _is_border(features: Tensor) -> Tensor:
-    """Returns which patches of features (h, w, D) lie at the border of their image, (h, w)."""
-    borders = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-    borders[1:-1, 1:-1] = False
-    return borders
-
-
-def _spread(values: Tensor) -> Tensor:
-    """Scales each column of values (M, K) to 0, the least, to 1, the largest."""
-    lowest, highest = values.amin(dim=0), values.amax(dim=0)
-    return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
 
 
 def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file: PictureFile) -> None:
@@ -241,7 +216,7 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
 
     Args:
         images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8, that the model saw as a whole at any size.
-        colors: (h, w, 3) of each in [0, 1], from `feature_colors`; NaN becomes gray.
+        colors: (h, w, 3) of each in [0, 1], from `feature_colors`.
         file: Where to save the picture; the suffix is the format.
 
     Raises:
@@ -250,8 +225,9 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
     rows = []
     for image, own in list(zip(images, colors, strict=True))[:MAX_ROWS]:
         picture, values = large_enough(image)[0], as_array(own, np.float64)
-        levels = np.where(np.isnan(values), IGNORED, (values * 255).round()).astype(np.uint8)
-        patches = Image.fromarray(levels).resize(picture.size, Image.Resampling.NEAREST)
+        patches = Image.fromarray((values * 255).round().astype(np.uint8)).resize(
+            picture.size, Image.Resampling.NEAREST
+        )
         rows.append((np.asarray(picture), np.asarray(patches)))
     draw_rows(rows, ["image", "patches"], file)
 

@@ -378,7 +378,6 @@ OTHER_SCRIPTS = [
             ("SAVED/classifier FOLDER/data --image_size 0", "image_size=0"),
             ("SAVED/classifier FOLDER/data --point 3", "--point | '3'"),
             ("SAVED/classifier FOLDER/data --point nan,3", "--point"),
-            ("SAVED/classifier FOLDER/data --foreground_threshold 5", "foreground_threshold=5.0"),
             ("SAVED/classifier FOLDER/data --kinds smell", "'smell'"),
             ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
         ],
