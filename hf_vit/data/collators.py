@@ -6,7 +6,7 @@ has brought them to the model's size, and are only normalized.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -62,16 +62,21 @@ def _with_targets(batch: dict[str, Any], examples: list[dict[str, Any]], keeps_t
 
 
 @dataclass
-class ImageClassificationCollator:
-    """Turns examples with an image and a label into the batch that `HfViTForImageClassification` trains on.
+class Collator:
+    """Base class of the collators of images.
 
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size.
-        keeps_targets: Whether a batch also has the lists `targets`, class numbers, and `files`, for evaluation.
+        image_processor: Resizes and normalizes images; all of a batch come out at one size.
+        keeps_targets: Whether a batch also has the lists `targets`, as they are in the examples, and `files`, for
+            evaluation.
     """
 
     image_processor: BaseImageProcessor
-    keeps_targets: bool = False
+    keeps_targets: bool = field(default=False, kw_only=True)
+
+
+class ImageClassificationCollator(Collator):
+    """Turns examples with an image and a label into the batch that `HfViTForImageClassification` trains on."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch.
@@ -91,17 +96,8 @@ class ImageClassificationCollator:
         return _with_targets(batch, examples, self.keeps_targets)
 
 
-@dataclass
-class DensePredictionCollator:
-    """Turns examples with an image and its target into a batch for segmentation or depth.
-
-    Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation at full size.
-    """
-
-    image_processor: BaseImageProcessor
-    keeps_targets: bool = False
+class DensePredictionCollator(Collator):
+    """Turns examples with an image and its target into a batch for segmentation or depth."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.
@@ -131,20 +127,16 @@ class DensePredictionCollator:
 
 
 @dataclass
-class ObjectDetectionCollator:
+class ObjectDetectionCollator(Collator):
     """Turns examples with an image and its objects into the batch that `HfViTForObjectDetection` takes.
 
     Args:
-        image_processor: Resizes and normalizes.
         sizes: Heights and widths in pixels, of which one is drawn for every batch of tensors, which is resized to it;
             see `multi_scale_sizes`. The draw is that of the batch's first example, so that a training that is resumed,
             with any number of workers, sees what it would have seen.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation at full size.
     """
 
-    image_processor: BaseImageProcessor
     sizes: Sequence[tuple[int, int]] | None = None
-    keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.
@@ -176,17 +168,8 @@ class ObjectDetectionCollator:
         return {"do_resize": True, "size": size, "keep_aspect_ratio": False, "do_center_crop": False}
 
 
-@dataclass
-class KeypointDetectionCollator:
-    """Turns examples of one object each into the batch that `HfViTForKeypointDetection` takes.
-
-    Args:
-        image_processor: Cuts the object out, and normalizes.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation in the image.
-    """
-
-    image_processor: BaseImageProcessor
-    keeps_targets: bool = False
+class KeypointDetectionCollator(Collator):
+    """Turns examples of one object each into the batch that `HfViTForKeypointDetection` takes."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.
@@ -273,18 +256,14 @@ def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class UnlabeledImageCollator:
+class UnlabeledImageCollator(Collator):
     """Turns images into the batch that `HfViTForJointEmbedding` is trained on, once their views are drawn.
 
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size.
         num_drawn: How many numbers the views of an image are drawn by.
-        keeps_targets: Whether a batch also has what is known of the images, for evaluation.
     """
 
-    image_processor: BaseImageProcessor
     num_drawn: int
-    keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.
@@ -304,22 +283,18 @@ class UnlabeledImageCollator:
 
 
 @dataclass
-class MaskedImageModelingCollator:
+class MaskedImageModelingCollator(Collator):
     """Turns images and the seeds of their masks into the batch that `HfViTForMaskedImageModeling` trains on.
 
     The mask of an image depends on its seed alone, and not on what else is in the batch or on the process.
 
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size.
         patch_size: Height and width of a patch in pixels.
         options: How much is masked, and how.
-        keeps_targets: Whether a batch also has what is known of the images, for evaluation.
     """
 
-    image_processor: BaseImageProcessor
     patch_size: tuple[int, int]
     options: HfViTMaskedImageModelingConfig
-    keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.

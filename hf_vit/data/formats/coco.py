@@ -349,14 +349,11 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
 
 def _keypoint_category(content: CocoFile) -> Entry:
     found = [category for category in content.categories if category.get("keypoints")]
-    if not found:
+    if len(found) != 1:
+        names = listed([category["name"] for category in found]) or "none"
         raise ValueError(
-            f"{content.path} has no category with a list of keypoints. Add one, or give keypoints in a CSV."
-        )
-    if len(found) > 1:
-        names = listed([category["name"] for category in found])
-        raise ValueError(
-            f"{content.path} has several categories with keypoints: {names}. Leave one, and train one model each."
+            f"{content.path} must have one category with a list of keypoints, but has {names}. Train one model per "
+            "category, or give keypoints in a CSV file."
         )
     return found[0]
 

@@ -9,7 +9,7 @@ from typing import Unpack
 from datasets import DatasetDict
 
 from ..datasets import TargetData
-from ..formats.classes import choose_classes
+from ..formats.classes import ClassList, choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
 from ..formats.files import find_folder, listed, with_files
@@ -60,9 +60,7 @@ def load_semantic_segmentation(
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
-    splits = _load_pairs(options, "mask")
-    folder = class_folder(options, class_names or classes_file)
-    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks)
+    splits, classes = _load_masks(options, class_names, classes_file, reduce_labels, binary_masks)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
@@ -112,12 +110,19 @@ def load_universal_segmentation(
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
-    splits = _load_pairs(options, "mask")
-    folder = class_folder(options, class_names or classes_file)
-    classes = choose_classes(folder, class_names, classes_file, reduce_labels, binary_masks)
+    splits, classes = _load_masks(options, class_names, classes_file, reduce_labels, binary_masks)
     thing_ids = _thing_ids(classes.names, thing_names, source)
     read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
     return TargetData(splits, read_target, classes.names, thing_ids)
+
+
+def _load_masks(
+    options: SourceOptions, class_names: Sequence[str] | None, classes_file: str | None, *encoding: bool
+) -> tuple[DatasetDict, ClassList]:
+    """Return images and masks, and their classes; `encoding` is that of `choose_classes`."""
+    splits = _load_pairs(options, "mask")
+    folder = class_folder(options, class_names or classes_file)
+    return splits, choose_classes(folder, class_names, classes_file, *encoding)
 
 
 def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: str) -> tuple[int, ...]:
