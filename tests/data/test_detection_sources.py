@@ -348,7 +348,7 @@ def test_images_without_xml_are_left_out_and_xml_without_image_is_an_error(tmp_p
     assert len(load(tmp_path).splits["train"]) == 2
     assert "Left out 1 images without an XML file" in caplog.text
     (tmp_path / "train" / "c.png").unlink()
-    with pytest.raises(ValueError, match=r"1 of 2 XML files have not one image each.*\n  .*c\.xml: none"):
+    with pytest.raises(ValueError, match=r"1 of 2 XML files do not have exactly one image.*\n  .*c\.xml: none"):
         load(tmp_path)
 
 
@@ -368,11 +368,14 @@ def test_of_polygons_of_yolo_the_box_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0 0.5 0.5 0.5", r"1 lines are no class, center.*\n  line 2 of .*labels/train/c\.txt: '0 0\.5 0\.5 0\.5'"),
-        ("0 0.5 0.5 0.5 0.5 0.9", r"1 lines are no class"),
-        ("cat 0.5 0.5 0.5 0.5", r"1 lines are no class"),
-        ("0.5 0.5 0.5 0.5 0.5", r"1 lines are no class"),
-        ("0 0.5 0.5 nan 0.5", r"1 lines are no class"),
+        ("0 0.5 0.5 0.5", r"1 lines are neither class.*\n  line 2 of .*labels/train/c\.txt: '0 0\.5 0\.5 0\.5'"),
+            "0 0.5 0.5 0.5",
+            r"1 lines are neither class, center.*\n  line 2 of .*labels/train/c\.txt: '0 0\.5 0\.5 0\.5'",
+        ),
+        ("0 0.5 0.5 0.5 0.5 0.9", r"1 lines are neither class"),
+        ("cat 0.5 0.5 0.5 0.5", r"1 lines are neither class"),
+        ("0.5 0.5 0.5 0.5 0.5", r"1 lines are neither class"),
+        ("0 0.5 0.5 nan 0.5", r"1 lines are neither class"),
         (
             "2 0.5 0.5 0.5 0.5",
             r"1 of 4 objects of .* are of unknown classes; there are 2, from 0:\n  line 2 of .*: class 2",

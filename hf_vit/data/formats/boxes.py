@@ -136,9 +136,8 @@ def _from_folders(path: Path) -> YoloFiles | None:
 
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
     """Read objects by split and the names of classes from text files, and the headers of images."""
-    # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a
-    # polygon, the box around it is taken. The names are those of data.yaml, else those that are given or of
-    # classes.txt.
+    # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; an image without such a file has no objects.
+    # Polygons are reduced to their bounding boxes. Class names come from data.yaml, `class_names`, or classes.txt.
     if files.names:
         without_class_names(class_names, files.source)
     names = files.names or class_names_beside(files.folders, class_names)
@@ -160,7 +159,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
                 else:
                     objects.append((number, *values))
                     names.append(name)
-    raise_faults(faults, "lines are no class, center x, y, width and height, nor class and polygon x, y, ...")
+    raise_faults(faults, "lines are neither class, center x, y, width and height, nor class and polygon x, y, ...")
     table = np.array(objects, float).reshape(-1, 6)
     image_numbers, labels = table[:, :2].astype(np.int64).T
     check_numbers(labels, num_classes, names, source)
@@ -210,9 +209,8 @@ class _Object:
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
     """Finds XML files by split."""
-    # In a folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or in
-    # one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the images;
-    # or in just such a folder.
+    # Layouts: `Annotations/` with optional `ImageSets/Main/train.txt`, ..., also in `VOCdevkit/VOC2012/`; or XML files
+    # next to their images or in a sibling folder, with or without `train/`, `valid/`, ... around them.
     if not path.is_dir():
         return {}
     root = _year(path)
@@ -251,9 +249,10 @@ def load_voc(
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
     """Read objects and the names of classes from XML files by split, without opening images whose size they give.
 
-    An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
-    Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
-    name the last one of a box, those of other tools the edges. Unless given, the classes are those of "train", sorted.
+    An XML file and its image have the same stem. The image is in the folder of the XML file or in a sibling folder.
+    Objects marked as difficult are read as crowds, which need not be found. In files of VOC itself, coordinates are
+    pixel numbers from 1, including the last pixel; in files of other tools, they are edges. By default, the classes
+    are those that occur in "train", sorted.
     """
     found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
     words = {split: [entry.word for entry in objects] for split, (_, _, _, objects) in found.items()}
@@ -276,25 +275,22 @@ def load_voc(
 
 def _images_of(files: list[Path]) -> list[str]:
     folders = {file.parent: _image_folders(file.parent) for file in files}
-    by_stem: dict[Path, dict[str, list[Path]]] = {}
+    by_stem = defaultdict[tuple[Path, str], list[Path]](list)
     for folder in {image_folder for found in folders.values() for image_folder in found}:
-        by_stem[folder] = defaultdict(list)
         for image in sorted(filter(is_image, folder.iterdir())):
-            by_stem[folder][image.stem].append(image)
-    found = [
-        [image for folder in folders[file.parent] for image in by_stem[folder].get(file.stem, [])] for file in files
-    ]
+            by_stem[folder, image.stem].append(image)
+    found = [[image for folder in folders[file.parent] for image in by_stem[folder, file.stem]] for file in files]
     raise_faults(
         [
             f"{file}: {listed(list(map(str, images))) if images else 'none'}"
             for file, images in zip(files, found, strict=True)
             if len(images) != 1
         ],
-        f"of {len(files)} XML files have not one image each, of the same name but for the suffix, beside them or in "
-        "JPEGImages/ or images/",
+        f"of {len(files)} XML files do not have exactly one image with the same stem, in their folder, JPEGImages/ or "
+        "images/",
     )
     stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
-    bare = sorted(str(file) for images in by_stem.values() for stem in images.keys() - stems for file in images[stem])
+    bare = sorted(str(image) for (_, stem), images in by_stem.items() if stem not in stems for image in images)
     if bare:
         logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
     return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
