@@ -368,7 +368,7 @@ def test_of_polygons_of_yolo_the_box_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0 0.5 0.5 0.5", r"1 lines are neither class.*\n  line 2 of .*labels/train/c\.txt: '0 0\.5 0\.5 0\.5'"),
+        (
             "0 0.5 0.5 0.5",
             r"1 lines are neither class, center.*\n  line 2 of .*labels/train/c\.txt: '0 0\.5 0\.5 0\.5'",
         ),
