@@ -66,6 +66,17 @@ PARTS = (
     *("norm1", "attention.qkv", "attention.projection", "norm2", "mlp.fc1", "mlp.fc2"),
     *("layer_scale1.scale", "layer_scale2.scale"),
 )
+GATED = ((0, "gate"), (1, "up"))  # halves of a layer that holds both
+
+
+def parts(ours: str, theirs: str, names: str) -> KeyMap:
+    """Return the keys of parts of the module `ours`, which is named `theirs` there; "" is the model itself.
+
+    `names` holds entries "ours=theirs" separated by spaces. One name alone is the same on both sides.
+    """
+    before, before_theirs = (module and f"{module}." for module in (ours, theirs))
+    entries = (entry.partition("=") for entry in names.split())
+    return {before + own: before_theirs + (other or own) for own, _, other in entries}
 
 
 def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
@@ -76,11 +87,8 @@ def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
 
 def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
     """Return the keys of gated MLPs named `mlp`, whose layer `gate_and_up` holds two of ours, the gate first."""
-    return {
-        "encoder.layers.*.mlp.gate": Rows((f"{mlp}.{gate_and_up}",), 0, 1, 2),
-        "encoder.layers.*.mlp.up": Rows((f"{mlp}.{gate_and_up}",), 1, 2, 2),
-        "encoder.layers.*.mlp.down": f"{mlp}.{down}",
-    }
+    halves = {f"encoder.layers.*.mlp.{part}": Rows((f"{mlp}.{gate_and_up}",), i, i + 1, 2) for i, part in GATED}
+    return {**halves, "encoder.layers.*.mlp.down": f"{mlp}.{down}"}
 
 
 def join_qkv(prefix: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj")) -> Joined:

@@ -10,62 +10,39 @@ from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Shapes, Size, shape_of
-from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros, block_keys, gated_mlp_keys
+from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros, block_keys, gated_mlp_keys, parts
 
 
 BLOCK = "encoder.layers.*"
 KEYS: KeyMap = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.distillation_token": "dist_token",
-    "embeddings.register_tokens": "reg_token",
+    **parts("embeddings", "", "cls_token distillation_token=dist_token register_tokens=reg_token"),
+    **parts("embeddings", "", "position_embeddings=pos_embed patch_embeddings.projection=patch_embed.proj"),
     "embeddings.mask_token": Reshaped(("mask_token",)),
-    "embeddings.position_embeddings": "pos_embed",
-    "embeddings.patch_embeddings.projection": "patch_embed.proj",
-    "pre_norm": "norm_pre",
     **block_keys(
         BLOCK, "blocks.*", ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2", "ls1.gamma", "ls2.gamma")
     ),
-    f"{BLOCK}.attention.query_bias": "blocks.*.attn.q_bias",
-    f"{BLOCK}.attention.value_bias": "blocks.*.attn.v_bias",
-    f"{BLOCK}.attention.query_norm": "blocks.*.attn.q_norm",
-    f"{BLOCK}.attention.key_norm": "blocks.*.attn.k_norm",
-    "norm": "norm",
-    "attention_pooling.probe": "attn_pool.latent",
-    "attention_pooling.query": "attn_pool.q",
-    "attention_pooling.key_value": "attn_pool.kv",
-    "attention_pooling.projection": "attn_pool.proj",
-    "attention_pooling.norm": "attn_pool.norm",
-    "attention_pooling.mlp.fc1": "attn_pool.mlp.fc1",
-    "attention_pooling.mlp.fc2": "attn_pool.mlp.fc2",
-    "classifier": "head",
-    "distillation_classifier": "head_dist",
+    **parts(
+        f"{BLOCK}.attention", "blocks.*.attn", "query_bias=q_bias value_bias=v_bias query_norm=q_norm key_norm=k_norm"
+    ),
+    **parts("attention_pooling", "attn_pool", "probe=latent query=q key_value=kv projection=proj norm"),
+    **parts("attention_pooling", "attn_pool", "mlp.fc1 mlp.fc2"),
+    **parts("", "", "pre_norm=norm_pre norm classifier=head distillation_classifier=head_dist"),
 }
 # What changes in the key map where a tensor is there; entries that our model does not ask for are not looked at.
 DIALECTS: Mapping[str, KeyMap] = {
     "fc_norm.weight": {"norm": "fc_norm"},
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
     "storage_tokens": {"embeddings.register_tokens": "storage_tokens"},
-    "blocks.0.gamma_1": {
-        f"{BLOCK}.layer_scale1.scale": "blocks.*.gamma_1",
-        f"{BLOCK}.layer_scale2.scale": "blocks.*.gamma_2",
-    },
+    "blocks.0.gamma_1": parts(BLOCK, "blocks.*", "layer_scale1.scale=gamma_1 layer_scale2.scale=gamma_2"),
     # The bias of the key is there, but masked.
     "blocks.0.attn.qkv.bias_mask": {
         f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
         f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
     },
     "blocks.0.mlp.fc1.weight": gated_mlp_keys("blocks.*.mlp", "fc1", "fc2"),
-    "blocks.0.mlp.fc1_g.weight": {
-        f"{BLOCK}.mlp.gate": "blocks.*.mlp.fc1_g",
-        f"{BLOCK}.mlp.up": "blocks.*.mlp.fc1_x",
-        f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2",
-    },
+    "blocks.0.mlp.fc1_g.weight": parts(f"{BLOCK}.mlp", "blocks.*.mlp", "gate=fc1_g up=fc1_x down=fc2"),
     "blocks.0.mlp.w12.weight": gated_mlp_keys("blocks.*.mlp", "w12", "w3"),
-    "blocks.0.mlp.w1.weight": {
-        f"{BLOCK}.mlp.gate": "blocks.*.mlp.w1",
-        f"{BLOCK}.mlp.up": "blocks.*.mlp.w2",
-        f"{BLOCK}.mlp.down": "blocks.*.mlp.w3",
-    },
+    "blocks.0.mlp.w1.weight": parts(f"{BLOCK}.mlp", "blocks.*.mlp", "gate=w1 up=w2 down=w3"),
 }
 REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
 

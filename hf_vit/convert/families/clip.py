@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier, label_fields
-from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv
+from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv, parts
 
 
 logger = logging.get_logger(__name__)
@@ -20,21 +20,18 @@ BLOCK = ("layer_norm1", join_qkv("self_attn."), "self_attn.out_proj", "layer_nor
 SHARED: KeyMap = {
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
     **block_keys("encoder.layers.*", "encoder.layers.*", BLOCK),
-    "norm": "post_layernorm",
-    "text_model.token_embedding": "text_model.embeddings.token_embedding",
-    "text_model.position_embedding": "text_model.embeddings.position_embedding",
     **block_keys("text_model.encoder.layers.*", "text_model.encoder.layers.*", BLOCK),
-    "text_model.norm": "text_model.final_layer_norm",
+    **parts("text_model", "text_model.embeddings", "token_embedding position_embedding"),
+    **parts("", "", "norm=post_layernorm text_model.norm=text_model.final_layer_norm"),
     "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
 }
 KEYS: KeyMap = {
     **SHARED,
     "embeddings.cls_token": Reshaped(("embeddings.class_embedding",)),
-    "embeddings.patch_embeddings.projection.weight": "embeddings.patch_embedding.weight",
+    **parts("embeddings", "embeddings", "patch_embeddings.projection.weight=patch_embedding.weight"),
     "embeddings.patch_embeddings.projection.bias": Zeros(),
     "pre_norm": "pre_layrnorm",
-    "contrastive_head.image_projection": "visual_projection",
-    "contrastive_head.text_projection": "text_projection",
+    **parts("contrastive_head", "", "image_projection=visual_projection text_projection"),
 }
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
 # Defaults of the class of the text tower of SigLIP, whose fields that of CLIP shares with it and with ours
@@ -103,16 +100,12 @@ CLIP = Family(
 SIGLIP_KEYS: KeyMap = {
     **SHARED,
     "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
-    "attention_pooling.probe": "head.probe",
     **{
         f"attention_pooling.{name}.{part}": Rows((f"head.attention.in_proj_{part}",), *rows, 3)
         for name, rows in (("query", (0, 1)), ("key_value", (1, 3)))
         for part in ("weight", "bias")
     },
-    "attention_pooling.projection": "head.attention.out_proj",
-    "attention_pooling.norm": "head.layernorm",
-    "attention_pooling.mlp.fc1": "head.mlp.fc1",
-    "attention_pooling.mlp.fc2": "head.mlp.fc2",
+    **parts("attention_pooling", "head", "probe projection=attention.out_proj norm=layernorm mlp.fc1 mlp.fc2"),
     "classifier": "classifier",
     "contrastive_head.logit_bias": Reshaped(("logit_bias",)),
     "contrastive_head.text_projection": "text_model.head",

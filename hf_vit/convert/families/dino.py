@@ -10,7 +10,7 @@ from typing import Any
 
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
 from ..family import Config, Family, Shapes, given_fields, is_classifier, transformers_fields
-from ..key_map import KeyMap, Reshaped, block_keys, gated_mlp_keys, join_qkv
+from ..key_map import KeyMap, Reshaped, block_keys, gated_mlp_keys, join_qkv, parts
 from . import vit
 
 
@@ -19,11 +19,9 @@ PARTS_2 = ("norm1", vit.QKV, "attention.output.dense", "norm2", "mlp.fc1", "mlp.
 KEYS_2: KeyMap = {
     **vit.EMBEDDINGS,
     "embeddings.mask_token": Reshaped(("embeddings.mask_token",), back=(1, -1)),
-    "embeddings.register_tokens": "embeddings.register_tokens",
     **block_keys(BLOCK, "encoder.layer.*", PARTS_2),
     **gated_mlp_keys("encoder.layer.*.mlp", "weights_in", "weights_out"),
-    "norm": "layernorm",
-    "classifier": "classifier",
+    **parts("", "", "embeddings.register_tokens norm=layernorm classifier"),
 }
 
 
@@ -61,19 +59,16 @@ DINOV2_WITH_REGISTERS = replace(
 def encoder_keys_3(layer: str) -> KeyMap:
     """Returns the keys of the encoder of DINOv3 without its norm, by what stands before the parts of a block."""
     qkv = join_qkv("attention.")
-    parts = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
+    rules = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
     return {
-        "embeddings.cls_token": "embeddings.cls_token",
-        "embeddings.register_tokens": "embeddings.register_tokens",
-        "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
-        **block_keys(BLOCK, layer, parts),
-        f"{BLOCK}.attention.query_bias": f"{layer}.attention.q_proj.bias",
-        f"{BLOCK}.attention.value_bias": f"{layer}.attention.v_proj.bias",
-        **{f"{BLOCK}.mlp.{part}": f"{layer}.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        **parts("embeddings", "embeddings", "cls_token register_tokens patch_embeddings.projection=patch_embeddings"),
+        **block_keys(BLOCK, layer, rules),
+        **parts(f"{BLOCK}.attention", f"{layer}.attention", "query_bias=q_proj.bias value_bias=v_proj.bias"),
+        **parts(f"{BLOCK}.mlp", f"{layer}.mlp", "gate=gate_proj up=up_proj down=down_proj"),
     }
 
 
-KEYS_3: KeyMap = {**encoder_keys_3("layer.*"), "embeddings.mask_token": "embeddings.mask_token", "norm": "norm"}
+KEYS_3: KeyMap = {**encoder_keys_3("layer.*"), **parts("", "", "embeddings.mask_token norm")}
 DEFAULTS_3 = {
     "hidden_size": 384,
     "intermediate_size": 1536,
@@ -114,21 +109,15 @@ HEAD = "universal_segmentation_head"
 EOMT_DINOV3_KEYS: KeyMap = {
     **encoder_keys_3("layers.*"),
     "norm": "layernorm",
-    f"{HEAD}.mask_probabilities": "attn_mask_probs",
-    f"{HEAD}.queries": "query",
-    **{f"{HEAD}.mask_embedding.fc{number}": f"mask_head.fc{number}" for number in (1, 2, 3)},
-    f"{HEAD}.upscale.*.upsample": "upscale_block.block.*.conv1",
-    f"{HEAD}.upscale.*.depthwise": "upscale_block.block.*.conv2",
-    f"{HEAD}.upscale.*.norm": "upscale_block.block.*.layernorm2d",
-    f"{HEAD}.classifier": "class_predictor",
+    **parts(HEAD, "", "mask_probabilities=attn_mask_probs queries=query classifier=class_predictor"),
+    **parts(f"{HEAD}.mask_embedding", "mask_head", "fc1 fc2 fc3"),
+    **parts(f"{HEAD}.upscale.*", "upscale_block.block.*", "upsample=conv1 depthwise=conv2 norm=layernorm2d"),
 }
 EOMT_KEYS: KeyMap = {
     **EOMT_DINOV3_KEYS,
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embeddings.weight",)),
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
-    f"{BLOCK}.attention.projection": "layers.*.attention.out_proj",
-    f"{BLOCK}.mlp.fc1": "layers.*.mlp.fc1",
-    f"{BLOCK}.mlp.fc2": "layers.*.mlp.fc2",
+    **parts("", "", "embeddings.patch_embeddings.projection"),
+    **parts(BLOCK, "layers.*", "attention.projection=attention.out_proj mlp.fc1 mlp.fc2"),
 }
 # Files of transformers before 5.20 have both branches of a gated MLP in one.
 IN_ONE = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")

@@ -5,25 +5,24 @@ Sources: https://arxiv.org/abs/2103.13413, 2401.10891 and 2406.09414.
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, check_backbone, given_fields, transformers_fields
-from ..key_map import KeyMap
+from ..key_map import KeyMap, parts
 from . import dino, vit
 
 
 HEAD = "depth_head.dpt"
 # What Depth Anything shares
 NECK: KeyMap = {
-    f"{HEAD}.reassemble.*.projection": "neck.reassemble_stage.layers.*.projection",
-    f"{HEAD}.reassemble.*.resize": "neck.reassemble_stage.layers.*.resize",
-    f"{HEAD}.convs.*": "neck.convs.*",
-    f"{HEAD}.fusions.*.residual1.conv1": "neck.fusion_stage.layers.*.residual_layer1.convolution1",
-    f"{HEAD}.fusions.*.residual1.conv2": "neck.fusion_stage.layers.*.residual_layer1.convolution2",
-    f"{HEAD}.fusions.*.residual2.conv1": "neck.fusion_stage.layers.*.residual_layer2.convolution1",
-    f"{HEAD}.fusions.*.residual2.conv2": "neck.fusion_stage.layers.*.residual_layer2.convolution2",
-    f"{HEAD}.fusions.*.projection": "neck.fusion_stage.layers.*.projection",
+    **parts(f"{HEAD}.reassemble.*", "neck.reassemble_stage.layers.*", "projection resize"),
+    **parts(HEAD, "neck", "convs.* fusions.*.projection=fusion_stage.layers.*.projection"),
+    **{
+        f"{HEAD}.fusions.*.residual{i}.conv{k}": f"neck.fusion_stage.layers.*.residual_layer{i}.convolution{k}"
+        for i, k in product((1, 2), repeat=2)
+    },
 }
 NECK_OPTIONS = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
 DROPPED = {r"neck\.fusion_stage\.layers\.0\.residual_layer1\..*": "for a coarser level, which the first one has not"}
@@ -31,17 +30,9 @@ KEYS: KeyMap = {
     **vit.KEYS,
     **NECK,
     f"{HEAD}.reassemble.*.readout": "neck.reassemble_stage.readout_projects.*.0",
-    f"{HEAD}.conv1": "head.head.0",
-    f"{HEAD}.conv2": "head.head.2",
-    f"{HEAD}.predictor": "head.head.4",
+    **parts(HEAD, "head.head", "conv1=0 conv2=2 predictor=4"),
 }
-DEPTH_ANYTHING_KEYS: KeyMap = {
-    **dino.KEYS_2,
-    **NECK,
-    f"{HEAD}.conv1": "head.conv1",
-    f"{HEAD}.conv2": "head.conv2",
-    f"{HEAD}.predictor": "head.conv3",
-}
+DEPTH_ANYTHING_KEYS: KeyMap = {**dino.KEYS_2, **NECK, **parts(HEAD, "head", "conv1 conv2 predictor=conv3")}
 # What their class assumes where config.json names none
 BACKBONE = {"image_size": 518, "hidden_size": 384, "num_attention_heads": 6, "out_indices": [9, 10, 11, 12]}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
 from ..family import Config, Family, Shapes, architecture_fields, check_backbone, label_fields
-from ..key_map import KeyMap, Made, block_keys, join_qkv
+from ..key_map import KeyMap, Made, block_keys, join_qkv, parts
 
 
 BLOCK, THEIRS = "encoder.layers.*", "backbone.backbone.encoder.layer.*"
@@ -27,36 +27,21 @@ PROPOSALS, QUERIES = f"{HEAD}.proposal_heads.*", f"{HEAD}.blocks.*"
 POSITIONS = "backbone.backbone.embeddings.position_embeddings"
 KEYS: KeyMap = {
     "embeddings.patch_embeddings.projection": "backbone.backbone.embeddings.projection",
-    f"{SCALE}.resamplings.*.convs.*.conv": f"{RESAMPLING}.*.conv",
-    f"{SCALE}.resamplings.*.convs.*.norm": f"{RESAMPLING}.*.norm",
-    **{
-        f"{SCALE}.{conv}.{part}": f"{THEIR_SCALE}.projector_layer.{conv}.{part}"
-        for conv in ("conv1", "bottlenecks.*.conv1", "bottlenecks.*.conv2", "conv2")
-        for part in ("conv", "norm")
-    },
+    **parts(f"{SCALE}.resamplings.*.convs.*", f"{RESAMPLING}.*", "conv norm"),
+    **parts(SCALE, f"{THEIR_SCALE}.projector_layer", "conv1.conv conv1.norm conv2.conv conv2.norm"),
+    **parts(f"{SCALE}.bottlenecks.*", f"{THEIR_SCALE}.projector_layer.bottlenecks.*", "conv1.conv conv1.norm"),
+    **parts(f"{SCALE}.bottlenecks.*", f"{THEIR_SCALE}.projector_layer.bottlenecks.*", "conv2.conv conv2.norm"),
     f"{SCALE}.norm": f"{THEIR_SCALE}.layer_norm",
-    f"{PROPOSALS}.linear": "enc_output.*",
-    f"{PROPOSALS}.norm": "enc_output_norm.*",
-    f"{PROPOSALS}.class_head.layers.*": "enc_out_class_embed.*",
+    **parts(PROPOSALS, "", "linear=enc_output.* norm=enc_output_norm.* class_head.layers.*=enc_out_class_embed.*"),
     f"{PROPOSALS}.box_head.layers.*": "enc_out_bbox_embed.*.layers.*",
-    f"{HEAD}.query_features": "query_feat",
-    f"{HEAD}.query_boxes": "reference_point_embed",
-    f"{HEAD}.position_fc1": "decoder.ref_point_head.layers.0",
-    f"{HEAD}.position_fc2": "decoder.ref_point_head.layers.1",
-    **{f"{QUERIES}.attention.{name}": f"{LAYER}.self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
-    f"{QUERIES}.attention.projection": f"{LAYER}.self_attn.o_proj",
-    f"{QUERIES}.norm1": f"{LAYER}.self_attn_layer_norm",
-    f"{QUERIES}.deformable.offsets": f"{LAYER}.cross_attn.sampling_offsets",
-    f"{QUERIES}.deformable.weights": f"{LAYER}.cross_attn.attention_weights",
-    f"{QUERIES}.deformable.value": f"{LAYER}.cross_attn.value_proj",
-    f"{QUERIES}.deformable.projection": f"{LAYER}.cross_attn.output_proj",
-    f"{QUERIES}.norm2": f"{LAYER}.cross_attn_layer_norm",
-    f"{QUERIES}.fc1": f"{LAYER}.mlp.fc1",
-    f"{QUERIES}.fc2": f"{LAYER}.mlp.fc2",
-    f"{QUERIES}.norm3": f"{LAYER}.layer_norm",
-    f"{HEAD}.norm": "decoder.layernorm",
-    f"{HEAD}.class_head.layers.*": "class_embed",
-    f"{HEAD}.box_head.layers.*": "bbox_embed.layers.*",
+    **parts(f"{QUERIES}.attention", f"{LAYER}.self_attn", "query=q_proj key=k_proj value=v_proj projection=o_proj"),
+    **parts(f"{QUERIES}.deformable", f"{LAYER}.cross_attn", "offsets=sampling_offsets weights=attention_weights"),
+    **parts(f"{QUERIES}.deformable", f"{LAYER}.cross_attn", "value=value_proj projection=output_proj"),
+    **parts(QUERIES, LAYER, "norm1=self_attn_layer_norm norm2=cross_attn_layer_norm norm3=layer_norm"),
+    **parts(QUERIES, f"{LAYER}.mlp", "fc1 fc2"),
+    **parts(HEAD, "", "query_features=query_feat query_boxes=reference_point_embed norm=decoder.layernorm"),
+    **parts(HEAD, "decoder.ref_point_head.layers", "position_fc1=0 position_fc2=1"),
+    **parts(HEAD, "", "class_head.layers.*=class_embed box_head.layers.*=bbox_embed.layers.*"),
 }
 # What their classes assume where config.json names none
 BACKBONE = {
@@ -85,10 +70,10 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
     projection = "attention.output" if is_of_files else "attention.o_proj"
     mlp, scales = ("intermediate.fc1", "intermediate.fc2"), ("gamma_1", "gamma_2")
-    parts = ("layernorm_before", join_qkv("attention.", qkv), projection, "layernorm_after", *mlp, *scales)
+    rules = ("layernorm_before", join_qkv("attention.", qkv), projection, "layernorm_after", *mlp, *scales)
     upsample = 1 if ours.hidden_size > MAX_UPSAMPLED else 0
     return {
-        **block_keys(BLOCK, THEIRS, parts),
+        **block_keys(BLOCK, THEIRS, rules),
         f"{BLOCK}.attention.query_bias": f"{THEIRS}.attention.{qkv[0]}.bias",
         f"{BLOCK}.attention.value_bias": f"{THEIRS}.attention.{qkv[2]}.bias",
         "embeddings.position_embeddings": Made((POSITIONS,), partial(resample, ours.grid_size)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, shape_of
-from ..key_map import KeyMap, Made
+from ..key_map import KeyMap, Made, parts
 from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
 from .vit import without_cls
@@ -32,16 +32,13 @@ ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
 DECODER = "masked_image_modeling_head.mae"
 DECODER_HEADS = 16  # of the decoders of MAE, whatever the encoder
 DECODER_KEYS: KeyMap = {
-    f"{DECODER}.embedding": "decoder_embed",
-    f"{DECODER}.mask_token": "mask_token",
+    **parts(DECODER, "", "embedding=decoder_embed mask_token norm=decoder_norm predictor=decoder_pred"),
     f"{DECODER}.position_embeddings": Made(("decoder_pos_embed",), without_cls),
     **{
         name.replace(BLOCK, f"{DECODER}.layers.*"): f"decoder_{rule}"
         for name, rule in KEYS.items()
         if name.startswith(BLOCK) and isinstance(rule, str)
     },
-    f"{DECODER}.norm": "decoder_norm",
-    f"{DECODER}.predictor": "decoder_pred",
 }
 TRAINING = {
     r"decoder_.*": "a decoder that predicts something else than the pixels of patches",

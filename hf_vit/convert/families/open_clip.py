@@ -10,37 +10,29 @@ from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, Size, shape_of
-from ..key_map import KeyMap, Reshaped, Zeros
+from ..key_map import KeyMap, Reshaped, Zeros, parts
 from . import block_layout, timm_vit
 from .block_layout import as_size, table_size
 from .clip import siglip_text_fields
 
 
-BLOCK = {
-    "norm1": "ln_1",
-    "attention.qkv.weight": "attn.in_proj_weight",
-    "attention.qkv.bias": "attn.in_proj_bias",
-    "attention.projection": "attn.out_proj",
-    "norm2": "ln_2",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
+BLOCK = (
+    "norm1=ln_1 attention.qkv.weight=attn.in_proj_weight attention.qkv.bias=attn.in_proj_bias "
+    "attention.projection=attn.out_proj norm2=ln_2 mlp.fc1=mlp.c_fc mlp.fc2=mlp.c_proj"
+)
 
 
 def blocks(ours: str, theirs: str) -> KeyMap:
     """Returns the keys of the blocks of a tower, whose names begin with `ours` here and `theirs` there."""
-    layer, block = f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*"
-    return {f"{layer}.{part}": f"{block}.{rule}" for part, rule in BLOCK.items()}
+    return parts(f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*", BLOCK)
 
 
 KEYS: KeyMap = {
     "embeddings.cls_token": Reshaped(("visual.class_embedding",)),
     "embeddings.position_embeddings": Reshaped(("visual.positional_embedding",)),
-    "embeddings.patch_embeddings.projection.weight": "visual.conv1.weight",
     "embeddings.patch_embeddings.projection.bias": Zeros(),
-    "pre_norm": "visual.ln_pre",
+    **parts("", "visual", "embeddings.patch_embeddings.projection.weight=conv1.weight pre_norm=ln_pre norm=ln_post"),
     **blocks("", "visual."),
-    "norm": "visual.ln_post",
 }
 
 

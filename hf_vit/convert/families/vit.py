@@ -12,23 +12,18 @@ from torch import Tensor
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ..family import Config, Family, Shapes, given_fields, transformers_fields
-from ..key_map import KeyMap, Made, block_keys, join_qkv
+from ..key_map import KeyMap, Made, block_keys, join_qkv, parts
 from .block_layout import add_positions, without_rows
 
 
 QKV = join_qkv("attention.attention.", ("query", "key", "value"))
 BLOCK = ("layernorm_before", QKV, "attention.output.dense", "layernorm_after", "intermediate.dense", "output.dense")
 TABLE = "embeddings.position_embeddings"
-EMBEDDINGS: KeyMap = {
-    name: name
-    for name in ("embeddings.cls_token", "embeddings.mask_token", TABLE, "embeddings.patch_embeddings.projection")
-}
+EMBEDDINGS = parts("embeddings", "embeddings", "cls_token mask_token position_embeddings patch_embeddings.projection")
 KEYS: KeyMap = {
     **EMBEDDINGS,
     **block_keys("encoder.layers.*", "encoder.layer.*", BLOCK),
-    "norm": "layernorm",
-    "pooler.dense": "pooler.dense",
-    "classifier": "classifier",
+    **parts("", "", "norm=layernorm pooler.dense classifier"),
 }
 PIXELS = "decoder.0.weight"
 PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
@@ -103,9 +98,7 @@ DEIT = replace(
     reads=lambda config: True,
     keys={
         **KEYS,
-        DISTILLATION_TOKEN: DISTILLATION_TOKEN,
-        "classifier": "cls_classifier",
-        "distillation_classifier": "distillation_classifier",
+        **parts("", "", f"{DISTILLATION_TOKEN} classifier=cls_classifier distillation_classifier"),
     },
     configure=partial(transformers_fields, layer_norm_eps=1e-12, use_distillation_token=True),
     dropped=PIXEL_DECODER,
@@ -150,10 +143,7 @@ VIT_MAE = Family(
     model_types=("vit_mae",),
     keys={
         **KEYS,
-        f"{MAE_HEAD}.embedding": "decoder.decoder_embed",
-        f"{MAE_HEAD}.mask_token": "decoder.mask_token",
-        f"{MAE_HEAD}.norm": "decoder.decoder_norm",
-        f"{MAE_HEAD}.predictor": "decoder.decoder_pred",
+        **parts(MAE_HEAD, "decoder", "embedding=decoder_embed mask_token norm=decoder_norm predictor=decoder_pred"),
         f"{MAE_HEAD}.position_embeddings": Made(("decoder.decoder_pos_embed",), without_cls),
     },
     adapt=adapt_mae,
