@@ -220,9 +220,7 @@ def export_checkpoint(
     if layout not in LAYOUTS:
         raise ValueError(f"There is no layout {layout!r} to export to. Choose one of {', '.join(LAYOUTS)}.")
     if not isinstance(model, HfViTModel | HfViTForImageClassification):
-        raise ValueError(
-            f"{type(model).__name__} has no counterpart in other libraries. Export its backbone: model.base_model."
-        )
+        raise ValueError(f"{type(model).__name__} has no counterpart there. Export its backbone: model.base_model.")
     is_classifier = isinstance(model, HfViTForImageClassification)
     own, weights = without_mask_token(model, layout)
     config = timm_config(own, is_classifier) if layout == "timm" else transformers_config(layout, own, is_classifier)

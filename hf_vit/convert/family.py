@@ -148,10 +148,7 @@ def given_fields(config: Config, names: Iterable[str], **defaults: Any) -> dict[
 def check_backbone(backbone_config: Config, family: str, model_type: str) -> None:
     """Raises `ValueError` if the backbone of a model, whose configuration may leave out its type, is another one."""
     if (found := backbone_config.get("model_type", model_type)) != model_type:
-        raise ValueError(
-            f"The backbone_config has model_type={found!r}; of {family}, only {model_type!r} is known here. Open it "
-            "with transformers."
-        )
+        raise ValueError(f"The backbone_config has model_type={found!r}; of {family} only {model_type!r} is known.")
 
 
 def label_fields(config: Config) -> dict[str, Any]:

@@ -106,8 +106,7 @@ def convert_pretrained(
     """
     if "config" in kwargs:
         raise ValueError(
-            f"{str(name_or_path)!r} brings its own configuration. Leave out config= and give the fields that differ "
-            "as arguments, such as image_size=384."
+            f"{str(name_or_path)!r} brings its own configuration. Leave out config= and give fields as arguments."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}

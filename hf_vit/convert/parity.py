@@ -183,9 +183,7 @@ def _open_timm(source: Source) -> Run:
     if find_spec("timm") is None:
         raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
     if "pretrained_cfg" not in source.config:
-        raise NoReferenceError(
-            f"config.json of {source.name!r} has no pretrained_cfg, without which timm does not open it."
-        )
+        raise NoReferenceError(f"config.json of {source.name!r} has no pretrained_cfg, which timm needs.")
     import timm
 
     revision = f"@{source.hub['revision']}" if "revision" in source.hub else ""

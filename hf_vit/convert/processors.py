@@ -80,8 +80,7 @@ def usual_options(source: Source, **given: Any) -> dict[str, Any]:
         options = original_image_processor_options(family.images, native.image_size)
     else:
         logger.warning(
-            f"{source.name!r} does not say how its images are processed. They are as its family's usually are, at its "
-            f"native size of {native.image_size} pixels."
+            f"{source.name!r} does not say how its images are processed. Its family's usual options are taken."
         )
         if "model_type" in source.config:
             options = image_processor_options({}, model_type=source.config["model_type"])

@@ -196,10 +196,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         elif type(num_labels) is not int or num_labels < 0:
             raise ValueError(f"num_labels={num_labels!r} must be a whole number of at least 0.")
         elif self.id2label is not None and num_labels != len(self.id2label):
-            raise ValueError(
-                f"num_labels={num_labels} but id2label names {len(self.id2label)} labels. Make them agree, or give "
-                "id2label alone."
-            )
+            raise ValueError(f"num_labels={num_labels} but id2label names {len(self.id2label)}. Give id2label alone.")
         super().__post_init__(**kwargs)
         if out_features is not None or out_indices is not None:
             self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
@@ -231,10 +228,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         """Returns the fields in a config.json, and the arguments that are left; `OSError` if there is no such file."""
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not fields:  # which the library would take for the defaults of all
-            raise OSError(
-                f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Give the folder or repository of "
-                "a saved model."
-            )
+            raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Give a saved model.")
         check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
         return fields, unused
 
@@ -248,9 +242,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
-                f"This is the configuration of a {model_type!r} model, not of {cls.model_type!r}. Open the checkpoint "
-                "with HfViTModel.from_pretrained(...) or its sisters for a task, which convert it where the package "
-                "hf-vit is installed; the result has the configuration in .config."
+                f"This is the configuration of a {model_type!r} model, not of {cls.model_type!r}. Convert the "
+                "checkpoint with HfViTModel.from_pretrained(...) or a class for a task, where the package hf-vit is "
+                "installed."
             )
         if cls._has_pipelines:  # the library would ask to trust the checkpoint's own
             config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
@@ -341,10 +335,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     @encoder_stride.setter
     def encoder_stride(self, value: int | list[int] | tuple[int, int]) -> None:
         if to_pair(value) != to_pair(self.patch_size):
-            raise ValueError(
-                f"encoder_stride={value} is not patch_size={self.patch_size}, the size of the patches that masked "
-                "image modeling predicts. Leave it out, or set both alike."
-            )
+            raise ValueError(f"encoder_stride={value} is not patch_size={self.patch_size}. Leave encoder_stride out.")
 
     def validate_output_attentions(self) -> None:
         """Replaces the library's refusal under other implementations than eager: our models fall back to it."""
@@ -380,8 +371,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 )
         if not 0 <= 2 * self.patch_padding < min(to_pair(self.patch_size)):
             raise ValueError(
-                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}. "
-                "0 means none."
+                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}."
             )
         head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
         if remainder:
@@ -401,16 +391,13 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     def _check_tokens(self) -> None:
         if "cls" in self.pooling and not self.use_cls_token:
-            raise ValueError(
-                f"pooling={self.pooling!r} needs the CLS token, but use_cls_token=False. Set pooling='mean' or "
-                "use_cls_token=True."
-            )
+            raise ValueError(f"pooling={self.pooling!r} needs the CLS token. Set pooling='mean' or use_cls_token.")
         if self.use_distillation_token and not self.use_cls_token:
             raise ValueError("use_distillation_token=True needs the CLS token. use_cls_token=False; set it to True.")
         if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):
             raise ValueError(
-                "norm_after_pooling=True norms a vector pooled by 'cls' or 'mean', and leaves the tokens as they are, "
-                f"but pooling={self.pooling!r} and use_distillation_token={self.use_distillation_token}. Set "
+                "norm_after_pooling=True needs pooling 'cls' or 'mean' and no distillation token, but "
+                f"pooling={self.pooling!r} and use_distillation_token={self.use_distillation_token}. Set "
                 "norm_after_pooling=False."
             )
         if not self.out_indices:

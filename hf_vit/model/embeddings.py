@@ -145,10 +145,7 @@ class HfViTPatchEmbeddings(nn.Module):
             )
         channels, height, width = pixel_values.shape[1:]
         if channels != (own := self.projection.in_channels):
-            raise ValueError(
-                f"The images have {channels} channels, the model takes {own}. Let the image processor convert them "
-                f"(num_channels={own}), or load the model with num_channels={channels}."
-            )
+            raise ValueError(f"Images have {channels} channels, the model takes {own}. Set num_channels of either.")
         for side, size, patch in zip(("height", "width"), (height, width), self.patch_size, strict=True):
             if size % patch or size == 0:
                 below, above = size // patch * patch, (size // patch + 1) * patch
@@ -219,9 +216,7 @@ class HfViTEmbeddings(HfViTInitialized):
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
             if self.mask_token is None:
-                raise ValueError(
-                    "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
-                )
+                raise ValueError("bool_masked_pos needs a mask token. Load the model with use_mask_token=True.")
             check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", *patches.shape[:2])
             patches = torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
         learned = (self.cls_token, self.distillation_token, self.register_tokens)
@@ -295,7 +290,6 @@ def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
     wrong = ((mask != rectangle).flatten(1).any(1) | (rows == 0)).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle in the top left corner. Pad images "
-            "on the right and at the bottom, as the image processor does with do_pad=True."
+            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle at the top left: pad right and below."
         )
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

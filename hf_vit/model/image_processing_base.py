@@ -524,8 +524,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             shapes = sorted({*_sizes(images)})
             raise ValueError(
                 f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
-                "one {'height', 'width'}, set do_pad=True with ensure_multiple_of, or leave return_tensors out "
-                "for a list."
+                f"one {{'height', 'width'}}, set do_pad=True with ensure_multiple_of, or leave return_tensors out."
             )
         if options["data_format"] == "channels_last":
             values = data["pixel_values"]
@@ -643,8 +642,7 @@ def _check_together(options: dict[str, Any]) -> None:
             raise ValueError(f"{name}={options[name]!r} must be one of {', '.join(map(str, known))}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
-            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
-            "out: images follow num_channels."
+            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave it out."
         )
     if multiple is not None:
         pair = (multiple, multiple) if isinstance(multiple, int) else multiple
@@ -671,10 +669,7 @@ def _check_together(options: dict[str, Any]) -> None:
 def _check_affine_crop(options: dict[str, Any]) -> None:
     size, padding = dict(options["size"] or {}), options["box_padding"]
     if {*size} != {"height", "width"} or min(size.values()) < 2:
-        raise ValueError(
-            f"do_affine_crop=True makes crops of one size, but size={size}. Give {{'height', 'width'}} of 2 pixels or "
-            "more."
-        )
+        raise ValueError(f"do_affine_crop makes crops of one size, but size={size}. Give sides of 2 pixels or more.")
     if options["do_center_crop"] or options["do_pad"]:
         raise ValueError("do_affine_crop=True only cuts out boxes. Set do_center_crop and do_pad to False.")
     if padding is None or not 0 < padding < math.inf:

@@ -23,10 +23,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
 
     def __init__(self, **kwargs: Any) -> None:
         if not is_torchvision_available():
-            raise ImportError(
-                "HfViTImageProcessor needs torchvision. Install it with `pip install torchvision`, or use "
-                "HfViTImageProcessorPil."
-            )
+            raise ImportError("Without torchvision, use HfViTImageProcessorPil or run pip install torchvision.")
         super().__init__(**kwargs)
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:

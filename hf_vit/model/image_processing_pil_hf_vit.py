@@ -16,10 +16,7 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, device: Any = None, **kwargs: Any) -> Images:
         if device not in (None, "cpu"):
-            raise ValueError(
-                f"device={device!r} needs torchvision, which is not installed or not chosen: PIL works on the CPU. "
-                "Move the result with .to(device)."
-            )
+            raise ValueError(f"device={device!r} needs torchvision. Leave it out; move the result with .to(device).")
         return super()._prepare_image_like_inputs(images, *args, device="cpu", **kwargs)
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:

@@ -113,9 +113,7 @@ def target_kind(targets: dict[str, Any]) -> str:
     if "class_labels" not in targets and kind in WITH_CLASSES:
         raise ValueError(f"{kind} is given without class_labels. Give both, one entry an image.")
     if "instance_id_to_semantic_id" in targets and kind != "segmentation_maps":
-        raise ValueError(
-            "instance_id_to_semantic_id is given without segmentation_maps, whose numbers it gives classes to."
-        )
+        raise ValueError("instance_id_to_semantic_id is given without segmentation_maps. Give both.")
     return kind
 
 
@@ -173,10 +171,7 @@ def _to_tensor(target: Any, name: str) -> Tensor:
 
 def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
     if numbers.is_floating_point() or numbers.is_complex():
-        raise TypeError(
-            f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it with .astype(np.int64) or "
-            ".long(). Depth goes into depth_maps."
-        )
+        raise TypeError(f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it to int64.")
     numbers = numbers.to(torch.int64)
     if (numbers < 0).any():
         raise ValueError(
@@ -214,9 +209,7 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     try:
         numbers = torch.as_tensor(classes)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} is {classes!r}, but class numbers are whole. Give integers; config.label2id has those of names."
-        ) from error
+        raise TypeError(f"{name} is {classes!r}, but class numbers are whole. Give integers.") from error
     if numbers.shape != (count,):
         raise ValueError(
             f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give one class number each."
@@ -269,15 +262,13 @@ def read_boxes(boxes: Any, name: str) -> Tensor:
     values = values.reshape(0, 4) if values.numel() == 0 else values
     if values.ndim != 2 or values.shape[1] != 4:
         raise ValueError(
-            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): for each of N objects (left, top, "
-            "right, bottom) in pixels."
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): left, top, right, bottom in pixels."
         )
     wrong = ~values.isfinite().all(dim=1) | (values[:, 2:] < values[:, :2]).any(dim=1)  # (N,)
     if wrong.any():
         index = int(wrong.nonzero()[0])
         raise ValueError(
-            f"{name}[{index}] is {values[index].tolist()}, but must be finite (left, top, right, bottom) with right "
-            ">= left and bottom >= top."
+            f"{name}[{index}] is {values[index].tolist()}, but must be finite with right >= left and bottom >= top."
         )
     return values
 
@@ -323,8 +314,7 @@ def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
         raise ValueError(
-            f"{name} has the shape {tuple(values.shape)}, but must be (N, K, 3) for the {count} objects of its image: "
-            "x, y and visibility of each keypoint."
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, K, 3) for the {count} objects of its image."
         )
     wrong = ~values.isfinite().all(dim=2) | ~torch.isin(values[..., 2], values.new_tensor([0, 1, 2]))  # (N, K)
     if wrong.any():

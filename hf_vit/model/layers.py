@@ -311,10 +311,7 @@ def choose_blocks(indices: Sequence[int] | None, config: HfViTConfig, count: int
     total = config.num_hidden_layers
     chosen = [max(1, total * (i + 1) // count) for i in range(count)] if indices is None else list(indices)
     if not chosen or not all(0 <= index <= total for index in chosen):
-        raise ValueError(
-            f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={total}, or 0 for the tokens before "
-            "them."
-        )
+        raise ValueError(f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={total}, or 0 (stem).")
     return chosen
 
 
@@ -322,8 +319,7 @@ def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
     """Returns the number of blocks that queries pass through; `ValueError` if the encoder has fewer."""
     if num_blocks > config.num_hidden_layers:
         raise ValueError(
-            f"num_blocks={num_blocks} blocks for the queries are more than the encoder has, num_hidden_layers="
-            f"{config.num_hidden_layers}. Lower num_blocks in {field}."
+            f"num_blocks={num_blocks} blocks for the queries exceed {config.num_hidden_layers} layers. Lower {field}."
         )
     return num_blocks
 

@@ -44,10 +44,7 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
-        raise TypeError(
-            f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
-            'return_tensors="pt".'
-        )
+        raise TypeError(f'pixel_values must be a tensor, not {type(pixel_values).__name__}. Use return_tensors="pt".')
     return pixel_values
 
 

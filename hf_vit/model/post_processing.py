@@ -42,8 +42,7 @@ def named_outputs(outputs: Any) -> Mapping[str, Any]:
         outputs = vars(outputs)  # in which scripts of the library collect what they need
     if not isinstance(outputs, Mapping):
         raise ValueError(
-            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
-            "return_dict=False, and pass what it returns."
+            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Do not set return_dict=False."
         )
     return outputs
 
@@ -97,10 +96,7 @@ def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
 def _pixels(size: Any, index: int) -> tuple[int, int]:
     sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
     if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
-        raise ValueError(
-            f"target_sizes[{index}] is {size!r}, but must be (height, width) in whole pixels, such as "
-            "(image.height, image.width), an entry for each image."
-        )
+        raise ValueError(f"target_sizes[{index}] is {size!r}, but must be (height, width) in whole pixels.")
     return int(sides[0]), int(sides[1])
 
 
@@ -375,10 +371,7 @@ class HfViTPostProcessing:
         outputs = named_outputs(outputs)
         check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
         if not self.do_affine_crop:
-            raise ValueError(
-                "This image processor makes no crops of objects, so it is not known where in an image a heatmap is. "
-                "Set do_affine_crop=True, as in the one that belongs to the model."
-            )
+            raise ValueError("This image processor makes no crops of objects. Set do_affine_crop=True.")
         heatmaps: Tensor = outputs["heatmaps"]
         boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
         boxes_of_all = torch.cat(boxes).to(heatmaps.device)  # (sum of N, 4)
@@ -461,8 +454,8 @@ def _check_canvas(
     if odd_rows or odd_columns or not is_even or not is_inside:
         raise ValueError(
             f"The outputs, {values.shape[-2]} x {values.shape[-1]}, are not of images that had target_sizes before "
-            f"this image processor, which would have padded them to {canvas[0]} x {canvas[1]} patches. So it is not "
-            "known where the padding is: pass the patch_attention_mask that the image processor has returned."
+            f"this image processor padded them to {canvas[0]} x {canvas[1]} patches: pass the patch_attention_mask it"
+            " has returned."
         )
 
 
@@ -475,8 +468,7 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         return list(maps)
     if len(patch_attention_mask) != len(maps):
         raise ValueError(
-            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}. "
-            "Pass that of the same batch."
+            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}."
         )
     rows, columns = patch_attention_mask.shape[-2:]
     parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
@@ -600,7 +592,6 @@ def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor
     total = sum(map(len, boxes))
     if total != count:
         raise ValueError(
-            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Give the boxes "
-            "that the image processor was given."
+            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Give the same."
         )
     return boxes

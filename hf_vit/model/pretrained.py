@@ -237,8 +237,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Switches between training and evaluation mode; `ValueError` for an optimized model."""
         if mode and self._is_optimized:
             raise ValueError(
-                f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Train the "
-                "model that was given to it, and optimize that again."
+                f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Train its "
+                "source."
             )
         if mode:
             self._drawn = {}  # fused optimizers change weights without raising the version counter
@@ -309,8 +309,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
-                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
-                "as safetensors (model.save_pretrained) and leave use_safetensors alone."
+                "Weights are only loaded from safetensors: pickles can run code. Save them again as safetensors."
             )
         # The library's refusal of other shapes names none of them.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
@@ -339,10 +338,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"by {INSTALL_COMMAND}, hf_vit.{cls.__name__}.from_pretrained opens it."
             )
         if kwargs.pop("variant", None) is not None:
-            raise ValueError(
-                f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
-                "float16 for half precision."
-            )
+            raise ValueError(f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=.")
         arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 
@@ -373,8 +369,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         wanted = self.config.output_attentions if output_attentions is None else output_attentions
         if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
-                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
-                "output_attentions=True."
+                f"{self.config._attn_implementation!r} attention has no weights: output_attentions=True runs eager."
             )
         return bool(wanted)
 
@@ -460,17 +455,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: if the model is neither `HfViTModel` nor `HfViTForImageClassification`.
         """
-        raise ValueError(
-            f"{type(self).__name__} has no classifier of whole images. HfViTForImageClassification has one, and "
-            "HfViTModel returns pooled images."
-        )
+        raise ValueError(f"{type(self).__name__} has no classifier of whole images. Use HfViTForImageClassification.")
 
     def reset_classifier(self, num_labels: int) -> None:
         """Replaces the classifier by a new one; see `HfViTForImageClassification`, the only model that has one."""
-        raise ValueError(
-            f"{type(self).__name__} has no classifier to replace. HfViTForImageClassification has one; other models "
-            "get a new head by from_pretrained(..., num_labels=...)."
-        )
+        raise ValueError(f"{type(self).__name__} has no classifier to replace. Use from_pretrained(num_labels=...).")
 
     def get_position_embeddings(self) -> Tensor | None:
         """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""

@@ -203,16 +203,12 @@ class HfViTTextConfig(HfViTTaskConfig):
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
-                    f"{name}={number} is none of the vocab_size={self.vocab_size} tokens. Set both to those of the "
-                    "tokenizer: text_config=processor.text_options()."
+                    f"{name}={number} is none of the vocab_size={self.vocab_size} tokens. Set it by text_options()."
                 )
 
     def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
         if not isinstance(encoder_config.get("model_type"), str):
-            raise ValueError(
-                f"encoder_config={encoder_config} does not say which model it is of. Add its model_type, such as "
-                '"bert", or give AutoConfig.from_pretrained(...).to_diff_dict().'
-            )
+            raise ValueError(f"encoder_config={encoder_config} does not say which model it is of. Add its model_type.")
         for entry in fields(self):
             value = vars(self)[entry.name]
             if entry.name not in ("encoder_config", "pooling", "eos_token_id") and value != entry.default:
@@ -289,9 +285,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
 
     def _check(self) -> None:
         if self.use_auxiliary_head and not self.auxiliary_loss_weight:
-            raise ValueError(
-                "auxiliary_loss_weight=0 leaves the auxiliary head no loss. Set use_auxiliary_head=False."
-            )
+            raise ValueError("auxiliary_loss_weight=0 trains no auxiliary head. Set use_auxiliary_head=False.")
 
 
 @strict
@@ -396,9 +390,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
             raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
         if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
-            raise ValueError(
-                f"loss={self.loss!r} compares meters, but depth_estimation_type='relative' has none. Set loss='ssi'."
-            )
+            raise ValueError(f"loss={self.loss!r} needs meters. For depth_estimation_type='relative' set loss='ssi'.")
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
             raise ValueError("The bins of head='linear' need a max_depth in meters, such as 10 indoors, 80 outdoors.")
 
@@ -449,9 +441,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 
     def _check(self) -> None:
         if self.mask_type == "blockwise" and self.mask_unit != 1:
-            raise ValueError(
-                f"mask_unit={self.mask_unit} is for mask_type='random'; blocks have sizes of their own. Leave it out."
-            )
+            raise ValueError(f"mask_unit={self.mask_unit} is for mask_type='random'. Leave it out for 'blockwise'.")
         if self.decoder_hidden_size % 4 or self.decoder_hidden_size % self.decoder_num_attention_heads:
             raise ValueError(
                 f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for its positions, and of "
@@ -498,8 +488,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
     def _check(self) -> None:
         if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
             raise ValueError(
-                f"teacher_temperature={self.teacher_temperature} is too low for float32, in which images would be "
-                f"assigned to nothing: {LEAST_TEACHER_TEMPERATURE} at least; 0.04 to 0.07 are usual."
+                f"teacher_temperature={self.teacher_temperature} must be at least {LEAST_TEACHER_TEMPERATURE}."
             )
 
 

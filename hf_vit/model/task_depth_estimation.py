@@ -111,10 +111,7 @@ class HfViTReassemble(nn.Module):
     def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
         super().__init__()
         if readout_type != "ignore" and not config.use_cls_token:
-            raise ValueError(
-                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
-                "readout_type='ignore' in depth_config."
-            )
+            raise ValueError(f"readout_type={readout_type!r} reads the CLS token, but there is none. Set 'ignore'.")
         width = config.hidden_size
         self.readout_type = readout_type
         self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
@@ -175,10 +172,7 @@ class HfViTDPTDepthHead(nn.Module):
         super().__init__()
         sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
         if num_levels != len(sizes):
-            raise ValueError(
-                f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
-                f"{num_levels} blocks. Make them as many."
-            )
+            raise ValueError(f"head='dpt' has {len(sizes)} neck_hidden_sizes, but out_indices has {num_levels}.")
         self.options, self.config = options, config
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
@@ -235,9 +229,9 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
         """Refuses to lose or gain a CLS token that the head has weights for."""
         if self.reads_cls_token and new.use_cls_token != old.use_cls_token:
             raise ValueError(
-                f"use_cls_token={new.use_cls_token} does not fit the depth head, which was built for use_cls_token="
-                f"{old.use_cls_token}. Change the backbone (HfViTModel), save it, and open it as HfViTForDepth"
-                "Estimation: it gets a new head."
+                f"use_cls_token={new.use_cls_token} does not fit the depth head, which was built for "
+                f"use_cls_token={old.use_cls_token}. Change and save the backbone (HfViTModel), and open it as "
+                "HfViTForDepthEstimation."
             )
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:

@@ -74,8 +74,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         return loss_of(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and "
-            "class are floats, with config.problem_type saying what they mean."
+            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Floats need problem_type."
         )
     if labels.dtype == torch.bool:
         raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")
@@ -106,9 +105,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         if not config.num_labels:
-            raise ValueError(
-                "num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features."
-            )
+            raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
         # A start at zero, as in the code of the ViT paper, or near it passes the blocks next to no gradient: short
         # trainings from scratch end worse, those of saved backbones no better.

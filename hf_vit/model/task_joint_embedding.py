@@ -227,14 +227,12 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         masks_patches = is_taught and self.options.patch_weight
         if masks_patches and not config.use_mask_token:
             raise ValueError(
-                "objective='dino' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
-                "use_mask_token=True, or patch_weight=0."
+                "objective='dino' masks patches, but use_mask_token=False. Set use_mask_token=True, or patch_weight=0."
             )
         if masks_patches and config.pooled_size != config.hidden_size:
             raise ValueError(
                 f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
-                f"{config.hidden_size}: objective='dino' has one projector for both. Set pooling='cls' or 'mean', or "
-                "patch_weight=0."
+                f"{config.hidden_size}. Set pooling='cls' or 'mean', or patch_weight=0."
             )
         self.projector = (HfViTPrototypes if is_taught else HfViTProjector)(config, self.options)
         self.post_init()
@@ -323,9 +321,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
             if embeds.shape[1] < 2:
-                raise ValueError(
-                    f"An image has {embeds.shape[1]} view, and the loss compares them: give two at least."
-                )
+                raise ValueError(f"The loss compares views of an image. Give two at least, not {embeds.shape[1]}.")
             weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
             likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
             loss = (1 - weight) * likeness + weight * spread
@@ -348,8 +344,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         if views.ndim != 5:
             if local_views is not None:
                 raise ValueError(
-                    "local_pixel_values go with global views (batch, views, channels, height, width), but "
-                    f"pixel_values are {tuple(views.shape)}. Leave them out, or give such views."
+                    f"local_pixel_values go with global views, which pixel_values {tuple(views.shape)} are not."
                 )
             return
         if padding is not None:

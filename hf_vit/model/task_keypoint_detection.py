@@ -6,7 +6,6 @@ heatmaps are than the grid, h' = s·h, w' = s·w.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, ClassVar
 
@@ -15,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import BatchFeature
+from transformers.models.vitpose.modeling_vitpose import VitPoseEstimatorOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
@@ -187,8 +187,7 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     expected = (*heatmaps.shape[:2], 3)
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
-            f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
-            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; num_labels is their number."
+            f"labels must be floats (batch, keypoints, 3) = {expected}, not {labels.dtype} {tuple(labels.shape)}."
         )
     if not may_read(labels):
         return
@@ -274,9 +273,8 @@ def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> l
     return order
 
 
-@dataclass
-class HfViTKeypointDetectionOutput(ModelOutput):
-    """The outputs that `post_process_keypoint_detection` takes.
+class HfViTKeypointDetectionOutput(VitPoseEstimatorOutput):
+    """The library's output, which `post_process_keypoint_detection` takes.
 
     Args:
         loss: Scalar, if labels were given.
@@ -284,11 +282,6 @@ class HfViTKeypointDetectionOutput(ModelOutput):
         hidden_states: On request, (B, L, D) before the first block and after each one.
         attentions: On request, (B, heads, L, L) of each block.
     """
-
-    loss: Tensor | None = None
-    heatmaps: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class HfViTForKeypointDetection(HfViTForDensePrediction):
@@ -443,9 +436,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         """Returns a crop of each box of an image."""
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
-            raise ValueError(
-                f"An input is {dict(given)!r}, but a dictionary must have an 'image'; 'boxes' are optional."
-            )
+            raise ValueError(f"An input is {dict(given)!r}, but a dictionary must have an 'image'.")
         pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
         size = (pixels.shape[-2], pixels.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
@@ -487,8 +478,7 @@ def _with_boxes(inputs: Any, boxes: Any) -> Any:
     if isinstance(inputs, list):
         if len(boxes) != len(inputs):
             raise ValueError(
-                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Give a list of boxes an image, "
-                "None for the whole image."
+                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Give None for a whole image."
             )
         return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
     if isinstance(inputs, Dataset | GeneratorType):

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from transformers import initialization as init
+from transformers.modeling_outputs import MaskedImageModelingOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .adapt_inputs import HfViTInputSized, as_parameter
@@ -164,10 +165,7 @@ class HfViTMaskedImageModelingHead(HfViTNamedHead):
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
         if options.objective == "simmim" and not config.use_mask_token:
-            raise ValueError(
-                "objective='simmim' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
-                "use_mask_token=True."
-            )
+            raise ValueError("objective='simmim' masks patches, but use_mask_token=False. Set use_mask_token=True.")
         if options.objective == "mae" and config.window_size is not None:
             raise ValueError(
                 f"objective='mae' leaves holes in the patch grid, where window_size={config.window_size} finds no "
@@ -342,7 +340,7 @@ class HfViTMaeEncoder(HfViTModel):
 
 
 @dataclass
-class HfViTMaskedImageModelingOutput(ModelOutput):
+class HfViTMaskedImageModelingOutput(MaskedImageModelingOutput):
     """What was masked, and the pixels that the model predicts.
 
     Args:
@@ -356,12 +354,8 @@ class HfViTMaskedImageModelingOutput(ModelOutput):
         attentions: On request, (B, heads, L, L) or (B, heads, P + K, P + K) of each block.
     """
 
-    loss: Tensor | None = None
-    reconstruction: Tensor | None = None
     logits: Tensor | None = None
     bool_masked_pos: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class HfViTForMaskedImageModeling(HfViTPreTrainedModel):

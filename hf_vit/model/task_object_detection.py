@@ -17,8 +17,9 @@ from transformers import ObjectDetectionPipeline, Pipeline
 from transformers import initialization as init
 from transformers.image_transforms import center_to_corners_format
 from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
+from transformers.models.yolos.modeling_yolos import YolosObjectDetectionOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .adapt_inputs import HfViTInputSized, as_parameter
@@ -295,10 +296,7 @@ def check_labels(batch: int, num_classes: int, labels: Any) -> None:
     """Raises `ValueError` unless every image has boxes with classes; values are read on the CPU only."""
     if not isinstance(labels, list | tuple) or len(labels) != batch:
         given = len(labels) if isinstance(labels, list | tuple) else type(labels).__name__
-        raise ValueError(
-            f"labels must be a list with a dictionary for each of the {batch} images, not {given}. The image "
-            "processor makes it."
-        )
+        raise ValueError(f"labels must be a list with a dictionary for each of the {batch} images, not {given}.")
     for index, target in enumerate(labels):
         if not isinstance(target, Mapping) or not {"class_labels", "boxes"} <= target.keys():
             raise ValueError(f"labels[{index}] must be a dictionary with class_labels and boxes.")
@@ -317,8 +315,8 @@ def check_labels(batch: int, num_classes: int, labels: Any) -> None:
 
 
 @dataclass
-class HfViTObjectDetectionOutput(ModelOutput):
-    """The outputs that `post_process_object_detection` takes.
+class HfViTObjectDetectionOutput(YolosObjectDetectionOutput):
+    """The library's output with the probabilities of classes, which `post_process_object_detection` takes.
 
     Args:
         loss: Scalar, if labels were given.
@@ -334,15 +332,7 @@ class HfViTObjectDetectionOutput(ModelOutput):
         attentions: On request, (B, heads, L, L) of each block.
     """
 
-    loss: Tensor | None = None
-    loss_dict: dict[str, Tensor] | None = None
-    logits: Tensor | None = None
-    pred_boxes: Tensor | None = None
     probabilities: Tensor | None = None
-    auxiliary_outputs: list[dict[str, Tensor]] | None = None
-    last_hidden_state: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class HfViTForObjectDetection(HfViTPreTrainedModel):

@@ -210,8 +210,7 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
     """Raises `ValueError` unless labels are (B, H, W) class numbers; values are read on the CPU only."""
     if labels.ndim != 3 or len(labels) != len(logits) or labels.is_floating_point():
         raise ValueError(
-            f"labels must be class numbers (batch, height, width) with batch {len(logits)}, not {labels.dtype} of "
-            f"shape {tuple(labels.shape)}. The image processor makes them from segmentation_maps."
+            f"labels must be class numbers (batch, height, width), not {labels.dtype} of shape {tuple(labels.shape)}."
         )
     check_class_numbers(labels, logits.shape[1], ignore_index)
 
@@ -305,10 +304,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.segmentation_head = HfViTSegmentationHead(config, self.options)
         if config.num_labels < 2:
-            raise ValueError(
-                f"num_labels={config.num_labels} leaves nothing to tell apart. Set num_labels to 2 at least: what is "
-                "none of your classes is one too, unless it is ignored."
-            )
+            raise ValueError(f"num_labels={config.num_labels} leaves nothing to tell apart. Set it to 2 at least.")
         self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3)
         has_auxiliary_head = self.options.use_auxiliary_head
         self.auxiliary_head = (

@@ -7,15 +7,15 @@ num_upscale_blocks.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
+from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
@@ -267,8 +267,7 @@ def check_targets(
     if mask_labels is None or class_labels is None or len(mask_labels) != batch or len(class_labels) != batch:
         counts = [None if labels is None else len(labels) for labels in (mask_labels, class_labels)]
         raise ValueError(
-            f"mask_labels and class_labels must be lists with an entry for each of the {batch} images, not {counts}. "
-            "The image processor makes both."
+            f"mask_labels and class_labels must be lists with an entry for each of the {batch} images, not {counts}."
         )
     for index, (masks, classes) in enumerate(zip(mask_labels, class_labels, strict=True)):
         if masks.ndim != 3 or classes.ndim != 1 or len(masks) != len(classes):
@@ -281,9 +280,8 @@ def check_targets(
         check_class_numbers(classes, num_classes, name="Class", place=f" in class_labels[{index}]")
 
 
-@dataclass
-class HfViTForUniversalSegmentationOutput(ModelOutput):
-    """The outputs that `post_process_{semantic,instance,panoptic}_segmentation` take.
+class HfViTForUniversalSegmentationOutput(EomtForUniversalSegmentationOutput):
+    """The library's output, which `post_process_{semantic,instance,panoptic}_segmentation` take.
 
     Args:
         loss: Scalar, if targets were given.
@@ -293,13 +291,6 @@ class HfViTForUniversalSegmentationOutput(ModelOutput):
         hidden_states: On request, before the first block and after each one; the last blocks have queries too.
         attentions: On request, (B, heads, L, L) of each block.
     """
-
-    loss: Tensor | None = None
-    class_queries_logits: Tensor | None = None
-    masks_queries_logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
@@ -385,8 +376,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
                 implementation = self.config._attn_implementation
                 if implementation not in ("eager", "sdpa") and not blocks.output_attentions:  # which runs eager
                     raise ValueError(
-                        f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A "
-                        "model whose training has annealed it away runs with any."
+                        f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}."
                     )
                 layout = blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
                 attention_mask = head.attention_mask(predictions[-1][0], block, *layout)

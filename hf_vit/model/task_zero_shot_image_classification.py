@@ -116,10 +116,7 @@ class HfViTTextModel(HfViTPreTrainedModel):
         """
         length, longest = input_ids.shape[1], self.options.max_position_embeddings
         if length > longest:
-            raise ValueError(
-                f"The texts have {length} tokens, but max_position_embeddings={longest}. Cut them off: "
-                f"tokenizer(texts, truncation=True, max_length={longest})."
-            )
+            raise ValueError(f"The texts have {length} tokens, but max_position_embeddings={longest}. Truncate them.")
         if position_ids is None:
             position_ids = torch.arange(length, device=input_ids.device)[None]
         hidden_states = self.token_embedding(input_ids) + self.position_embedding(position_ids)  # (T, S, D)

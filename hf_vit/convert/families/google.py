@@ -85,16 +85,10 @@ BIG_VISION_KEYS: KeyMap = {
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields that the shapes tell: all of them, but for the image size where it is not square."""
     if "conv_root/kernel" in shapes:
-        raise ValueError(
-            "The file holds a hybrid: a ResNet comes before the blocks (conv_root/kernel). No HfViTConfig describes "
-            "it; use timm for it."
-        )
+        raise ValueError("In the file a ResNet comes before the blocks (conv_root/kernel). Use timm for it.")
     query = next((name for name in shapes if "encoderblock_0/" in name and name.endswith("/query/kernel")), None)
     if query is None:
-        raise ValueError(
-            "The file stacks all blocks in one tensor (Transformer/encoderblock/…), which is not known here. Save it "
-            "with one tensor per block (Transformer/encoderblock_0/…)."
-        )
+        raise ValueError("The file stacks all blocks in a tensor. Save one per block (Transformer/encoderblock_0/…).")
     width, num_heads, _ = shapes[query]
     blocks = {name.split("/")[1] for name in shapes if name.startswith("Transformer/encoderblock_")}
     height, breadth, channels, _ = shapes["embedding/kernel"]

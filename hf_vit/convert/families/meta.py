@@ -53,10 +53,7 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     width = fields["hidden_size"]
     number = given.get("num_attention_heads", heads.get(width, width // 64))
     if width % 64 and "num_attention_heads" not in given:
-        raise ValueError(
-            f"The file does not tell the number of attention heads, and no published model is {width} wide. Give "
-            "num_attention_heads=."
-        )
+        raise ValueError(f"The file names no heads and no published model is {width} wide. Give num_attention_heads=.")
     is_decoded = "decoder_embed.weight" in shapes
     return {
         **fields,

@@ -206,10 +206,7 @@ def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[
 def check_image_tower(tower: Config, fixed: Mapping[str, Any], known: str) -> None:
     """Raises `ValueError` if an image tower has fields that are not known; see `foreign_fields`."""
     if foreign := foreign_fields(tower, fixed, known):
-        raise ValueError(
-            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
-            "OpenCLIP."
-        )
+        raise ValueError(f"The image tower in open_clip_config.json has {foreign}, unknown here. Use OpenCLIP.")
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:

@@ -132,8 +132,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     for name, number, found in told:
         if number not in (None, found):
             raise ValueError(
-                f"config.json says {name}={number}, but the weights have {found}. The files are of two models, or "
-                "incomplete."
+                f"config.json says {name}={number}, but the weights have {found}. The files do not belong together."
             )
     fields.update(architecture_facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
@@ -145,10 +144,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         is_token = "cls_token" in shapes and "_dinov3" not in architecture and "fc_norm.weight" not in shapes
         pool = "map" if "attn_pool.latent" in shapes else "token" if is_token else "avg"
     if pool not in POOLINGS:
-        raise ValueError(
-            f"The model pools its tokens by global_pool={pool!r}. Known are {', '.join(POOLINGS)}; for tokens alone "
-            "set one of them in its config.json and take last_hidden_state."
-        )
+        raise ValueError(f"global_pool={pool!r} is not known. Set one of {', '.join(POOLINGS)} in config.json.")
     return {**fields, **label_fields(config), "pooling": POOLINGS[pool], "position_antialias": True}
 
 

@@ -113,10 +113,7 @@ MAE_BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
 def without_cls(positions: Tensor) -> Tensor:
     """Returns the rows of the patches of the decoder's table (1, 1 + N, E); that of the CLS token must be zero."""
     if positions[:, 0].any():
-        raise ValueError(
-            "The CLS token has a position in the decoder of MAE that is not zero, which no such decoder starts with "
-            "or learns. The file is damaged, or of another model."
-        )
+        raise ValueError("The CLS token has a position in the decoder of MAE that is not zero. The file is damaged.")
     return positions[:, 1:]
 
 

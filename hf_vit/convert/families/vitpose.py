@@ -43,8 +43,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     stages = backbone.get("out_indices") or [num_layers]
     if "backbone_config" in config and stages[-1] != num_layers:
         raise ValueError(
-            f"The head of this checkpoint sees out_indices={stages} of num_hidden_layers={num_layers} blocks; here it "
-            "sees the last one. Open it with transformers."
+            f"The head sees out_indices={stages} of num_hidden_layers={num_layers}, not the last. Use transformers."
         )
     return {
         **fields,
