@@ -19,16 +19,17 @@ from ..model.task_configurations import TASK_CONFIGS
 from ..model.task_image_classification import HfViTForImageClassification
 from ..outputs import new_folder
 from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
-from .families.timm_vit import ACTIVATIONS, POOLINGS
+from .families.timm_vit import ACTIVATIONS, ARGUMENTS, POOLINGS
 from .family import LABELS, VIT_FIELDS, Family, given_fields
 from .image_processor import SHARED, read_image_processor_file
-from .key_map import export_weights, strip_prefix
+from .key_map import export_weights, parts, strip_prefix
 
 
 Weights = Mapping[str, Tensor]
 # What timm's plain class has no argument for, or, for the norm before the blocks, no bias in the patches
 REQUIRED_BY_TIMM = {"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True}
 REQUIRED_WITH_DISTILLATION = {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}
+TIMM_ARGUMENTS = {name: str(field) for name, field in parts("", "", ARGUMENTS).items()}
 TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
@@ -109,23 +110,10 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     if config.proj_bias != config.mlp_bias:
         raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
-    arguments = {
-        "img_size": config.image_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.num_channels,
-        "embed_dim": config.hidden_size,
-        "depth": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
+    arguments = {name: vars(config)[field] for name, field in TIMM_ARGUMENTS.items()} | {
         "mlp_ratio": config.intermediate_size / config.hidden_size,
-        "qkv_bias": config.qkv_bias,
-        "proj_bias": config.proj_bias,
-        "qk_norm": config.use_qk_norm,
-        "init_values": config.layerscale_value,
-        "class_token": config.use_cls_token,
         "no_embed_class": config.num_prefix_positions == 0,
-        "reg_tokens": config.num_register_tokens,
         "global_pool": pool,
-        "fc_norm": config.norm_after_pooling,
         "act_layer": TIMM_ACTIVATIONS.get(config.hidden_act),
         "norm_layer": "rmsnorm" if config.norm_type == "rmsnorm" else None,
     }

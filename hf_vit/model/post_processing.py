@@ -19,7 +19,7 @@ from .image_geometry import crop_regions, height_and_width, points_from_crops, r
 from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
 from .nested_options import check_thresholds
 from .task_keypoint_detection import decode_heatmaps
-from .task_object_detection import box_overlaps
+from .task_object_detection import box_overlaps, class_probabilities
 
 
 CLASS_SCORES = ("softmax", "sigmoid", None)  # how logits of detection become probabilities; None is unknown
@@ -68,11 +68,8 @@ def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> 
             "they are read. Pass all that the model returns, or set class_scores: 'softmax' for models with "
             "class_loss='cross_entropy', 'sigmoid' for others."
         )
-    logits = outputs["logits"].float()
-    return {
-        **outputs,
-        "probabilities": logits.softmax(-1)[..., :-1] if class_scores == "softmax" else logits.sigmoid(),
-    }
+    class_loss = "cross_entropy" if class_scores == "softmax" else "iou_aware"
+    return {**outputs, "probabilities": class_probabilities(outputs["logits"].float(), class_loss)}
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:

@@ -194,8 +194,9 @@ def contrastive_loss(
     logit_scale: Tensor,
     logit_bias: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
+    is_local: bool = False,
 ) -> Tensor:
-    """Returns the loss of similarities of images and texts, (B, E) of length 1, of the pairs of all processes.
+    """Return the loss of the similarities of images and texts, (B, E) of length 1, over the pairs of all processes.
 
     With a bias it is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the cross-entropy of each of the N·N
     pairs, summed and divided by N. Without, it is that of CLIP (https://arxiv.org/abs/2103.00020): the mean
@@ -205,43 +206,23 @@ def contrastive_loss(
     It is the same on all processes, which must all call it, with one pair at least, else `ValueError`. DDP, which
     takes the mean of gradients over the processes, then has those of one process with all pairs. At no time are there
     more logits than `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
+    With `is_local`, the loss is that of the pairs of this process alone.
     """
     if image_embeds.shape != text_embeds.shape:
         raise ValueError(
             f"The loss needs a text for each image, but there are {len(image_embeds)} images and {len(text_embeds)} "
             "texts. Give as many, or leave return_loss out."
         )
-    pairs = image_embeds, text_embeds.to(image_embeds.dtype)
-    everything, shares, start = gather_rows(*pairs)
+    images, texts = image_embeds, text_embeds.to(image_embeds.dtype)
+    everything = ((images, texts), [len(images)], 0) if is_local else gather_rows(images, texts)
+    (all_images, all_texts), shares, start = everything
     if min(shares) == 0:
         raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
-    total = share_of_loss(pairs, everything, start, logit_scale, logit_bias, max_logits)
-    return sum_over_processes(total) / sum(shares)
-
-
-@in_float32
-def loss_of_pairs(
-    image_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor, logit_bias: Tensor | None = None
-) -> Tensor:
-    """Returns the loss of pairs that this process alone has; otherwise as `contrastive_loss`."""
-    pairs = image_embeds, text_embeds.to(image_embeds.dtype)
-    return share_of_loss(pairs, pairs, 0, logit_scale, logit_bias) / len(image_embeds)
-
-
-def share_of_loss(
-    pairs: tuple[Tensor, ...],
-    everything: tuple[Tensor, ...],
-    start: int,
-    logit_scale: Tensor,
-    logit_bias: Tensor | None,
-    max_logits: int = MAX_LOGITS,
-) -> Tensor:
-    """Returns the share in the loss of images and texts (B, E), of which the first is number `start` of all (N, E)."""
-    scale = logit_scale.to(pairs[0].dtype).exp()
+    scale = logit_scale.to(images.dtype).exp()
+    partners = torch.arange(start, start + len(images), device=images.device)
 
     def sum_over_rows(loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor) -> Tensor:
         # A few rows at a time, of which nothing is kept for the backward pass.
-        partners = torch.arange(start, start + len(own), device=own.device)
         size = max(1, max_logits // len(others))
         parts = [
             checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
@@ -249,10 +230,11 @@ def share_of_loss(
         ]
         return torch.stack(parts).sum()
 
-    (images, texts), (all_images, all_texts) = pairs, everything
     if logit_bias is None:
-        return (sum_over_rows(softmax_rows, images, all_texts) + sum_over_rows(softmax_rows, texts, all_images)) / 2
-    return sum_over_rows(sigmoid_rows, images, all_texts, logit_bias.to(images.dtype))
+        total = (sum_over_rows(softmax_rows, images, all_texts) + sum_over_rows(softmax_rows, texts, all_images)) / 2
+    else:
+        total = sum_over_rows(sigmoid_rows, images, all_texts, logit_bias.to(images.dtype))
+    return (total if is_local else sum_over_processes(total)) / sum(shares)
 
 
 def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:

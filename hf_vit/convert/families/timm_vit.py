@@ -70,6 +70,12 @@ POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
 # Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well or
 # that act in training alone.
+# Arguments that have a field of ours, as an export writes them
+ARGUMENTS = (
+    "img_size=image_size patch_size in_chans=num_channels embed_dim=hidden_size depth=num_hidden_layers "
+    "num_heads=num_attention_heads qkv_bias proj_bias qk_norm=use_qk_norm init_values=layerscale_value "
+    "class_token=use_cls_token reg_tokens=num_register_tokens fc_norm=norm_after_pooling"
+)
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",

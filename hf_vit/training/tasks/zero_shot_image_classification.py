@@ -31,7 +31,7 @@ from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.remote_code import refusing_code
-from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, loss_of_pairs
+from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, contrastive_loss
 from ...options.field import (
     COUNT,
     PROBABILITY,
@@ -262,7 +262,7 @@ class ImageTextEvaluator(BaseEvaluator):
         bias = None if head.logit_bias is None else head.logit_bias.detach().cpu()
         with torch.no_grad():
             turns = [texts[first + turn % counts] for turn in range(int(counts.max()))]
-            losses = torch.stack([loss_of_pairs(images, chosen, scale, bias) for chosen in turns])
+            losses = torch.stack([contrastive_loss(images, chosen, scale, bias, is_local=True) for chosen in turns])
         return {"loss": float(losses.double().mean()), **super().compute(model)}
 
     def draw(self, images: Images, predictions: list[ComparedImage], targets: list[Any], file: File) -> None:
