@@ -459,7 +459,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     def reset_classifier(self, num_labels: int) -> None:
         """Replaces the classifier by a new one; see `HfViTForImageClassification`, the only model that has one."""
-        raise ValueError(f"{type(self).__name__} has no classifier to replace. Use from_pretrained(num_labels=...).")
+        raise ValueError(f"{type(self).__name__} has no classifier to replace, as HfViTForImageClassification has.")
 
     def get_position_embeddings(self) -> Tensor | None:
         """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""

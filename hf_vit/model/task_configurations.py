@@ -390,7 +390,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
             raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
         if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
-            raise ValueError(f"loss={self.loss!r} needs meters. For depth_estimation_type='relative' set loss='ssi'.")
+            raise ValueError(f"loss={self.loss!r} needs meters, not depth_estimation_type='relative'. Set loss='ssi'.")
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
             raise ValueError("The bins of head='linear' need a max_depth in meters, such as 10 indoors, 80 outdoors.")
 

@@ -187,7 +187,8 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     expected = (*heatmaps.shape[:2], 3)
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
-            f"labels must be floats (batch, keypoints, 3) = {expected}, not {labels.dtype} {tuple(labels.shape)}."
+            f"labels must be floats (batch, keypoints, 3) = {expected}, not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}. The image processor makes them; num_labels is the number of keypoints."
         )
     if not may_read(labels):
         return
