@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..model.configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.remote_code import AUTO_MAP, list_tasks
+from ..model.remote_code import class_path, list_tasks
 from ..model.task_configurations import TASK_CONFIGS, HfViTTextConfig
 from .families import FAMILIES
 from .family import Config, Family, Shapes
@@ -31,14 +31,8 @@ def find_class(path: str) -> Any:
     return vars(import_module(f"..model.{module}", __package__))[name]
 
 
-def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
-    """Returns our model classes, each by the name of its task."""
-    paths = dict.fromkeys(path for path in AUTO_MAP.values() if path.startswith("task_"))
-    return {"features": HfViTModel, **dict(zip(list_tasks(), map(find_class, paths), strict=True))}
-
-
 logger = logging.get_logger(__name__)
-TASKS = classes_by_task()
+TASKS = {"features": HfViTModel} | {task: find_class(class_path(task)) for task in list_tasks()}
 # Options that make a text tower another one; of fewer blocks it is the same
 TEXT_SHAPE = (
     *("encoder_config", "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"),

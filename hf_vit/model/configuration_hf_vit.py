@@ -109,16 +109,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     _has_pipelines: ClassVar[bool] = False
     # What the Trainer leaves out of the predictions it gathers.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        "hidden_states",
-        "attentions",
-        "cls_logits",
-        "distillation_logits",
-        "auxiliary_logits",
-        "auxiliary_outputs",
-        "logits_per_image",
-        "logits_per_text",
-        "text_model_output",
-        "vision_model_output",
+        *("hidden_states", "attentions", "cls_logits", "distillation_logits", "auxiliary_logits", "auxiliary_outputs"),
+        *("logits_per_image", "logits_per_text", "text_model_output", "vision_model_output"),
     ]
 
     hidden_size: int = option(768, "[1, inf)")

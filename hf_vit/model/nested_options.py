@@ -6,6 +6,9 @@ from typing import Any, ClassVar, Self
 from transformers.activations import ACT2FN
 
 
+RULES = {"(0, inf)": "be positive", "[0, inf)": "not be negative", "(-inf, inf)": "be finite"}
+
+
 def option(default: Any, interval: str = "", hint: str = "", of: str = "") -> Any:
     """Declares a field with the values that it may have.
 
@@ -25,8 +28,9 @@ def check_intervals(options: Any) -> None:
         interval, hint = entry.metadata.get("interval"), entry.metadata.get("hint")
         value = vars(options)[entry.name] if interval else None
         if interval and value is not None and not is_within(value, interval):
-            end = f"; {hint}." if hint else "."
-            raise ValueError(f"{entry.name}={value} must {describe_interval(interval)}{end}")
+            least = f"be at least {interval[1:].partition(',')[0]}"
+            rule = RULES.get(interval) or (least if interval.endswith("inf)") else f"lie in {interval}")
+            raise ValueError(f"{entry.name}={value} must {rule}{f'; {hint}' if hint else ''}.")
 
 
 def is_within(value: Any, interval: str) -> bool:
@@ -35,13 +39,6 @@ def is_within(value: Any, interval: str) -> bool:
     numbers = value if isinstance(value, list | tuple) else [value]
     ends = {end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "[]"}
     return bool(numbers) and all(low < number < high or number in ends for number in numbers)
-
-
-def describe_interval(interval: str) -> str:
-    """Returns what a number in an interval must do."""
-    words = {"(0, inf)": "be positive", "[0, inf)": "not be negative", "(-inf, inf)": "be finite"}
-    low = interval[1:].partition(",")[0]
-    return words.get(interval) or (f"be at least {low}" if interval.endswith("inf)") else f"lie in {interval}")
 
 
 @dataclass

@@ -181,7 +181,8 @@ class BatchedImagePipeline(Pipeline):
         return super().__new__(cls)
 
     def __init__(self, *args: Any, optimize: bool | dict[str, Any] | None = None, **kwargs: Any) -> None:
-        check_optimize(optimize)
+        if not isinstance(optimize, bool | dict | None):
+            raise ValueError(f"optimize={optimize!r} must be True, False or options of optimize_for_inference.")
         for name in ("batch_size", "num_workers"):
             kwargs[name] = AUTO if kwargs.get(name) is None else kwargs[name]
         super().__init__(*args, **kwargs)
@@ -344,12 +345,6 @@ def check_on_error(on_error: str | None) -> dict[str, str]:
     if on_error not in (None, *ON_ERROR):
         raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
     return {} if on_error is None else {"on_error": on_error}
-
-
-def check_optimize(optimize: Any) -> None:
-    """Raises `ValueError` if the option of a pipeline is neither a bool, nor None, nor a dictionary of options."""
-    if not isinstance(optimize, bool | dict | None):
-        raise ValueError(f"optimize={optimize!r} must be True, False or options of optimize_for_inference.")
 
 
 def optimize_model(model: Any, options: dict[str, Any]) -> Any:

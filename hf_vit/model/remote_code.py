@@ -14,44 +14,44 @@ from huggingface_hub.utils import get_session
 
 
 REACH_SECONDS = 5  # that the Hub may take to answer
+TASKS = (
+    *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
+    *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
+    "zero-shot-image-classification",
+)
+
+
+def class_path(task: str, form: str = "HfViTFor{}") -> str:
+    """Return the file and name of the class of a task, whose name in camel case fills `form`."""
+    return f"task_{task.replace('-', '_')}.{form.format(camel_case(task))}"
+
+
+def camel_case(task: str) -> str:
+    """Return the name of a task as in names of classes, such as "DepthEstimation"."""
+    return task.title().replace("-", "")
+
+
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
 AUTO_MAP = {
     "AutoConfig": "configuration_hf_vit.HfViTConfig",
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
-    "AutoModelForImageClassification": "task_image_classification.HfViTForImageClassification",
+    **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task != "joint-embedding"},
     # The stock pipeline asks for this class first; `HfViTConfig.save_pretrained` says where it is a universal one.
-    "AutoModelForImageSegmentation": "task_semantic_segmentation.HfViTForSemanticSegmentation",
-    "AutoModelForSemanticSegmentation": "task_semantic_segmentation.HfViTForSemanticSegmentation",
-    "AutoModelForUniversalSegmentation": "task_universal_segmentation.HfViTForUniversalSegmentation",
-    "AutoModelForDepthEstimation": "task_depth_estimation.HfViTForDepthEstimation",
-    "AutoModelForKeypointDetection": "task_keypoint_detection.HfViTForKeypointDetection",
-    "AutoModelForMaskedImageModeling": "task_masked_image_modeling.HfViTForMaskedImageModeling",
-    "AutoModelForObjectDetection": "task_object_detection.HfViTForObjectDetection",
-    "AutoModelForPreTraining": "task_joint_embedding.HfViTForJointEmbedding",
-    "AutoModelForZeroShotImageClassification": (
-        "task_zero_shot_image_classification.HfViTForZeroShotImageClassification"
-    ),
+    "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
+    "AutoModelForPreTraining": class_path("joint-embedding"),
 }
 FEATURES = "image-feature-extraction"  # of models with any head
+SEGMENTATION = ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline")
+WITH_PIPELINES = (
+    *("image-classification", "depth-estimation", "keypoint-detection", "object-detection"),
+    "zero-shot-image-classification",
+)
 # By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
 PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
-    "AutoModelForImageClassification": (
-        "image-classification",
-        "task_image_classification.HfViTImageClassificationPipeline",
-    ),
-    **dict.fromkeys(
-        ("AutoModelForSemanticSegmentation", "AutoModelForUniversalSegmentation"),
-        ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline"),
-    ),
-    "AutoModelForDepthEstimation": ("depth-estimation", "task_depth_estimation.HfViTDepthEstimationPipeline"),
-    "AutoModelForKeypointDetection": ("keypoint-detection", "task_keypoint_detection.HfViTKeypointDetectionPipeline"),
-    "AutoModelForObjectDetection": ("object-detection", "task_object_detection.HfViTObjectDetectionPipeline"),
-    "AutoModelForZeroShotImageClassification": (
-        "zero-shot-image-classification",
-        "task_zero_shot_image_classification.HfViTZeroShotImageClassificationPipeline",
-    ),
+    **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in WITH_PIPELINES},
+    **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
 }
 # The same as config.json has it, one task for each model: among several the library would not know which one is meant
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
@@ -64,8 +64,7 @@ CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
 
 def list_tasks() -> list[str]:
     """Returns the names of the tasks, as the command and `train` take them."""
-    modules = [path.partition(".")[0] for path in AUTO_MAP.values() if path.startswith("task_")]
-    return [name.removeprefix("task_").replace("_", "-") for name in dict.fromkeys(modules)]
+    return list(TASKS)
 
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from transformers import SiglipTextConfig
 from transformers.utils import logging
 
+from ...model.task_zero_shot_image_classification import BLOCK_FIELDS
 from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv, parts
 
@@ -35,16 +37,9 @@ KEYS: KeyMap = {
 }
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
 # Defaults of the class of the text tower of SigLIP, whose fields that of CLIP shares with it and with ours
-SIGLIP_TEXT_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-    "max_position_embeddings": 64,
-}
+SIGLIP_TEXT_DEFAULTS = given_fields(
+    SiglipTextConfig().to_dict(), ("vocab_size", "max_position_embeddings", *BLOCK_FIELDS)
+)
 
 
 def tower_of(config: Config) -> Config:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from transformers import DINOv3ViTConfig
+
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
 from ..family import Config, Family, Shapes, given_fields, is_classifier, transformers_fields
 from ..key_map import KeyMap, Reshaped, block_keys, gated_mlp_keys, join_qkv, parts
@@ -69,14 +71,10 @@ def encoder_keys_3(layer: str) -> KeyMap:
 
 
 KEYS_3: KeyMap = {**encoder_keys_3("layer.*"), **parts("", "", "embeddings.mask_token norm")}
-DEFAULTS_3 = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_attention_heads": 6,
-    "layer_norm_eps": 1e-5,
-    "key_bias": False,
-    "layerscale_value": 1.0,
-}
+DEFAULTS_3 = given_fields(
+    DINOv3ViTConfig().to_dict(),
+    ("hidden_size", "intermediate_size", "num_attention_heads", "layer_norm_eps", "key_bias", "layerscale_value"),
+)
 
 
 def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:

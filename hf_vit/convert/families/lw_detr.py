@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import LwDetrConfig
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
@@ -43,25 +44,13 @@ KEYS: KeyMap = {
     **parts(HEAD, "decoder.ref_point_head.layers", "position_fc1=0 position_fc2=1"),
     **parts(HEAD, "", "class_head.layers.*=class_embed box_head.layers.*=bbox_embed.layers.*"),
 }
-# What their classes assume where config.json names none
-BACKBONE = {
-    "hidden_size": 192,
-    "num_hidden_layers": 10,
-    "image_size": 1024,
-    "window_block_indices": [0, 1, 3, 6, 7, 9],
-    "out_indices": [2, 4, 5, 9],
-}
-# Our options of the decoder and the losses, their names there, and what their class assumes
-DECODER = {
-    "num_queries": ("num_queries", 300),
-    "num_layers": ("decoder_layers", 3),
-    "hidden_size": ("d_model", 256),
-    "num_attention_heads": ("decoder_self_attention_heads", 8),
-    "num_points": ("decoder_n_points", 4),
-    "num_groups": ("group_detr", 13),
-    "bbox_weight": ("bbox_loss_coefficient", 5),
-    "giou_weight": ("giou_loss_coefficient", 2),
-}
+# Our options of the decoder and the losses, and their names there
+DECODER = parts(
+    *("", ""),
+    "num_queries num_layers=decoder_layers hidden_size=d_model num_attention_heads=decoder_self_attention_heads "
+    "num_points=decoder_n_points num_groups=group_detr bbox_weight=bbox_loss_coefficient "
+    "giou_weight=giou_loss_coefficient",
+)
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
@@ -92,7 +81,7 @@ def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of a LwDetrConfig, of its backbone, and of the size of images that their processor makes."""
-    backbone = config.get("backbone_config") or BACKBONE
+    backbone = config.get("backbone_config") or LwDetrConfig().backbone_config.to_dict()
     check_backbone(backbone, "LW-DETR", "lw_detr_vit")
     size = config.get("image_processor", {}).get("size") or {}
     image_size = [size["height"], size["width"]] if {"height", "width"} <= size.keys() else backbone["image_size"]
@@ -136,16 +125,15 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     """Returns the options of projector, decoder and losses; see `configure`."""
-    options = {
-        name: assumed if config.get(theirs) is None else config[theirs] for name, (theirs, assumed) in DECODER.items()
-    }
+    known = {**LwDetrConfig().to_dict(), **{name: value for name, value in config.items() if value is not None}}
+    options = {name: known[str(theirs)] for name, theirs in DECODER.items()}
     width, heads = options["hidden_size"], options["num_attention_heads"]
     derived = {
-        "decoder_cross_attention_heads": (16, 2 * heads),
-        "decoder_ffn_dim": (2048, min(8 * width, MAX_INTERMEDIATE_SIZE)),
+        "decoder_cross_attention_heads": 2 * heads,
+        "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE),
     }
-    for name, (assumed, ours) in derived.items():
-        if (found := config.get(name, assumed)) != ours:
+    for name, ours in derived.items():
+        if (found := known[name]) != ours:
             raise ValueError(
                 f"{name}={found} has no counterpart: with d_model={width} and decoder_self_attention_heads={heads} it "
                 f"is {ours} here. Open it with transformers."
@@ -174,9 +162,7 @@ LW_DETR = Family(
         "decoder_activation_function": "relu",
         "attention_bias": True,
         # of the decoder, where ours has none
-        "dropout": 0,
-        "attention_dropout": 0,
-        "activation_dropout": 0,
+        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0),
     },
     is_sized_by_images=True,
     outputs="hidden states, classes and boxes of the queries, at the size of its images",
