@@ -38,7 +38,8 @@ KEYS: KeyMap = {
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
 # Defaults of the class of the text tower of SigLIP, whose fields that of CLIP shares with it and with ours
 SIGLIP_TEXT_DEFAULTS = given_fields(
-    SiglipTextConfig().to_dict(), ("vocab_size", "max_position_embeddings", *BLOCK_FIELDS)
+    SiglipTextConfig(bos_token_id=None, eos_token_id=None).to_dict(),
+    ("vocab_size", "max_position_embeddings", *BLOCK_FIELDS),
 )
 
 
