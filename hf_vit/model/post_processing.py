@@ -294,11 +294,7 @@ class HfViTPostProcessing:
         return results
 
     def post_process_object_detection(
-        self,
-        outputs: Any,
-        threshold: float = 0.5,
-        target_sizes: Sizes = None,
-        nms_threshold: float | None = None,
+        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None, nms_threshold: float | None = None
     ) -> list[dict[str, Tensor]]:
         """Returns the objects in every image, the surest first.
 

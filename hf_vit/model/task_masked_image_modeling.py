@@ -418,10 +418,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         pixels = logits if scale is None else scale.restore(logits)
         loss = masked_image_modeling_loss(logits, targets, mask, self.options.objective) if return_loss else None
         return HfViTMaskedImageModelingOutput(
-            loss=loss,
-            reconstruction=unpatchify(pixels, grid, patch_size),
-            logits=logits,
-            bool_masked_pos=mask,
+            loss=loss, reconstruction=unpatchify(pixels, grid, patch_size), logits=logits, bool_masked_pos=mask
         )
 
     def _mask(

@@ -157,9 +157,5 @@ EOMT = Family(
     outputs="hidden states, classes and masks of the queries",
 )
 EOMT_DINOV3 = replace(
-    EOMT,
-    name="EoMT on DINOv3",
-    model_types=("eomt_dinov3",),
-    keys=EOMT_DINOV3_KEYS,
-    configure=configure_eomt_dinov3,
+    EOMT, name="EoMT on DINOv3", model_types=("eomt_dinov3",), keys=EOMT_DINOV3_KEYS, configure=configure_eomt_dinov3
 )

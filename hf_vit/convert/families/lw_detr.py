@@ -128,10 +128,7 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     known = {**LwDetrConfig().to_dict(), **{name: value for name, value in config.items() if value is not None}}
     options = {name: known[str(theirs)] for name, theirs in DECODER.items()}
     width, heads = options["hidden_size"], options["num_attention_heads"]
-    derived = {
-        "decoder_cross_attention_heads": 2 * heads,
-        "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE),
-    }
+    derived = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
     for name, ours in derived.items():
         if (found := known[name]) != ours:
             raise ValueError(

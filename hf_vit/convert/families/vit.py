@@ -96,10 +96,7 @@ DEIT = replace(
     DEIT_ONE_HEAD,
     name="DeiT",
     reads=lambda config: True,
-    keys={
-        **KEYS,
-        **parts("", "", f"{DISTILLATION_TOKEN} classifier=cls_classifier distillation_classifier"),
-    },
+    keys={**KEYS, **parts("", "", f"{DISTILLATION_TOKEN} classifier=cls_classifier distillation_classifier")},
     configure=partial(transformers_fields, layer_norm_eps=1e-12, use_distillation_token=True),
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits of both heads and their mean",
