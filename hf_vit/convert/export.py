@@ -157,9 +157,7 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
     lost = sorted(name for name in options.keys() - ignored if options[name] != back.get(name))
     if lost:
         described = ", ".join(f"{name}={options[name]!r} (there {back.get(name)!r})" for name in lost)
-        raise ValueError(
-            f"The image processor does not fit the layout {layout!r}: {described}. Export the model without it."
-        )
+        raise ValueError(f"The image processor does not fit the layout {layout!r}: {described}. Leave it out.")
     return exported
 
 

@@ -100,7 +100,7 @@ def convert_pretrained(
     """
     if "config" in kwargs:
         raise ValueError(
-            f"{str(name_or_path)!r} brings its own configuration. Leave out config= and give fields as arguments."
+            f"{str(name_or_path)!r} brings its own configuration. Leave out config= and pass fields alone."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}

@@ -79,9 +79,7 @@ def usual_options(source: Source, **given: Any) -> dict[str, Any]:
     elif family.images:
         options = original_image_processor_options(family.images, native.image_size)
     else:
-        logger.warning(
-            f"{source.name!r} does not say how its images are processed. Its family's usual options are taken."
-        )
+        logger.warning(f"{source.name!r} does not say how its images are processed. Its family's options apply.")
         if "model_type" in source.config:
             options = image_processor_options({}, model_type=source.config["model_type"])
         else:  # timm, whose older files hold the options beside the architecture

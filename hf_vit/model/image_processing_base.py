@@ -641,9 +641,7 @@ def _check_together(options: dict[str, Any]) -> None:
         if options[name] not in known:
             raise ValueError(f"{name}={options[name]!r} must be one of {', '.join(map(str, known))}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
-        raise ValueError(
-            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave it out."
-        )
+        raise ValueError(f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Omit it.")
     if multiple is not None:
         pair = (multiple, multiple) if isinstance(multiple, int) else multiple
         if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):

@@ -211,9 +211,7 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} is {classes!r}, but class numbers are whole. Give integers.") from error
     if numbers.shape != (count,):
-        raise ValueError(
-            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give one class number each."
-        )
+        raise ValueError(f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give as many.")
     if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
         raise TypeError(f"{name} holds {numbers.dtype}, but class numbers are whole. Give integers.")
     if (numbers < 0).any():
@@ -261,9 +259,7 @@ def read_boxes(boxes: Any, name: str) -> Tensor:
     values = _to_floats(boxes, name, "rows of four numbers each, (left, top, right, bottom)")
     values = values.reshape(0, 4) if values.numel() == 0 else values
     if values.ndim != 2 or values.shape[1] != 4:
-        raise ValueError(
-            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): left, top, right, bottom in pixels."
-        )
+        raise ValueError(f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): left, top, right, bottom.")
     wrong = ~values.isfinite().all(dim=1) | (values[:, 2:] < values[:, :2]).any(dim=1)  # (N,)
     if wrong.any():
         index = int(wrong.nonzero()[0])

@@ -42,7 +42,7 @@ def named_outputs(outputs: Any) -> Mapping[str, Any]:
         outputs = vars(outputs)  # in which scripts of the library collect what they need
     if not isinstance(outputs, Mapping):
         raise ValueError(
-            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Do not set return_dict=False."
+            f"The outputs are a {type(outputs).__name__}, in which nothing has a name: set return_dict=True."
         )
     return outputs
 
@@ -84,9 +84,7 @@ def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
     sizes = _plain(target_sizes)
     if not isinstance(sizes, list | tuple) or len(sizes) != count:
         given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
-        raise ValueError(
-            f"target_sizes has {given}, but the outputs are of {count} images. Give one (height, width) an image."
-        )
+        raise ValueError(f"target_sizes has {given}, but the outputs are of {count} images. Give one size an image.")
     return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
 
 

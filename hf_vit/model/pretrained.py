@@ -237,8 +237,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Switches between training and evaluation mode; `ValueError` for an optimized model."""
         if mode and self._is_optimized:
             raise ValueError(
-                f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Train its "
-                "source."
+                f"This {type(self).__name__} was made by optimize_for_inference and cannot be trained. Use its source."
             )
         if mode:
             self._drawn = {}  # fused optimizers change weights without raising the version counter
@@ -308,9 +307,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 with without_collecting():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
-            raise ValueError(
-                "Weights are only loaded from safetensors: pickles can run code. Save them again as safetensors."
-            )
+            raise ValueError("Weights are only loaded from safetensors: pickles can run code. Convert them first.")
         # The library's refusal of other shapes names none of them.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with without_collecting(), naming_damage(name_or_path):
@@ -417,9 +414,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         depth = config.num_hidden_layers
         wanted = range(-n, 0) if isinstance(n, int) else n
         if not wanted or not all(-depth <= number < depth for number in wanted):
-            raise ValueError(
-                f"n={n!r} must be how many blocks, 1 to {depth}, or the numbers of blocks from 0 to {depth - 1}."
-            )
+            raise ValueError(f"n={n!r} must be how many blocks, 1 to {depth}, or their numbers from 0 to {depth - 1}.")
         states = model(pixel_values, output_hidden_states=True, return_dict=True).hidden_states
         grid = model.embeddings.patch_embeddings.grid(pixel_values)
         layers = []

@@ -336,9 +336,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> None:
         if views.ndim != 5:
             if local_views is not None:
-                raise ValueError(
-                    f"local_pixel_values go with global views, which pixel_values {tuple(views.shape)} are not."
-                )
+                raise ValueError(f"local_pixel_values go with global views; pixel_values are {tuple(views.shape)}.")
             return
         if padding is not None:
             raise ValueError("Views have no padding: leave patch_attention_mask out.")

@@ -84,9 +84,7 @@ def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, An
     """
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:
-        raise ValueError(
-            f"{biases}: query and value both have a bias or neither, the key only with them. Use transformers."
-        )
+        raise ValueError(f"{biases}: only query and value, all three, or none can have a bias here. Use transformers.")
     fields = transformers_fields(config, shapes, **{**DEFAULTS_3, **defaults})
     return {**fields, "qkv_bias": biases["query_bias"], "position_embedding_type": "rotary"}
 

@@ -99,9 +99,7 @@ def check_architecture(architecture: str) -> None:
     """Raises `ValueError` for an architecture that is not ours or not known."""
     for pattern, reason in REFUSED.items():
         if re.fullmatch(pattern, architecture):
-            raise ValueError(
-                f"timm's {architecture!r} is no plain ViT: {reason}. No HfViTConfig describes it; use timm for it."
-            )
+            raise ValueError(f"timm's {architecture!r} is no plain ViT: {reason}. Use timm for it.")
     if not any(re.fullmatch(pattern, architecture) for pattern in CONVERTED):
         raise ValueError(
             f"timm's architecture {architecture!r} is not known here, and its weights alone do not say what it "
@@ -137,9 +135,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     told = (("num_classes", config.get("num_classes"), num_classes), ("depth", given.get("depth"), depth))
     for name, number, found in told:
         if number not in (None, found):
-            raise ValueError(
-                f"config.json says {name}={number}, but the weights have {found}. The files do not belong together."
-            )
+            raise ValueError(f"config.json says {name}={number}, but the weights have {found}. They do not match.")
     fields.update(architecture_facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:
