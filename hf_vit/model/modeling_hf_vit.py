@@ -5,6 +5,7 @@ registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patc
 head size.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -59,16 +60,9 @@ def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) 
     return tuple(state if place in kept else None for place, state in enumerate(states))
 
 
-class HfViTPooler(nn.Module):
-    """The original's extra tanh layer after the pooling."""
-
-    def __init__(self, in_size: int, out_size: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(in_size, out_size)
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        """(B, in_size) to (B, out_size)."""
-        return self.dense(pooled).tanh()
+def make_pooler(in_size: int, out_size: int) -> nn.Module:
+    """Returns the layer of BERT on pooled images: linear, then the hyperbolic tangent."""
+    return nn.Sequential(OrderedDict(dense=nn.Linear(in_size, out_size), activation=nn.Tanh()))
 
 
 class HfViTModel(HfViTPreTrainedModel):
@@ -92,7 +86,7 @@ class HfViTModel(HfViTPreTrainedModel):
         self.attention_pooling = HfViTAttentionPooling(config) if has_attention_pooling else None
         pooled_size = config.hidden_size * (2 if config.pooling == "cls_mean" else 1)
         has_pooler = add_pooling_layer and config.use_pooler
-        self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
+        self.pooler = make_pooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
         # Now rather than at the first call that asks for them, which torch.compile could not trace.
         maybe_install_capturing_hooks(self)

@@ -5,6 +5,7 @@ prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -145,19 +146,12 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         return positions.to(self.embedding.weight.dtype)  # loading in half precision leaves the table in float32
 
 
-class HfViTSimMimDecoder(nn.Module):
-    """One linear layer a patch (https://arxiv.org/abs/2111.09886)."""
-
-    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        super().__init__()
-        self.predictor = HfViTPixelPredictor(config.hidden_size, config)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """(B, N, D) to (B, N, p·q·C)."""
-        return self.predictor(patches)
+def make_simmim_decoder(config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> nn.Module:
+    """Returns one linear layer (https://arxiv.org/abs/2111.09886): patches (B, N, D) to pixels (B, N, p·q·C)."""
+    return nn.Sequential(OrderedDict(predictor=HfViTPixelPredictor(config.hidden_size, config)))
 
 
-DECODERS = {"mae": HfViTMaeDecoder, "simmim": HfViTSimMimDecoder}
+DECODERS = {"mae": HfViTMaeDecoder, "simmim": make_simmim_decoder}
 
 
 class HfViTMaskedImageModelingHead(HfViTNamedHead):

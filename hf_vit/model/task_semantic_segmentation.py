@@ -4,6 +4,7 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tok
 much finer the output of a head is than the grid.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,17 +51,11 @@ Forward = Callable[[Tensor], Tensor]
 Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 
 
-class HfViTSimpleSegmentationHead(nn.Module):
-    """A 3x3 and a 1x1 convolution with a ReLU between."""
-
-    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        super().__init__()
-        self.conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
-        self.classifier = HfViTHeadConv2d(config.hidden_size, config.num_labels, kernel_size=1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, K, h, w)."""
-        return self.classifier(self.conv(maps).relu())
+def make_simple_head(config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> nn.Module:
+    """Returns a 3x3 convolution, ReLU and a 1x1 convolution: maps (B, D, h, w) to logits (B, K, h, w)."""
+    conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
+    classifier = HfViTHeadConv2d(config.hidden_size, config.num_labels, kernel_size=1)
+    return nn.Sequential(OrderedDict(conv=conv, relu=nn.ReLU(), classifier=classifier))
 
 
 class HfViTConvSegmentationHead(nn.Module):
@@ -127,7 +122,7 @@ class HfViTLinearSegmentationHead(nn.Module):
 
 
 HEADS = {
-    "simple": HfViTSimpleSegmentationHead,
+    "simple": make_simple_head,
     "conv": HfViTConvSegmentationHead,
     "mask": HfViTMaskSegmentationHead,
     "linear": HfViTLinearSegmentationHead,
@@ -308,7 +303,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3)
         has_auxiliary_head = self.options.use_auxiliary_head
         self.auxiliary_head = (
-            HfViTSimpleSegmentationHead(config, self.options, config.hidden_size) if has_auxiliary_head else None
+            make_simple_head(config, self.options, config.hidden_size) if has_auxiliary_head else None
         )
         self.post_init()
 

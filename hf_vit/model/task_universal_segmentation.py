@@ -6,6 +6,7 @@ num_upscale_blocks.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -38,16 +39,10 @@ from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 
-class HfViTMaskEmbedding(nn.Module):
-    """Three linear layers, from a query to the vector that is compared with the pixels."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2, self.fc3 = (nn.Linear(size, size) for _ in range(3))
-
-    def forward(self, queries: Tensor) -> Tensor:
-        """(B, Q, D) to (B, Q, D)."""
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(queries)))))
+def make_mask_embedding(size: int) -> nn.Module:
+    """Returns three linear layers, from a query (B, Q, D) to the vector that is compared with the pixels."""
+    fc1, fc2, fc3 = (nn.Linear(size, size) for _ in range(3))
+    return nn.Sequential(OrderedDict(fc1=fc1, gelu1=nn.GELU(), fc2=fc2, gelu2=nn.GELU(), fc3=fc3))
 
 
 def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
@@ -85,7 +80,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.num_blocks = count_query_blocks(num_blocks, config, "universal_segmentation_config")
         width = config.hidden_size
         self.queries = HfViTQueries(options.num_queries, width)
-        self.mask_embedding = HfViTMaskEmbedding(width)
+        self.mask_embedding = make_mask_embedding(width)
         self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # How likely the queries of each of these blocks attend to their own mask alone
