@@ -88,7 +88,7 @@ def predict_files(
         ValueError: if there is no image, model or option do not fit, its code is not trusted, or a file must stay.
     """
     _check_places(output_dir, picture)
-    sources = [source for path in inputs for source in find_stored(path) or map(Source, find_images([path]))]
+    sources = find_sources(inputs)
     files = [source.file for source in sources]
     given = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask, "top_k": top_k}
     writer = _find_writer(model, given, boxes, draws=bool(output_dir or picture))
@@ -317,6 +317,11 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
             raise ValueError(f"The folder {path} holds no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
         files += found
     return files
+
+
+def find_sources(inputs: Sequence[Path]) -> list[Source]:
+    """Returns the images of files and folders, and those that parquet files, tar files and tables hold."""
+    return [source for path in inputs for source in find_stored(path) or map(Source, find_images([path]))]
 
 
 def find_stored(path: Path) -> list[Source]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import HfViTEmbeddings, resample_to_grid, sincos_position_embeddings
-from .layers import at_least_float32
+from .shared import at_least_float32
 
 
 Size = int | list[int] | tuple[int, int]

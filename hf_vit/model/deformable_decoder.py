@@ -23,10 +23,9 @@ from .layers import (
     HfViTLayerNorm2d,
     HfViTPredictionHead,
     HfViTPredictor,
-    choose_blocks,
     make_map_norm,
-    upsample_mask,
 )
+from .shared import choose_blocks, upsample_mask
 from .task_configurations import HfViTDetectionConfig
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .layers import HfViTInitialized, check_shape
+from .layers import HfViTInitialized
+from .shared import check_shape
 
 
 Grid = tuple[int, int]

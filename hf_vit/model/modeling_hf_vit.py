@@ -32,9 +32,10 @@ from .encoder import (
     visible_in_windows,
     window_size,
 )
-from .layers import HfViTQueries, at_least_float32, to_maps
+from .layers import HfViTQueries
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
+from .shared import at_least_float32, to_maps
 
 
 logger = logging.get_logger(__name__)

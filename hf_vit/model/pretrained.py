@@ -23,8 +23,9 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_inst
 from .adapt_inputs import Geometry, Size, apply_geometry
 from .configuration_hf_vit import INSTALL_COMMAND, HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
-from .layers import HfViTInitialized, to_maps
+from .layers import HfViTInitialized
 from .remote_code import check_reachable
+from .shared import to_maps
 
 
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.

@@ -17,17 +17,10 @@ from transformers.utils.import_utils import is_vision_available
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .layers import (
-    HfViTHeadConv2d,
-    HfViTHeadConvTranspose2d,
-    HfViTNamedHead,
-    at_least_float32,
-    choose_blocks,
-    in_float32,
-    run_unpadded,
-)
+from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .shared import at_least_float32, choose_blocks, in_float32, run_unpadded
 from .task_configurations import HfViTDepthConfig
 
 

@@ -16,10 +16,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTFanInLinear, at_least_float32, check_class_numbers, check_shape, may_read
+from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel, version_of
+from .shared import at_least_float32, check_class_numbers, check_shape, may_read
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:

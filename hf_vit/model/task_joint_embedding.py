@@ -16,9 +16,10 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTBatchNorm2d, HfViTFanInLinear, count_processes, gather_rows, in_float32, sum_over_processes
+from .layers import HfViTBatchNorm2d, HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
+from .shared import count_processes, gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTJointEmbeddingConfig
 
 

@@ -21,20 +21,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
 from .image_targets import read_object_boxes
-from .layers import (
-    HfViTHeadConv2d,
-    HfViTHeadConvTranspose2d,
-    HfViTNamedHead,
-    at_least_float32,
-    in_float32,
-    make_map_norm,
-    may_read,
-    run_unpadded,
-    upsample_mask,
-)
+from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead, make_map_norm
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .nested_options import check_thresholds
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part, check_on_error
+from .shared import at_least_float32, in_float32, may_read, run_unpadded, upsample_mask
 from .task_configurations import HfViTKeypointConfig
 
 

@@ -23,9 +23,10 @@ from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
 from .encoder import HfViTLayer, make_norm, use_attention_of
-from .layers import HfViTInitialized, HfViTNamedHead, at_least_float32, check_shape, in_float32
+from .layers import HfViTInitialized, HfViTNamedHead
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
+from .shared import at_least_float32, check_shape, in_float32
 from .task_configurations import HfViTMaskedImageModelingConfig
 
 

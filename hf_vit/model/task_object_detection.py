@@ -28,22 +28,11 @@ from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
 from .embeddings import Grid, positions_of_batch, resample_to_grid
 from .encoder import HfViTEncoder
 from .image_targets import encode_boxes
-from .layers import (
-    PRIOR_BIAS,
-    HfViTInitialized,
-    HfViTPredictionHead,
-    HfViTQueries,
-    check_class_numbers,
-    count_processes,
-    count_query_blocks,
-    in_float32,
-    match,
-    may_read,
-    to_maps,
-)
+from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel
 from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
+from .shared import check_class_numbers, count_processes, count_query_blocks, in_float32, match, may_read, to_maps
 from .task_configurations import HfViTDetectionConfig
 
 

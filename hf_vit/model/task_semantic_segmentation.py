@@ -24,22 +24,18 @@ from transformers.utils.import_utils import is_vision_available
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
-from .layers import (
-    HfViTHeadConv2d,
-    HfViTInitialized,
-    HfViTLayerNorm2d,
-    HfViTNamedHead,
+from .layers import HfViTHeadConv2d, HfViTInitialized, HfViTLayerNorm2d, HfViTNamedHead, make_map_norm
+from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .shared import (
     at_least_float32,
     check_class_numbers,
     choose_blocks,
     in_float32,
-    make_map_norm,
     run_unpadded,
     to_maps,
     upsample_mask,
 )
-from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
-from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .task_configurations import HfViTSegmentationConfig
 
 

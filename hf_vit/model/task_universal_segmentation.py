@@ -20,22 +20,10 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import (
-    HfViTHeadConv2d,
-    HfViTHeadConvTranspose2d,
-    HfViTInitialized,
-    HfViTLayerNorm2d,
-    HfViTQueries,
-    check_class_numbers,
-    count_query_blocks,
-    in_float32,
-    match,
-    may_read,
-    run_unpadded,
-    to_maps,
-)
+from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTInitialized, HfViTLayerNorm2d, HfViTQueries
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
+from .shared import check_class_numbers, count_query_blocks, in_float32, match, may_read, run_unpadded, to_maps
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 

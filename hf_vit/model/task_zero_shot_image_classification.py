@@ -30,11 +30,12 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 
 from .configuration_hf_vit import HfViTConfig
 from .encoder import HfViTEncoder, make_norm, use_attention_of
-from .layers import HfViTInitialized, gather_rows, in_float32, sum_over_processes
+from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel, keep_states
 from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 from .remote_code import refusing_code
+from .shared import gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 
 

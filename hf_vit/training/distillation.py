@@ -20,9 +20,9 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainingArguments
 from transformers.utils import ModelOutput
 
 from ..model.configuration_hf_vit import to_pair
-from ..model.layers import at_least_float32
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
+from ..model.shared import at_least_float32
 from ..model.task_image_classification import HfViTForImageClassification, classification_loss
 from ..options.field import POSITIVE, SHARE, option
 from ..options.resolve import Options

@@ -16,8 +16,8 @@ from transformers.utils import ModelOutput
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler, seeded
 from ..data.collators import size_of_height
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
-from ..model.layers import at_least_float32
 from ..model.pretrained import HfViTPreTrainedModel
+from ..model.shared import at_least_float32
 from ..model.task_image_classification import HfViTForImageClassification, soften_labels
 from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoint_detection import HfViTForKeypointDetection

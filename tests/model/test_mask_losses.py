@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTUniversalSegmentationConfig
-from hf_vit.model.layers import match
+from hf_vit.model.shared import match
 from hf_vit.model.task_universal_segmentation import (
     grid_points,
     mask_losses,

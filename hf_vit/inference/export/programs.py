@@ -15,9 +15,9 @@ from torch.export import Dim
 from ...convert import TASKS
 from ...model.configuration_hf_vit import to_pair
 from ...model.embeddings import Grid
-from ...model.layers import match
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel, check_trained, read_config
+from ...model.shared import match
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ...model.task_object_detection import HfViTForObjectDetection
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
