@@ -320,7 +320,7 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
-    """Returns the images of files and folders, and those that parquet files, tar files and tables hold."""
+    """Lists the images of files, folders, parquet files, tar files and tables; errors as of `find_images`."""
     return [source for path in inputs for source in find_stored(path) or map(Source, find_images([path]))]
 
 
