@@ -190,12 +190,29 @@ def _open_safetensors(file: Path) -> Any:
         ) from error
 
 
+@dataclass(frozen=True)
+class _NpzArray:
+    """An array in a `.npz` file, read where it is indexed."""
+
+    file: Path
+    name: str
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with _readable(self.file), np.load(self.file, allow_pickle=False) as arrays:
+            return torch.from_numpy(np.ascontiguousarray(arrays[self.name]))[index]
+
+
 def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    with _readable(file), np.load(file, allow_pickle=False) as arrays:
-        for name, array in arrays.items():
-            if array.dtype.kind not in "fiub":
-                raise OSError(f"{str(file)!r} holds {name!r} of dtype {array.dtype}, which torch does not have.")
-            yield name, array.shape, torch.from_numpy(np.ascontiguousarray(array))
+    with _readable(file), zipfile.ZipFile(file) as archive:
+        for entry in archive.namelist():
+            with archive.open(entry) as stream:
+                is_first = np.lib.format.read_magic(stream) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+            name = entry.removesuffix(".npy")
+            if dtype.kind not in "fiub":
+                raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")
+            yield name, shape, _NpzArray(file, name)
 
 
 @contextmanager

@@ -125,12 +125,16 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     """Returns the options of projector, decoder and losses; see `configure`."""
-    known = {**LwDetrConfig().to_dict(), **{name: value for name, value in config.items() if value is not None}}
-    options = {name: known[str(theirs)] for name, theirs in DECODER.items()}
+    defaults = LwDetrConfig().to_dict()
+
+    def known(name: str) -> Any:
+        return defaults[name] if config.get(name) is None else config[name]
+
+    options = {name: known(str(theirs)) for name, theirs in DECODER.items()}
     width, heads = options["hidden_size"], options["num_attention_heads"]
     derived = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
     for name, ours in derived.items():
-        if (found := known[name]) != ours:
+        if (found := known(name)) != ours:
             raise ValueError(
                 f"{name}={found} has no counterpart: with d_model={width} and decoder_self_attention_heads={heads} it "
                 f"is {ours} here. Open it with transformers."
