@@ -315,7 +315,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
             if embeds.shape[1] < 2:
-                raise ValueError(f"The loss compares views of an image. Give two at least, not {embeds.shape[1]}.")
+                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss compares views. Give two.")
             weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
             likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
             loss = (1 - weight) * likeness + weight * spread
