@@ -129,7 +129,8 @@ def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
     """Returns the number of blocks that queries pass through; `ValueError` if the encoder has fewer."""
     if num_blocks > config.num_hidden_layers:
         raise ValueError(
-            f"num_blocks={num_blocks} blocks for the queries exceed {config.num_hidden_layers} layers. Lower {field}."
+            f"num_blocks={num_blocks} blocks for the queries are more than num_hidden_layers="
+            f"{config.num_hidden_layers}. Lower num_blocks in {field}."
         )
     return num_blocks
 

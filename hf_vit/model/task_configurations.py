@@ -487,7 +487,9 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
 
     def _check(self) -> None:
         if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
-            raise ValueError(f"teacher_temperature={self.teacher_temperature} is below {LEAST_TEACHER_TEMPERATURE}.")
+            raise ValueError(
+                f"teacher_temperature={self.teacher_temperature} is too low: use {LEAST_TEACHER_TEMPERATURE}."
+            )
 
 
 # Those that a model goes by. A saved model names all its options, as a default may change that it has not named.

@@ -201,7 +201,8 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
     """Raises `ValueError` unless labels are (B, H, W) class numbers; values are read on the CPU only."""
     if labels.ndim != 3 or len(labels) != len(logits) or labels.is_floating_point():
         raise ValueError(
-            f"labels must be class numbers (batch, height, width), not {labels.dtype} of shape {tuple(labels.shape)}."
+            f"labels must be class numbers (batch, height, width) with batch {len(logits)}, not {labels.dtype} "
+            f"of shape {tuple(labels.shape)}."
         )
     check_class_numbers(labels, logits.shape[1], ignore_index)
 
