@@ -165,7 +165,9 @@ class HfViTDPTDepthHead(nn.Module):
         super().__init__()
         sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
         if num_levels != len(sizes):
-            raise ValueError(f"head='dpt' has {len(sizes)} levels, but out_indices names {num_levels} blocks.")
+            raise ValueError(
+                f"head='dpt' has {len(sizes)} levels of neck_hidden_sizes, but out_indices names {num_levels} blocks."
+            )
         self.options, self.config = options, config
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
