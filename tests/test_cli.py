@@ -373,7 +373,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResu
         name: recipe.get(name) for name in OPTIONS if name not in ("config_overrides", "report_to")
     }.items() <= OPTIONS.items()
     assert Path(recipe["dataset_name"]).name == "photos"
-    assert parse_arguments(types, [recipe])[-3].max_steps == 2
+    assert parse_arguments(types, [recipe])[1].max_steps == 2
     # The next one gets a folder of its own.
     plan: list[str] = []
     hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)

@@ -142,7 +142,7 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
 
 def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool) -> Pipeline:
     """Opens the stock pipeline, and logs what optimization has found."""
-    options: dict[str, Any] = {"optimize": True} if optimize else {}
+    options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)

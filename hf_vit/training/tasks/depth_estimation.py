@@ -164,9 +164,9 @@ result["depth"].save("depth.png")  # the lowest value is black, the highest whit
 print(result["predicted_depth"])  # (height, width)""",
     )
     limits = (
-        "It predicts {model.options.depth_estimation_type} depth from a single image. Accuracy depends on how similar "
-        "the camera is to that of the training data: with a wider or narrower field of view, depths are too small or "
-        "too large."
+        "It predicts {model.options.depth_estimation_type} depth from a single image; relative depth is known only "
+        "up to scale and shift. Accuracy depends on how similar the camera is to that of the training data: with a "
+        "wider or narrower field of view, depths are too small or too large."
     )
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
