@@ -49,8 +49,7 @@ def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> 
     for name, rows in (("train.csv", apart), ("metadata.jsonl", apart), ("metadata.jsonl", lists)):
         folder = tmp_path / f"{name}-{len(rows)}"
         folder.mkdir()
-        column = "captions" if rows is lists else None
-        data = load_image_text(str(write_table(folder, name, rows)), caption_column_name=column)
+        data = load_image_text(str(write_table(folder, name, rows)))
         assert by_file(data) == {f"{number}.png": texts for number, texts in enumerate(CAPTIONS)}
         example = data.examples("train")[0]
         assert example["captions"] == CAPTIONS[0]
@@ -93,10 +92,7 @@ def test_stored_lists_of_captions_are_taken(tmp_path: Path) -> None:
     features = Features({"image": Image(), "captions": List(Value("string")), "text": Value("string")})
     content = {"image": images, "captions": CAPTIONS, "text": ["?"] * 3}
     Dataset.from_dict(content, features=features).to_parquet(tmp_path / "test.parquet")
-    with pytest.raises(ValueError, match="several columns that could be it: 'captions', 'text'"):
-        load_image_text(str(tmp_path))
-    data = load_image_text(str(tmp_path), caption_column_name="captions")
-    assert data.splits["test"]["captions"][:] == CAPTIONS
+    assert load_image_text(str(tmp_path)).splits["test"]["captions"][:] == CAPTIONS
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,8 @@ def load_tables(
     kind: str,
     read_cell: Callable[[Any, str], Any],
     feature: Any,
+    *,
+    prefers_lists: bool = False,
 ) -> DatasetDict:
     """Read `image` (paths that are opened on access) and a column called `kind` from tables by split.
 
@@ -222,11 +224,15 @@ def load_tables(
         kind: A key of `USUAL_NAMES`.
         read_cell: Returns the value of a cell; its second argument begins error messages.
         feature: Type of the values.
+        prefers_lists: Whether of several columns with usual names, those of lists are taken.
     """
     images, values = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
     for table_split, table in tables.items():
         rows = read_rows(table, table_split, options)
-        column = options.choose(kind, columns_of(rows), str(table))
+        columns = columns_of(rows)
+        usual = [column for column in columns if column.strip().lower() in USUAL_NAMES[kind]]
+        lists = [column for column in usual if prefers_lists and isinstance(rows[0].cells.get(column), list)]
+        column = options.choose(kind, columns, str(table), by_type=lists)
         for row in rows:
             images[row.split].append(row.image)
             values[row.split].append(read_cell(row.cells.get(column), f"{row.where},"))

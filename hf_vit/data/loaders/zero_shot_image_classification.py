@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
+from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
 from ..formats.files import with_files
 from ..formats.stored import load_splits
 from ..targets import caption_target
@@ -40,7 +40,8 @@ def load_image_text(
 
     Args:
         source: Path, or name on the Hub.
-        caption_column_name: Column of captions, if not exactly one has a usual name ("caption", "text", ...).
+        caption_column_name: Column of captions, if its name is not a usual one ("caption", "text", ...). Of two of
+            these, lists of captions go before single ones.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
@@ -51,7 +52,9 @@ def load_image_text(
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, caption_column_name, **keywords)
-    read = partial(load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS)
+    read = partial(
+        load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS, prefers_lists=True
+    )
     problem = (
         'holds no captions. Put a metadata.jsonl with lines like {"file_name": "1.jpg", "text": "a dog runs"} next to '
         "the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
@@ -72,7 +75,9 @@ def _as_list(value: Any, where: str) -> list[str]:
 def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> Dataset:
     where, features = f"The split {name!r}", dataset.features
     image = options.choose_image(features, where)
-    caption = options.choose("caption", features, where)
+    usual = [column for column in features if column.strip().lower() in USUAL_NAMES["caption"]]
+    lists = [column for column in usual if _is_list(features[column])]
+    caption = options.choose("caption", features, where, by_type=lists)
     if features[caption] not in TEXT and not _is_list(features[caption]):
         types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
         raise ValueError(
