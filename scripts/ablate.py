@@ -97,20 +97,24 @@ def result_of(folder: Path, score: str) -> dict[str, float]:
     if score not in scores:
         sys.exit(f"{folder} has no score {score!r}: it has {', '.join(scores)}.")
     ran = json.loads((folder / "train_results.json").read_text())
-    return {"score": scores[score], "seconds": ran["train_runtime"], "rate": ran["train_samples_per_second"]}
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    utilization = [entry["mfu"] for entry in history if "mfu" in entry]
+    result = {"score": scores[score], "seconds": ran["train_runtime"], "rate": ran["train_samples_per_second"]}
+    return {**result, "mfu": mean(utilization)} if utilization else result
 
 
 def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
     """Returns a line for each variant: the mean over seeds, their range, the difference to the first variant."""
     means = {name: mean(run["score"] for run in runs) for name, runs in results.items()}
     first = next(iter(means.values()))
-    lines = [f"| variant | {score} | seeds | difference | seconds | images/s |", "|---|---|---|---|---|---|"]
+    lines = [f"| variant | {score} | seeds | difference | seconds | images/s | MFU |", "|---|---|---|---|---|---|---|"]
     for name, runs in results.items():
         scores = [run["score"] for run in runs]
+        utilization = [run["mfu"] for run in runs if "mfu" in run]
         seeds = f"{len(runs)}: {min(scores):.4f} to {max(scores):.4f}"
         cells = [escape_markdown(name), f"{means[name]:.4f}", seeds, f"{means[name] - first:+.4f}"]
         cells += [f"{mean(run[key] for run in runs):.0f}" for key in ("seconds", "rate")]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join([*cells, f"{mean(utilization):.3f}" if utilization else ""]) + " |")
     return "\n".join(lines)
 
 

@@ -18,13 +18,14 @@ import pytest
 import transformers
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+from packaging.specifiers import SpecifierSet
 from PIL import Image
 from transformers import TrainingArguments
 
 import hf_vit
 from hf_vit import cli
 from hf_vit.api import TrainingResult
-from hf_vit.commands import generate
+from hf_vit.commands import generate, info
 from hf_vit.options import names
 from hf_vit.options.names import unknown_option
 from hf_vit.outputs import free_folder, last_folder
@@ -416,6 +417,31 @@ def test_info_lists_every_extra_with_its_versions(capsys: pytest.CaptureFixture[
         assert f"Extra {extra}: " in said
     for name in ("torch", "torchvision", "scikit-learn", "torchcodec", "schedulefree", "peft", "onnxruntime", "ruff"):
         assert f" {name} {version(name)}" in said
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ("2.14.1", False),
+        ("2.14.9", False),
+        ("2.9.0+cpu", False),
+        ("2.15.0", True),
+        ("2.8.1", True),
+        ("3.0", True),
+    ],
+)
+def test_info_names_versions_outside_of_the_tested_range(
+    found: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("# Tested\ntorch==2.14.1\nJinja2==3.1.6\n")
+    monkeypatch.setattr(info, "CONSTRAINTS", (tmp_path / "none.txt", constraints))
+    monkeypatch.setattr(info.metadata, "version", lambda name: {"torch": found, "jinja2": "3.1.6"}[name])
+    lines = list(info.untested_versions({"torch": SpecifierSet(">=2.9"), "jinja2": SpecifierSet(">=3.1")}))
+    assert bool(lines) == shown
+    if shown:
+        (line,) = lines
+        assert line == f"Outside of the tested versions (>=2.9, up to 2.14.1, see {constraints}): torch {found}"
 
 
 def test_a_locale_of_ascii_prints_all_that_a_model_says(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Examples:
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import psutil
 import torch
 from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .. import __version__
@@ -24,12 +26,14 @@ from ..extras import install_command
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import read_config
-from ..options.names import named_recipes
+from ..options.names import PACKAGE, named_recipes
 from ..training.errors import in_words
 from ..training.lora import count_parameters
 from ..training.tasks import TASKS
 
 
+# Tested versions, of an installed package and of a checkout
+CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraints.txt")
 MOST_NAMES = 12  # of classes
 
 
@@ -51,7 +55,9 @@ def info(model: str | None = None, *, report: Callable[[str], None] = print) -> 
 def describe_installation() -> Iterator[str]:
     """Yields versions, hardware, extras and recipes."""
     yield f"hf-vit {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in requirements())
+    libraries = requirements()
+    yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in libraries)
+    yield from untested_versions(libraries)
     memory = in_words(psutil.virtual_memory().total)
     yield f"Hardware: {os.cpu_count()} CPU cores, {memory} of memory, {', '.join(accelerators()) or 'no GPU'}"
     for extra in sorted(metadata.metadata("hf-vit").get_all("Provides-Extra") or []):
@@ -63,10 +69,21 @@ def describe_installation() -> Iterator[str]:
     yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
 
 
-def requirements(extra: str = "") -> list[str]:
-    """Return the names of the packages that hf-vit requires, or of those that an extra adds."""
+def requirements(extra: str = "") -> dict[str, SpecifierSet]:
+    """Returns the ranges of the packages that hf-vit requires, or of those that an extra adds, by their names."""
     found = map(Requirement, metadata.requires("hf-vit") or [])
-    return [r.name for r in found if (r.marker.evaluate({"extra": extra}) if r.marker else not extra)]
+    return {r.name: r.specifier for r in found if (r.marker.evaluate({"extra": extra}) if r.marker else not extra)}
+
+
+def untested_versions(libraries: Mapping[str, SpecifierSet]) -> Iterator[str]:
+    """Yields a line on the libraries that are older than required, or newer than the tested minor version."""
+    file = next(filter(Path.is_file, CONSTRAINTS))
+    pins = [line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line]
+    tested = {canonicalize_name(name): Version(text) for name, text in pins}
+    for name, allowed in libraries.items():
+        installed, newest = version_of(name), tested[canonicalize_name(name)]
+        if installed and (installed not in allowed or installed.release[:2] > newest.release[:2]):
+            yield f"Outside of the tested versions ({allowed}, up to {newest}, see {file}): {name} {installed}"
 
 
 def version_of(name: str) -> Version | None:

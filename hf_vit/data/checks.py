@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, DatasetDict
+from PIL import Image as PILImage
 from transformers.utils import logging
 
-from ..model.image_inputs import read_image
+from ..model.image_inputs import is_transparent, read_image
 from .datasets import TargetDataset
 from .formats.files import in_lines, listed
 from .targets import image_only
@@ -33,6 +36,20 @@ def check_apart(sources: Iterable[str], output_dir: str) -> None:
                 f"output_dir={output_dir!r} and the data {source!r} lie one in the other, so that pictures of results "
                 "would be taken for data next time. Write the output elsewhere."
             )
+
+
+def shows_transparency(encoded: Mapping[str, Any]) -> bool:
+    """Returns whether an image has transparent pixels; false for one that cannot be read, see `unreadable_images`.
+
+    Args:
+        encoded: A cell of the type `datasets.Image(decode=False)`. It is decoded only if its header speaks of alpha.
+    """
+    content = encoded["bytes"]
+    try:
+        with PILImage.open(encoded["path"] if content is None else BytesIO(content)) as image:
+            return is_transparent(image)
+    except Exception:  # of damaged images PIL raises many
+        return False
 
 
 def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:

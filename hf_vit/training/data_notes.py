@@ -6,20 +6,23 @@ Shapes: C classes or keypoints, H W pixels.
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, Image
 from torch import Tensor
 from transformers.utils import logging
 
+from ..data.checks import shows_transparency
 from ..data.datasets import TargetDataset
 from ..data.fingerprint import image_checksums
-from ..data.formats.files import in_lines, listed
+from ..data.formats.files import in_lines, listed, report
 from ..model.image_targets import IGNORED_LABEL
 from .training_arguments import HfViTTrainingArguments
 
@@ -28,6 +31,7 @@ logger = logging.get_logger(__name__)
 MAX_SECONDS = 30.0  # for each question about each split
 DUPLICATES_SECONDS = 30.0  # for all splits together
 MAX_NAMED = 10
+CHUNK_SIZE = 64  # images that are looked at together
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def note_classes(
             raise ValueError(
                 _one_class_only(split, names[int(seen.is_seen.int().argmax())], seen, is_pixelwise, examples)
             )
-    notes = list[str]()
+    notes = _note_alike(names)
     if is_pixelwise:
         notes += [note for split, seen in splits.items() for note in _note_empty(split, seen)]
     if "train" in splits and not splits["train"].is_seen.all():
@@ -137,6 +141,14 @@ def _one_class_only(split: str, name: str, seen: SeenClasses, is_pixelwise: bool
         f"of none ({IGNORED_LABEL}): there is nothing to tell apart, and any model scores 1. If they are 0 and 255 "
         "for two classes, set --binary_masks true; if they count from 1, --reduce_labels true; else label more."
     )
+
+
+def _note_alike(names: Sequence[str]) -> list[str]:
+    spelled = defaultdict(list)
+    for name in names:
+        spelled[" ".join(normalize("NFKC", name).casefold().split())].append(name)
+    alike = " and ".join(listed(found) for found in spelled.values() if len(found) > 1)
+    return list(report(len(alike), f"Names that differ only in case, spaces or Unicode form: {alike}"))
 
 
 def _note_empty(split: str, seen: SeenClasses) -> list[str]:
@@ -169,6 +181,34 @@ def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False)
     """Returns which classes are among the labels of images, which are all of a split or the first ones of a stream."""
     is_seen = torch.tensor(labels, dtype=torch.int64).bincount(minlength=num_classes) > 0
     return SeenClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
+
+
+def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
+    """Warns of images that are transparent, of which each process reads a share; returns sentences of the card."""
+    encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
+    own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
+    found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
+    with ThreadPoolExecutor() as threads:
+        for start in range(0, len(own), CHUNK_SIZE):
+            chunk = encoded[own[start : start + CHUNK_SIZE]]
+            answers = threads.map(shows_transparency, chunk["image"])
+            found += [file for file, answer in zip(chunk["file"], answers, strict=True) if answer]
+            num_read += len(chunk["file"])
+            if time.monotonic() > end:
+                break
+    shares = gather_object([(found, num_read)])
+    # Of keypoints, there is a row for each object.
+    files = sorted({file for part, _ in shares for file in part})
+    if not files:
+        return []
+    count = sum(part for _, part in shares)
+    reading = "" if count == len(rows) else f" of the {count:,} that were read"
+    note = (
+        f"{len(files):,} {split} images{reading} have transparent pixels, which show the color that is stored for "
+        "them, here as in transformers' pipelines"
+    )
+    logger.warning("%s. Put them on a background if that is not meant:%s", note, in_lines(files, MAX_NAMED))
+    return [f"{note}."]
 
 
 def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,8 @@ import yaml
 from accelerate import PartialState
 from safetensors import SafetensorError
 from torch.utils.data import IterableDataset
-from transformers import set_seed
+from transformers import TrainerState, TrainingArguments, set_seed
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from ..options.field import Names
@@ -39,6 +41,7 @@ from .errors import (
     as_sentence,
     how_to_resume,
     in_one_line,
+    in_words,
 )
 from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
@@ -53,6 +56,8 @@ from .training_arguments import HfViTTrainingArguments
 
 logger = logging.get_logger(__name__)
 TOLD_CHANGE = 0.1  # of the steps
+# Beside the weights, an optimizer keeps at most so many numbers for each that is trained: AdamW its two averages.
+NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
 
@@ -424,6 +429,37 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
             f"Steps: {steps:,}{epochs}, {batch} images each.",
             f"Options: {chosen.strip().strip('{}')}",
             f"Written to {args.output_dir}: {OUTPUT_FILES}.",
+            describe_space(trainer, steps, per_epoch),
             "This was a dry run: nothing is written.",
         ]
     )
+
+
+def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
+    """Returns a sentence on the space that the model and its checkpoints take at most, and what is free."""
+    args: TrainingArguments = trainer.args
+    sizes = [
+        (weights.numel() * weights.element_size(), weights.requires_grad) for weights in trainer.model.parameters()
+    ]
+    model = sum(size for size, _ in sizes)
+    checkpoint = model + NUMBERS_OF_OPTIMIZER * sum(size for size, is_trained in sizes if is_trained)
+    if trainer.average is not None:
+        model, checkpoint = 2 * model, checkpoint + model
+    kept = count_checkpoints(args, steps, per_epoch)
+    needed = model + kept * checkpoint
+    nearest = next(place for place in [*Path(args.output_dir).absolute().parents] if place.exists())
+    free = shutil.disk_usage(nearest).free
+    verdict = "" if free > needed else f" Make room for {in_words(needed - free)} more, or set save_total_limit lower."
+    many = f" and {kept} of its checkpoints, {in_words(checkpoint)} each" if kept else ""
+    return f"Space: about {in_words(needed)} for the model{many}; {in_words(free)} are free.{verdict}"
+
+
+def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> int:
+    """Returns how many checkpoints are on the disk at the same time, at most."""
+    if args.save_strategy == SaveStrategy.NO:
+        return 0
+    state = TrainerState()
+    state.compute_steps(args, steps)
+    made = math.ceil(steps / (per_epoch if args.save_strategy == SaveStrategy.EPOCH else state.save_steps))
+    # A new one is written before an old one is deleted.
+    return made if args.save_total_limit is None else min(made, args.save_total_limit + 1)

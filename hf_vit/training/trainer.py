@@ -28,7 +28,7 @@ from ..model.task_object_detection import HfViTForObjectDetection
 from .callbacks.ema import AverageWeights, LastAverage, WeightAverage
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallback, TrainingClock
-from .callbacks.throughput import Throughput, TrainingProgress
+from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .checkpoints import (
     CONDITIONS,
     chosen_checkpoint,
@@ -317,7 +317,10 @@ class HfViTTrainer(Trainer):
         """Makes a step of a training on a batch, which the batch transforms have changed."""
         inputs = self.batch_transforms(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
         if "pixel_values" in inputs:
-            self.throughput.count(len(inputs["pixel_values"]))
+            images = inputs["pixel_values"]  # (B, C, H, W), or views of each (B, G, C, H, W)
+            count, (height, width) = len(images), images.shape[-2:]
+            flops = training_flops(self.plain_model, height, width) if best_flops(self.args) is not None else 0
+            self.throughput.count(count, count * flops)
         self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.safe_stop.add_loss(loss)

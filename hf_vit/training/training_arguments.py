@@ -7,10 +7,12 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     EarlyStoppingCallback,
     SchedulerType,
@@ -358,6 +360,8 @@ def check_library(args: TrainingArguments) -> None:
             f"report_to={missing[0]} needs a package that is missing. Install it (pip install {missing[0]}), or leave "
             "it out: --report_to none."
         )
+    if args.use_liger_kernel:
+        raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
     for name in (name for name in MAPPINGS if isinstance(vars(args).get(name), str)):
         text = vars(args)[name]
         if name in FILES and not text.startswith("{"):
@@ -366,6 +370,13 @@ def check_library(args: TrainingArguments) -> None:
             json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{name}={text!r} is no JSON ({error}). Write it like '{{\"name\": 1}}'.") from error
+    options = vars(args).get("activation_checkpointing_kwargs") or vars(args)["gradient_checkpointing_kwargs"] or {}
+    takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
+    if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
+        raise ValueError(
+            f"activation_checkpointing_kwargs={options} has {', '.join(unknown)}. Choose among "
+            f"{', '.join(sorted(takes))}, those of torch.utils.checkpoint."
+        )
 
 
 def check_optimizer(args: TrainingArguments) -> None:

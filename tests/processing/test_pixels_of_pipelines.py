@@ -20,12 +20,14 @@ from hf_vit.data import (
     unreadable_images,
 )
 from hf_vit.data.augmentation.operations import read_uint8
+from hf_vit.data.checks import shows_transparency
 from hf_vit.data.datasets import TargetDataset
 from hf_vit.data.targets import image_only, label_target
 from hf_vit.features.extraction import ImageReader
 from hf_vit.inference.predict import open_image
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
+from hf_vit.training import HfViTTrainingArguments, data_notes
 
 from ..helpers.images import noise
 from ..helpers.versions import needs_torchcodec
@@ -210,3 +212,24 @@ def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(
     examples = TargetDataset(load_unlabeled_images([str(tmp_path)])["train"], image_only)
     with pytest.raises(ValueError, match=r"a\.png has mode 'I;16' with values from"):
         examples[0]
+
+
+def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = write_files(tmp_path / "train" / "any")
+    for name, is_transparent in expected.items():
+        file = tmp_path / "train" / "any" / name
+        assert shows_transparency({"path": str(file), "bytes": None}) == is_transparent, name
+        assert shows_transparency({"path": None, "bytes": file.read_bytes()}) == is_transparent, name
+    assert not shows_transparency({"path": "nowhere.png", "bytes": None})
+    messages: list[str] = []
+    monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
+    args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
+    rows = load_unlabeled_images([str(tmp_path)])["train"]
+    (note,) = data_notes.note_transparent("train", rows, args)
+    assert note == (
+        f"{sum(expected.values())} train images have transparent pixels, which show the color that is stored for "
+        "them, here as in transformers' pipelines."
+    )
+    assert all(f"any/{name}" in messages[0] for name in ("rgba.png", "palette_alpha.png", "color_key.png"))
+    opaque = [index for index, file in enumerate(rows["file"]) if not expected[Path(file).name]]
+    assert data_notes.note_transparent("train", rows.select(opaque), args) == []

@@ -92,9 +92,11 @@ def test_a_training_that_fails_is_named(
 def test_means_and_ranges_of_seeds(tmp_path: Path) -> None:
     runs = [{"score": score, "seconds": 10.0, "rate": 128.0} for score in (0.5, 0.75)]
     worse = {"score": 0.25, "seconds": 12.4, "rate": 100.0}
-    *_, first, second = load_script("ablate").table("accuracy", {"all": runs, "less": [worse]}).split("\n")
-    assert first == "| all | 0.6250 | 2: 0.5000 to 0.7500 | +0.0000 | 10 | 128 |"
-    assert second == "| less | 0.2500 | 1: 0.2500 to 0.2500 | -0.3750 | 12 | 100 |"
+    *_, first, second = (
+        load_script("ablate").table("accuracy", {"all": runs, "less": [{**worse, "mfu": 0.4}]}).split("\n")
+    )
+    assert first == "| all | 0.6250 | 2: 0.5000 to 0.7500 | +0.0000 | 10 | 128 |  |"
+    assert second == "| less | 0.2500 | 1: 0.2500 to 0.2500 | -0.3750 | 12 | 100 | 0.400 |"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What data lack is said before a training and in its card, and a training that could learn nothing is refused."""
 
 import json
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -217,6 +218,22 @@ def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: li
     ]
     with pytest.raises(ValueError, match=r"All 1 train images are of the class '.*', but two classes are the least"):
         classify(tmp_path / "table", "--max_train_samples", "1")
+
+
+def test_classes_whose_names_look_alike_are_named_also_in_the_card(
+    tmp_path: Path, warnings: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Épagneul") for form in ("NFC", "NFD"))
+    folder = write_class_folders(
+        tmp_path / "pets", ["cat", "Cat", "black cat", "black  cat", composed, decomposed, "cow"]
+    )
+    note = "Names that differ only in case, spaces or Unicode form: 'Cat', 'cat' and "
+    assert classify(folder).data_notes == [f"{note}{decomposed!r}, {composed!r} and 'black  cat', 'black cat'."]
+    assert note in caplog.text
+    assert not warnings
+    assert "Names that differ" not in " ".join(
+        classify(write_class_folders(tmp_path / "two", ["cat", "dog"])).data_notes
+    )
 
 
 def test_what_was_changed_when_data_were_opened_is_in_the_card(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import EvalPrediction
 
-from hf_vit.flops import peak_flops
+from hf_vit.flops import forward_flops, peak_flops
 from hf_vit.training import last_checkpoint
-from hf_vit.training.callbacks.throughput import Throughput
+from hf_vit.training.callbacks.throughput import Throughput, training_flops
 
 from ..helpers.trainings import digits_trainer, logged
 
@@ -28,6 +28,7 @@ def test_a_log_has_speed_and_memory_beside_the_loss(tmp_path: Path) -> None:
         assert entry["images_per_second"] > 32 / seconds
         assert 50 < entry["peak_memory_mib"] < 100_000
         assert "grad_norm" in entry
+        assert "mfu" not in entry  # of a CPU
 
 
 def test_evaluations_do_not_count_as_training(tmp_path: Path) -> None:
@@ -47,17 +48,17 @@ def test_evaluations_do_not_count_as_training(tmp_path: Path) -> None:
 
 def test_pauses_do_not_count() -> None:
     throughput = Throughput()
-    throughput.count(3)
+    throughput.count(3, 5)
     with throughput.paused():
         time.sleep(0.3)
-    throughput.count(4)
-    images, seconds = throughput.take()
-    assert images == 7
+    throughput.count(4, 6)
+    *work, seconds = throughput.take()
+    assert work == [7, 11]
     assert 0 < seconds < 0.3
-    throughput.count(1)
+    throughput.count(1, 1)
     time.sleep(0.01)
-    images, seconds = throughput.take()
-    assert images == 1
+    *work, seconds = throughput.take()
+    assert work == [1, 1]
     assert 0.01 <= seconds < 10
 
 
@@ -77,6 +78,13 @@ def test_the_bar_shows_what_is_logged_and_starts_where_a_training_is_resumed(
     assert f"img/s={speed:.4g}, " in last
     assert f"memory={memory} MiB" in last
     assert "step/s" in bar or "s/step" in bar
+
+
+def test_the_work_of_a_classifier_is_three_times_its_forward_pass_if_all_of_it_is_trained(tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, **STEPS)
+    assert training_flops(trainer.plain_model, 32, 32) == 3 * forward_flops(trainer.model.config, 32, 32)
+    trainer.model.classifier.requires_grad_(False)
+    assert training_flops(trainer.plain_model, 32, 64) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Throughput of a training run: images per second, memory, and the progress bar."""
+"""Throughput of a training: images per second, FLOPs, memory, and the progress bar."""
 
 import time
 from collections.abc import Iterator
@@ -6,14 +6,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
 from ...convert.loading import peak_memory
+from ...flops import forward_flops, peak_flops
+from ...model.task_image_classification import HfViTForImageClassification
 
 
 class Throughput(TrainerCallback):
-    """Counts images from the first batch on, and times them without the pauses for evaluations and saving.
+    """Counts work, from the first batch on, and times it without the pauses: evaluations and saving.
 
     A pause for saving begins with `pause` and ends when the Trainer has saved.
     """
@@ -25,6 +28,7 @@ class Throughput(TrainerCallback):
         self.start: float | None = None  # the first batch starts the clock
         self._paused_at: float | None = None
         self._images = 0
+        self._flops = 0
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         self._reset()
@@ -32,11 +36,12 @@ class Throughput(TrainerCallback):
     def on_save(self, *_: Any, **kwargs: Any) -> None:
         self.resume()
 
-    def count(self, images: int) -> None:
-        """Add a batch that begins now."""
+    def count(self, images: int, flops: int) -> None:
+        """Adds a batch that begins now."""
         if self.start is None:
             self.start = time.perf_counter()
         self._images += images
+        self._flops += flops
 
     def pause(self) -> None:
         """Stops the clock, once the GPU has done what it was asked for."""
@@ -59,25 +64,45 @@ class Throughput(TrainerCallback):
         finally:
             self.resume()
 
-    def take(self) -> tuple[int, float]:
-        """Return the number of images and the seconds since the last call; `count` must have been called."""
+    def take(self) -> tuple[int, int, float]:
+        """Returns images, their floating-point operations and the seconds since the last call; there must be some."""
         assert self.start is not None
         now = time.perf_counter()
-        work = self._images, now - self.start
-        self.start, self._images = now, 0
+        work = self._images, self._flops, now - self.start
+        self.start, self._images, self._flops = now, 0, 0
         return work
 
     def measures(self, args: TrainingArguments) -> dict[str, float]:
-        """Return `images_per_second` of all processes since the last call, and `peak_memory_mib` of this process.
+        """Returns what a log of the loss also has: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
 
-        The memory is that of the GPU if there is one.
+        The first is that of all processes since the last call, the second that of the first process: of its GPU if it
+        has one. The third is the share of what the GPU can do at best that the model itself asks for.
         """
         if self.start is None:
             return {}
-        images, seconds = self.take()
+        images, flops, seconds = self.take()
         is_on_gpu = args.device.type == "cuda"
         peak_mib = torch.cuda.max_memory_allocated(args.device) // 2**20 if is_on_gpu else peak_memory()
-        return {"images_per_second": images * args.world_size / seconds, "peak_memory_mib": peak_mib}
+        logs = {"images_per_second": images * args.world_size / seconds, "peak_memory_mib": peak_mib}
+        peak = best_flops(args)
+        return {**logs, "mfu": flops / (seconds * peak * args.n_gpu)} if peak and flops else logs
+
+
+def best_flops(args: TrainingArguments) -> float | None:
+    """Returns the operations per second that a GPU can do for a training in half precision; None if not known."""
+    if args.device.type != "cuda" or not (args.bf16 or args.fp16):
+        return None
+    return peak_flops(torch.cuda.get_device_name(args.device))
+
+
+def training_flops(model: nn.Module, height: int, width: int) -> int:
+    """Returns the operations of a model for an image forward and, twice as many, backward; 0 if not known.
+
+    Known are image classifiers of which all weights train.
+    """
+    if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
+        return 0
+    return 3 * forward_flops(model.config, height, width)
 
 
 class TrainingProgress(ProgressCallback):

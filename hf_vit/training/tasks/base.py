@@ -31,7 +31,7 @@ from ...options.resolve import build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
 from ..checkpoints import on_first_process
-from ..data_notes import SeenClasses, note_classes, note_duplicates, see_classes, see_labels
+from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes, see_labels
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
 from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, whiten_patches
@@ -292,6 +292,7 @@ class Task(ABC):
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
         accepted = self.options.allow_duplicates
         if self.options.check_images:
+            notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
             if self.loaded.stream is not None and len(splits) > 1:
                 notes.append("Duplicates were not looked for, as the training images are a stream.")
             elif len(splits) > 1:
