@@ -86,7 +86,7 @@ def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: floa
 
 
 # Scores of which less is better, of all metrics: a training that keeps its best step goes by this.
-LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
+LOWER_IS_BETTER = {"loss", "mae", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
 class StreamedMetric(ABC):

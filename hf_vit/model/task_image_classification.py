@@ -3,6 +3,8 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
 """
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,13 +42,20 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
     return F.one_hot(labels.long(), num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
 
 
+def mean_of_labeled(loss_of: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean of a loss of logits (B, K) over the labels (B, K) that are not NaN; 0 without any."""
+    is_known = ~labels.isnan()  # (B, K)
+    losses = loss_of(logits, labels.nan_to_num().to(logits.dtype), reduction="none")  # (B, K)
+    return losses.where(is_known, 0).sum() / is_known.sum().clamp(min=1)
+
+
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
     """Returns the mean loss of logits (B, K): cross-entropy, binary cross-entropy or mean squared error.
 
     Labels are class numbers (B,) int64, -100 being ignored; or (B, K) floats: probabilities for
     "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression";
-    a regression of one value also takes (B,). None stands for regression where K is 1, else for single-label
-    classification.
+    a regression of one value also takes (B,). For the last two, NaN is a missing label, which the mean leaves out.
+    None stands for regression where K is 1, else for single-label classification.
     """
     # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
     logits = at_least_float32(logits)
@@ -64,15 +73,17 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
         labels = labels.reshape(-1, 1) if num_labels == 1 and labels.ndim == 1 else labels
         check_shape("Labels for regression", labels, "batch, num_labels", *logits.shape)
-        return F.mse_loss(logits, labels.to(logits.dtype))
+        return mean_of_labeled(F.mse_loss, logits, labels)
     is_multi = problem_type == "multi_label_classification"
     if is_multi or labels.is_floating_point():
         kind = problem_type if is_multi else "single_label_classification with soft labels"
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
-        if may_read(labels) and len(wrong := labels[~((labels >= 0) & (labels <= 1))]):  # also true of NaN
+        is_wrong = ~((labels >= 0) & (labels <= 1))  # also true of NaN
+        if may_read(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
             raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
-        loss_of = F.binary_cross_entropy_with_logits if is_multi else F.cross_entropy
-        return loss_of(logits, labels.to(logits.dtype))
+        if is_multi:
+            return mean_of_labeled(F.binary_cross_entropy_with_logits, logits, labels)
+        return F.cross_entropy(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
             f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Floats need problem_type."
@@ -161,7 +172,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 
     def _classify(self, pooled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the logits, and with a distillation token those of both heads, of which they are the mean."""
-        logits = self.classifier(pooled)
+        is_exact = self.config.problem_type == "regression"  # half precision has but three digits of a value
+        with torch.autocast(pooled.device.type, enabled=False) if is_exact else nullcontext():
+            logits = self.classifier(pooled.to(self.dtype) if is_exact else pooled)
         if self.distillation_classifier is None:
             return logits, None, None
         distillation_logits = self.distillation_classifier(tokens[:, 1])
@@ -181,7 +194,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
             labels: (B,) int64, or (B, num_labels) floats; `config.problem_type` says what they mean (several labels,
-                soft labels or values), see `classification_loss`.
+                soft labels or values), see `classification_loss`. NaN is a missing label or value.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.

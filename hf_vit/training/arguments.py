@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ..data.formats.files import split_names
+from ..data.formats.label_values import ProblemType
 from ..model.configuration_hf_vit import PRESETS
 from ..options.field import (
     COUNT,
@@ -29,6 +30,13 @@ from ..options.resolve import Options, values_of
 
 MAX_WORKERS = 8  # by default
 regularization_option = partial(option, group="Regularization")
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5}  # of how rare a class is, by which it counts more in the loss
+class_weights_option = partial(
+    regularization_option,
+    None,
+    "How much each class counts in the loss: balanced, by how rare it is; sqrt, by the root of that; or a JSON "
+    "file of weights by name.",
+)
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
 
 
@@ -154,8 +162,8 @@ class TaskArguments(SourceArguments):
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
             raise ValueError(
-                f"config_overrides has {', '.join(from_data)}: the classes are those of the data, one of each image. "
-                "Leave it out."
+                f"config_overrides has {', '.join(from_data)}: the classes are those of the data. Leave it out; "
+                "what labels are for is --problem_type."
             )
         if self.image_size is not None:
             if "image_size" in fields:
@@ -208,12 +216,20 @@ class StreamArguments(TaskArguments):
 class ClassificationArguments(StreamArguments):
     """Which classifier to train, and on which images."""
 
-    loader_options = (*TaskArguments.loader_options, "label_column_name")
+    loader_options = (*TaskArguments.loader_options, "label_column_name", "problem_type", "label_separator")
 
     dataset_name: str = source_option(
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
     )
-    label_column_name: str | None = data_option(None, "Column of the labels, where it is not clear by itself.")
+    label_column_name: str | None = data_option(
+        None, "Column of the labels, where it is not clear by itself; several columns of 0 and 1 or of numbers: a,b,c."
+    )
+    problem_type: ProblemType | None = data_option(
+        None, "One label per image, several, or numbers (regression); by default what the labels look like."
+    )
+    label_separator: str | None = data_option(
+        None, 'What separates several names in a cell of a table; "|" and ";" are found by themselves.'
+    )
     class_names: Names | None = training_images_option(
         None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True
     )
@@ -267,12 +283,21 @@ class ClassificationArguments(StreamArguments):
     token_drop_rate: float = regularization_option(
         0.0, "Share of the patches of each training image that the blocks never see.", SHARE_LEFT_OUT
     )
+    class_weights: str | None = class_weights_option()
+    balanced_sampling: bool = regularization_option(
+        False, "Draw training images so that all classes are as frequent; rare ones repeat, augmented anew."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_names is not None and not self.streaming:
             raise ValueError(
                 f"class_names={self.class_names!r} is for --streaming: all labels are known without. Leave it out."
+            )
+        if self.streaming and (self.balanced_sampling or self.class_weights in CLASS_POWERS):
+            raise ValueError(
+                f"balanced_sampling={self.balanced_sampling} and class_weights={self.class_weights} need all labels, "
+                "which a stream does not know. Leave them out, or give a file of weights."
             )
         if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(

@@ -16,6 +16,7 @@ from ..data import check_dense, hold_out
 from ..data.checks import without_unreadable
 from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
+from ..data.formats.label_values import value_column, values_target
 from ..data.loaders.image_classification import held_out_of_stream
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import TaskArguments
@@ -229,6 +230,9 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
         return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
+    if (column := value_column(next(iter(data.splits.values())))) is not None:
+        names = tuple(sorted(label2id, key=label2id.__getitem__))
+        return replace(data, read_target=partial(values_target, names=names, column=column), names=names)
     known = torch.tensor([label2id[name] for name in data.names])
     names = tuple(sorted(label2id, key=label2id.__getitem__))
     if isinstance(data, KeypointData):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
-from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler, seeded
+from ..data.augmentation.datasets import AugmentedDataset, BalancedSampler, RepeatedAugmentationSampler, seeded
 from ..data.collators import size_of_height
+from ..data.formats.label_values import MULTI, REGRESSION, SINGLE
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.shared import at_least_float32
@@ -109,11 +110,16 @@ class Mixing:
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
         """Returns the batch with `pixel_values` (B, C, H, W) mixed and `labels` (B,) int64 as (B, K) float32.
 
+        Several labels of an image, (B, K) float32, are smoothed each by itself.
+
         Raises:
             ValueError: if a class number is out of range.
         """
-        images = batch["pixel_values"]
-        labels = soften_labels(batch["labels"], self.num_labels, self.label_smoothing)  # (B, K)
+        images, labels = batch["pixel_values"], batch["labels"]
+        if labels.is_floating_point():
+            labels = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
+        else:
+            labels = soften_labels(labels, self.num_labels, self.label_smoothing)  # (B, K)
         if self.mix is not None and progress < 1 - self.off_share and float(torch.rand(())) < self.probability:
             images, labels = self.mix(images, labels)
         return {**batch, "pixel_values": images, "labels": labels}
@@ -225,6 +231,34 @@ class BinaryCrossEntropy:
         return losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
+@dataclass(frozen=True)
+class WeightedLoss:
+    """A `compute_loss_func` of the Trainer: the mean loss of a classifier in which some classes count more.
+
+    Args:
+        weights: How much each of the K classes counts.
+        is_multi: Whether an image has several labels (B, K), each with a loss of its own; NaN counts 0.
+    """
+
+    weights: Sequence[float]
+    is_multi: bool = False
+
+    def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Returns the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
+        logits = at_least_float32(outputs.logits)
+        weights = logits.new_tensor(self.weights)
+        if self.is_multi:
+            targets = labels.nan_to_num().to(logits.dtype)
+            losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
+            losses = losses.where(~labels.isnan(), 0)
+        else:
+            labels = labels.to(logits.dtype) if labels.is_floating_point() else labels
+            losses = F.cross_entropy(logits, labels, weights, reduction="none")  # (B,)
+        if num_items_in_batch is None:
+            return losses.mean()
+        return losses.sum() / torch.as_tensor(num_items_in_batch).sum()  # the library counts the entries of labels
+
+
 class PatchDropout:
     """A `BatchTransform` that drops patches at random, as many of each image, which the blocks then never process.
 
@@ -262,10 +296,16 @@ class PatchDropout:
         return {**batch, "kept_patches": kept}
 
 
-def repeated_augmentation_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | None:
-    """Returns what draws the images of a training that repeats augmentations; None for others."""
+def training_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | BalancedSampler | None:
+    """Returns what draws the images of a training that repeats augmentations or balances classes; None for others."""
     repeats = training_options_of(args).repeated_augmentations
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if isinstance(dataset, AugmentedDataset) and dataset.classes is not None:
+        if repeats > 1:
+            raise ValueError(
+                f"repeated_augmentations={repeats} draws images in a way of its own. Leave balanced_sampling out."
+            )
+        return BalancedSampler(dataset)
     if repeats == 1:
         return None
     if not isinstance(dataset, AugmentedDataset):
@@ -281,6 +321,7 @@ def regularize(
     args: ClassificationArguments,
     label_smoothing: float = 0.0,
     distillation: Distillation | None = None,
+    class_weights: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Returns `batch_transforms` and `compute_loss_func` of an `HfViTTrainer`.
 
@@ -291,14 +332,22 @@ def regularize(
         args: What to do.
         label_smoothing: Probability mass spread evenly over all classes, in [0, 1).
         distillation: What it learns from a teacher, if there is one. The teacher sees the mixed images, as in DeiT.
+        class_weights: How much each class counts in the loss, if not all the same.
 
     Raises:
         ValueError: if something does not go with the model or the teacher.
     """
     transforms: list[BatchTransform] = []
-    is_binary = args.classification_loss == "bce"
-    if args.mixup_alpha or args.cutmix_alpha or is_binary:
-        model.config.problem_type = "single_label_classification"
+    is_binary, is_multi = args.classification_loss == "bce", model.config.problem_type == MULTI
+    mixes = {name: value for name, value in args.given_values("Regularization").items() if name != "token_drop_rate"}
+    if model.config.problem_type == REGRESSION and (mixes or label_smoothing):
+        given = mixes | ({"label_smoothing_factor": label_smoothing} if label_smoothing else {})
+        raise ValueError(f"{given}: regression has no classes to mix, smooth or weigh. Leave it out.")
+    if is_binary and (is_multi or class_weights):
+        raise ValueError("classification_loss=bce has weights of one label per image, all the same. Leave it out.")
+    if args.mixup_alpha or args.cutmix_alpha or is_binary or class_weights or (is_multi and label_smoothing):
+        if not is_multi:
+            model.config.problem_type = SINGLE
         mixing = (args.mixup_alpha, args.cutmix_alpha, args.mixing_probability, args.mixing_off_share)
         transforms.append(Mixing(model.config.num_labels, *mixing, label_smoothing))
     if args.token_drop_rate:
@@ -308,7 +357,8 @@ def regularize(
                 "or take --distillation_type hard or soft."
             )
         transforms.append(PatchDropout(args.token_drop_rate, model.config))
+    loss = WeightedLoss(class_weights, is_multi) if class_weights else None
     return {
         "batch_transforms": transforms,
-        "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else None,
+        "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else loss,
     }

@@ -18,9 +18,10 @@ from ..data.augmentation.datasets import AugmentedStream
 from ..data.collators import masked_image_target
 from ..data.datasets import SPLIT_SEED, TargetData
 from ..data.formats.files import SPLITS
+from ..data.formats.label_values import SINGLE
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ..data.targets import label_target
-from .arguments import ClassificationArguments, UnlabeledArguments
+from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
 from .load_data import HELD_OUT, at_most, load_targets, readable_images
 from .training_arguments import HfViTTrainingArguments, check_steps
 
@@ -34,12 +35,18 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     check_steps(training_args)
     if args.train_val_split is None:  # which splits there are is seen when the stream is open
         args.train_val_split = HELD_OUT
+    if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
+        raise ValueError(
+            f"A stream has one label per image, not problem_type={args.problem_type}, label_separator="
+            f"{args.label_separator}. Leave --streaming out."
+        )
     with training_args.main_process_first(desc="opening the data"):
         opened = stream_image_classification(
             args.dataset_name,
             class_names=args.class_names or [],
             train_val_split=args.train_val_split,
-            **args.source_options(),
+            label_column_name=args.label_column_name,
+            **{name: vars(args)[name] for name in TaskArguments.loader_options},
         )
     count, buffer_size = args.max_eval_samples or MAX_STREAMED, args.shuffle_buffer_size
     splits = {name: at_most(args.max_eval_samples, split, training_args.seed) for name, split in opened.listed.items()}

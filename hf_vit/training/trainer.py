@@ -46,7 +46,7 @@ from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapt
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
 from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
-from .regularization import BatchTransform, BatchTransforms, Mixing, repeated_augmentation_sampler, size_transforms
+from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
 from .streams import StreamStart, read_own_shards
 from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
 
@@ -149,7 +149,7 @@ class HfViTTrainer(Trainer):
             self.label_smoother = None  # which takes class numbers; they are smoothed already
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
-        repeated_augmentation_sampler(self.args, self.train_dataset)  # now, as it may not fit
+        training_sampler(self.args, self.train_dataset)  # now, as it may not fit
         self.conditions: dict[str, Any] = {}  # of `run`, for checkpoints
         self._hidden: dict[str, Any] = {}  # arguments that the library shall not see for a while
         self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
@@ -397,7 +397,7 @@ class HfViTTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Returns the loader of a training, with the sampler of repeated augmentations or shards of its own."""
         loader = self._guard(super().get_train_dataloader())
-        sampler = repeated_augmentation_sampler(self.args, self.train_dataset)
+        sampler = training_sampler(self.args, self.train_dataset)
         if sampler is not None:
             loader.set_sampler(sampler)
         stream = self.train_dataset

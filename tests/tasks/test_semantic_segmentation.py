@@ -12,11 +12,12 @@ from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
+from hf_vit.training.class_weights import choose_weights
 from hf_vit.training.models import load_model, whole_image_processor
 from hf_vit.training.tasks.semantic_segmentation import (
     SemanticArguments,
     SemanticEvaluator,
-    balanced_weights,
+    count_pixels,
 )
 
 from ..helpers.dense_trainings import (
@@ -64,26 +65,24 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
 
 def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
     masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]  # 9 of class 0, 1 of class 1
-    weights = balanced_weights(masks, 3, power=0.5)
+    weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
     assert weights[2] == 1  # not seen
-    assert balanced_weights(masks, 2, power=1) == pytest.approx([0.5556, 5])
-    with pytest.raises(ValueError, match=r"class_balance=1\.5 must lie in \[0, 1\]"):
-        SemanticArguments(dataset_name="roads", class_balance=1.5)
-    with pytest.raises(ValueError, match="leave one of the two out"):
+    assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
+    with pytest.raises(ValueError, match="class_weights is given twice"):
         SemanticArguments(
             dataset_name="roads",
-            class_balance=0.5,
+            class_weights="sqrt",
             config_overrides={"segmentation_config": {"class_weights": [1, 2]}},
         )
 
 
 def test_a_balanced_loss_is_saved_with_the_model(scenes: Path, tmp_path: Path) -> None:
-    train(TASK, scenes, tmp_path / "out", "--class_balance", "0.5", *A_FEW_STEPS)
+    train(TASK, scenes, tmp_path / "out", "--class_weights", "sqrt", *A_FEW_STEPS)
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     masks = [torch.from_numpy(np.array(Image.open(file))) for file in sorted((scenes / "train" / "masks").iterdir())]
-    assert model.options.class_weights == balanced_weights(masks, len(NAMES), 0.5)
+    assert model.options.class_weights == choose_weights("sqrt", NAMES, lambda: count_pixels(masks, len(NAMES)))
     assert len(set(model.options.class_weights)) > 1
 
 

@@ -1,6 +1,6 @@
 """Augmented images, drawn again every epoch and the same again under the same seed, as a list or a stream."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -57,12 +57,14 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: Another seed draws other images.
         column: What of an example the transform changes; `None` gives it the whole example, for targets that move
             with their image.
+        classes: The class of each example, if all classes are to be drawn as often, see `BalancedSampler`.
     """
 
     dataset: Examples
     transform: Callable[[Any], Any]
     seed: int
     column: str | None = "image"
+    classes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         # In shared memory, so that worker processes that outlive an epoch know the next one.
@@ -221,3 +223,33 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
             size, first = min(self.step_size, length - start), start // self.repeats
             images = order[first : first + -(-size // self.repeats)]
             yield from [(image, repeat) for repeat in range(self.repeats) for image in images][:size]
+
+
+@dataclass(eq=False, repr=False)
+class BalancedSampler(torch.utils.data.Sampler[tuple[int, int]]):
+    """Draws as many images of each class, to within one, in an epoch that is as long as the dataset.
+
+    Images of a class are drawn as often, to within one; those of rare classes repeat, each time augmented anew. What
+    comes depends on the seed and the epoch of the dataset alone.
+
+    Args:
+        dataset: The images, with their `classes`.
+    """
+
+    dataset: AugmentedDataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        generator = np.random.default_rng((self.dataset.seed, int(self.dataset.epoch)))
+        classes = np.asarray(self.dataset.classes)
+        groups = [np.flatnonzero(classes == number) for number in generator.permutation(np.unique(classes))]
+        quotas = [len(part) for part in np.array_split(np.empty(len(self)), len(groups))]
+        drawn = [
+            (image, repeat)
+            for group, quota in zip(groups, quotas, strict=True)
+            for repeat, start in enumerate(range(0, quota, len(group)))
+            for image in generator.permutation(group)[: quota - start].tolist()
+        ]
+        yield from (drawn[place] for place in generator.permutation(len(drawn)))

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
-from datasets import Dataset, DatasetDict, Image, Value
+from datasets import Dataset, DatasetDict, Image, List, Value
 
 from .files import (
     SPLIT_NAMES,
@@ -239,6 +239,34 @@ def load_tables(
     check_exist([image for paths in images.values() for image in paths], MISSING, "images")
     known = [split for split in SPLITS if split in images]
     return DatasetDict({name: images_at(images[name], name, **{kind: (values[name], feature)}) for name in known})
+
+
+def load_all_columns(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
+    """Read `image` and the other columns of tables by split, as text or, if any cell has a list, as lists of text."""
+    found = defaultdict[str, list[TableRow]](list)
+    for table_split, table in tables.items():
+        for row in read_rows(table, table_split, options):
+            found[row.split].append(row)
+    check_exist([row.image for rows in found.values() for row in rows], MISSING, "images")
+    every = list(chain.from_iterable(found.values()))
+    columns = {name: [row.cells.get(name) for row in every] for name in columns_of(every)}
+    lists = {name for name, cells in columns.items() if any(isinstance(cell, list) for cell in cells)}
+
+    def as_text(cell: Any, is_list: bool) -> Any:
+        if cell is None or not is_list:
+            return None if cell is None else str(cell)
+        return [as_text(item, False) for item in (cell if isinstance(cell, list) else [cell])]
+
+    splits = DatasetDict()
+    for split in (name for name in SPLITS if name in found):
+        texts = {
+            name: ([as_text(row.cells.get(name), name in lists) for row in found[split]], Value("string"))
+            for name in columns
+            if name not in ("image", "split", "file", "paths")
+        }
+        typed = {name: (cells, List(kind) if name in lists else kind) for name, (cells, kind) in texts.items()}
+        splits[split] = images_at([row.image for row in found[split]], split, **typed)
+    return splits
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:

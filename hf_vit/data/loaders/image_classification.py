@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,12 +31,14 @@ from ..formats.columns import (
     SourceOptions,
     find_tables,
     list_tables,
+    load_all_columns,
     load_tables,
     take_columns,
 )
-from ..formats.files import SPLITS, find_folder, with_files
+from ..formats.files import SPLITS, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
+from ..formats.label_values import SINGLE, ProblemType, label_values
 from ..formats.stored import (
     COLUMN_FORMATS,
     TAR_LABELS,
@@ -47,6 +49,7 @@ from ..formats.stored import (
     class_folder,
     find_shards,
     find_tars,
+    load_columns,
     load_shards,
     load_splits,
     open_streams,
@@ -75,9 +78,15 @@ DIGITS_INFO = DatasetInfo(
 
 
 def load_image_classification(
-    source: str, *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
+    source: str,
+    *,
+    label_column_name: str | None = None,
+    problem_type: ProblemType | None = SINGLE,
+    label_separator: str | None = None,
+    class_names: Sequence[str] = (),
+    **keywords: Unpack[SourceKeywords],
 ) -> DatasetDict:
-    """Load images with one label each, whatever the form in which they lie on disk or on the Hub.
+    """Load images with labels, by default one each, whatever the form in which they lie on disk or on the Hub.
 
     `source` is, recognized by its content and in this order:
 
@@ -97,32 +106,55 @@ def load_image_classification(
 
     Args:
         source: Path, or name on the Hub.
-        label_column_name: Column of labels; by default found by type or name.
+        label_column_name: Column of labels; by default found by type or name. Several labels or values may be in
+            several columns, whose names are separated by commas.
+        problem_type: "single_label_classification", "multi_label_classification" or "regression"; None finds out by
+            the labels: lists, names with "|" or ";" between them and columns of 0 and 1 are several labels, numbers
+            with fractions are values.
+        label_separator: What separates several names in a cell.
+        class_names: All names of several labels; by default those that occur in the training images.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
         (`datasets.Image`), `label` (`datasets.ClassLabel`, the same for all splits) and `file` (the path of the image,
-        or the one beside its bytes, else "image 17 of train"). Image files are not opened.
+        or the one beside its bytes, else "image 17 of train"). Image files are not opened. In place of `label`,
+        several labels are in `label_flags`, 0 or 1 by the name of the class, and values in `label_values`, a number by
+        the name of its column; NaN is a missing label or value.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
-    others = (
-        (find_tables, partial(load_labeled_tables, options=options)),
-        (find_folder, partial(_load_class_folders, options=options)),
-    )
-    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-    problem = f"is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
-    return with_files(with_class_labels(load_labeled(options, image_and_label, others, problem)))
+
+    def settled(rows: DatasetDict, read_single: Callable[[DatasetDict], DatasetDict], **changes: Any) -> DatasetDict:
+        several = None
+        if problem_type != SINGLE:
+            several = label_values(rows, replace(options, **changes), problem_type, label_separator, class_names)
+        return with_files(with_class_labels(read_single(rows))) if several is None else several
+
+    if (columns := load_columns(options, _formats(options))) is not None:
+        return settled(columns, partial(take_from, take=image_and_label, options=options))
+    if tables := find_tables(options.path):
+        rows = DatasetDict() if problem_type == SINGLE else load_all_columns(tables, options)
+        return settled(rows, lambda _: load_labeled_tables(tables, options), image_column_name="image")
+    if not options.path.is_dir():
+        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+        raise ValueError(
+            f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+        )
+    return settled(_load_class_folders(options.path, options), lambda folders: folders, image_column_name="image")
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
     """Load images that may have labels; `load_splits` says more."""
+    return load_splits(options, take, others, problem, _formats(options))
+
+
+def _formats(options: SourceOptions) -> Formats:
     tars = find_tars, partial(load_shards, "webdataset", options=options)
-    return load_splits(options, take, others, problem, ((find_idx, load_idx), *COLUMN_FORMATS, tars))
+    return ((find_idx, load_idx), *COLUMN_FORMATS, tars)
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:

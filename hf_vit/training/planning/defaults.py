@@ -106,7 +106,9 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
     if epochs < SOME_EPOCHS:
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
-    regularized = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
+    regularized: Options = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
+    if facts.is_regression:  # which has no classes to smooth
+        regularized = {"random_erasing": 0.1}
     return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 

@@ -16,6 +16,7 @@ class Facts:
         is_unlabeled: Whether it is a model of this package that has learned without labels.
         num_images: Number of training images, or of objects that are trained on one by one; None of a stream.
         native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
+        is_regression: Whether the labels are values rather than classes.
         is_gray: Whether the images have no colors.
         max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
         num_scored: Images that are evaluated at the end.
@@ -33,6 +34,7 @@ class Facts:
     is_unlabeled: bool = False
     num_images: int | None = 1000
     native_size: int = 224
+    is_regression: bool = False
     is_gray: bool = False
     max_objects: int = 0
     num_scored: int = 100

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...data.formats.label_values import VALUES
 from ...model.configuration_hf_vit import to_pair
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
@@ -35,6 +36,7 @@ def gather_facts(task: Task) -> Facts:
         is_unlabeled=architecture in UNLABELED,
         num_images=None if task.loaded.stream is not None else task.count_training_images(),
         native_size=int(median(sizes)),
+        is_regression=VALUES in next(iter(splits.values())).column_names,
         is_gray=is_gray,
         max_objects=max_objects,
         num_scored=task.count_evaluated_images(evaluation_split(splits)),

@@ -440,6 +440,10 @@ class Task(ABC):
         """Returns what is chosen by the targets and stands in no option, in words; nothing for most tasks."""
         return ""
 
+    def card_texts(self) -> tuple[Usage, str, str]:
+        """Returns `usage`, `limits` and `parts` of the card, where they depend on the data."""
+        return self.usage, self.limits, self.parts
+
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns lines of the card's table on a model's head and loss."""
         return {}
@@ -483,6 +487,7 @@ class Task(ABC):
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores
+        usage, limits, parts = self.card_texts()
         (curves,) = CURVES.values()
         draw_curves(trainer.state.log_history, folder / curves)
         data = describe_data(
@@ -492,21 +497,21 @@ class Task(ABC):
             split,
             self.loaded.names,
             examples=self.examples,
-            parts=self.parts,
+            parts=parts,
             notes=self.data_notes,
         )
         info = TrainingInfo.from_trainer(
             trainer,
             recipe=self.describe_recipe(trainer),
             task=self.pipeline,
-            usage=self.usage,
+            usage=usage,
             data=data,
             metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
             baselines={**report_average(trainer, split, scores), name: baseline},
             pictures={**pictures, **CURVES},
             units=evaluator.metric.units,
             parts={evaluator.parts: classes},
-            limits=self.limits.format(num_classes=len(self.loaded.names), model=trainer.plain_model),
+            limits=limits.format(num_classes=len(self.loaded.names), model=trainer.plain_model),
             **describe_training(trainer, split),
             **facts,
         )

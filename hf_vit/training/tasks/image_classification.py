@@ -2,49 +2,70 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import DatasetDict, IterableDataset
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import ImageClassificationCollator, load_image_classification
 from ...data.augmentation.classification import image_classification_augmentation
+from ...data.augmentation.datasets import AugmentedDataset, AugmentedStream
 from ...data.datasets import TargetData
 from ...data.formats.files import with_files
+from ...data.formats.label_values import (
+    FLAGS,
+    MULTI,
+    REGRESSION,
+    SINGLE,
+    ProblemType,
+    value_column,
+    value_matrix,
+    values_target,
+)
 from ...data.targets import label_target
 from ...evaluation.base import BaseEvaluator, Batch, ImageResult
 from ...evaluation.classification import ClassificationMetric, majority_baseline
+from ...evaluation.label_values import LabelValueMetric, MultiLabelMetric, RegressionMetric
+from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationArguments, TaskArguments
 from ..checkpoints import write_whole
+from ..class_weights import choose_weights
+from ..data_notes import SeenClasses
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
-from ..models import load_model
+from ..models import load_model, read_config_of
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
 from ..regularization import regularize
 from ..streams import load_stream
 from ..training_arguments import HfViTTrainingArguments
-from .shared import SupervisedTask
+from .base import EvaluationArguments
+from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
 def load_classifier(
-    args: TaskArguments, names: Sequence[str], use_distillation_token: bool = False
+    args: TaskArguments,
+    names: Sequence[str],
+    use_distillation_token: bool = False,
+    problem_type: ProblemType = SINGLE,
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
-    """Returns the classifier of one label per image to train, and its image processor; see `load_model`.
+    """Returns the classifier to train, of one label per image by default, and its image processor; see `load_model`.
 
     With `use_distillation_token`, a model without such a token gets a fresh one, unless `args` say otherwise.
     """
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
     )
-    if args.model_name_or_path is not None:
-        model.config.problem_type = "single_label_classification"
+    if args.model_name_or_path is not None or problem_type != SINGLE:
+        model.config.problem_type = problem_type
     return model, processor
 
 
@@ -54,7 +75,7 @@ class ClassificationEvaluator(BaseEvaluator):
 
     is_divisible = True
     caption = ""
-    metric: ClassificationMetric
+    metric: Any
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
         """Returns the logits (B, K) of a batch of pixels and their mask."""
@@ -66,11 +87,10 @@ class ClassificationEvaluator(BaseEvaluator):
         inputs: Batch = {name: batch[name] for name in ("pixel_values", "patch_attention_mask") if name in batch}
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
 
-    def describe(self, prediction: Tensor, target: int) -> dict[str, Any]:
+    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
         """Returns the right class, and the likeliest one with its probability; refuses logits that are not finite."""
+        check_finite(prediction)
         logits = prediction.double().numpy()
-        if not np.isfinite(logits).all():
-            raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
         names, number = self.metric.names, int(logits.argmax())
         score = float(np.exp(logits[number] - np.logaddexp.reduce(logits)))
         return {"label": names[target], "prediction": names[number], "score": round(score, 6)}
@@ -86,6 +106,53 @@ class ClassificationEvaluator(BaseEvaluator):
     def describe_evaluation(self) -> str:
         """Returns how images are seen, in words."""
         return "each image once, without augmentation"
+
+
+class MultiLabelEvaluator(ClassificationEvaluator):
+    """Predicts and scores the classes of each image, of which it has any number."""
+
+    class_score = "AP"
+
+    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
+        """Returns the right classes, those with a probability above 0.5, and all probabilities."""
+        check_finite(prediction)
+        shares = dict(zip(self.metric.names, prediction.double().sigmoid().tolist(), strict=True))
+        right = [name for name, value in zip(self.metric.names, target, strict=True) if value > 0.5]
+        found = [name for name, share in shares.items() if share > 0.5]
+        return {"labels": right, "prediction": found, "scores": {name: round(x, 6) for name, x in shares.items()}}
+
+    def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
+        """Draws nothing: several classes of an image have no confusion matrix."""
+        return {}
+
+
+class RegressionEvaluator(MultiLabelEvaluator):
+    """Predicts and scores the values of each image."""
+
+    parts = "values"
+    class_score = "R2"
+
+    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
+        """Returns the right values, null where they are missing, and the predicted ones."""
+        check_finite(prediction)
+        names, right = self.metric.names, [None if np.isnan(value) else value for value in target]
+        return {
+            "values": dict(zip(names, right, strict=True)),
+            "prediction": dict(zip(names, prediction.tolist(), strict=True)),
+        }
+
+
+def check_finite(logits: Tensor) -> None:
+    """Raises `ValueError` if logits are infinite or NaN."""
+    if not logits.isfinite().all():
+        raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
+
+
+EVALUATORS = {
+    MULTI: (MultiLabelEvaluator, MultiLabelMetric),
+    REGRESSION: (RegressionEvaluator, RegressionMetric),
+    SINGLE: (ClassificationEvaluator, ClassificationMetric),
+}
 
 
 def make_trainer(
@@ -116,20 +183,41 @@ def make_trainer(
 
 
 def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> TargetData:
-    """Returns images with labels as data whose classes and files have names."""
+    """Returns images with labels as data whose classes or values, and files, have names."""
     first = next(iter(splits.values()))
+    if (column := value_column(first)) is not None:
+        names = tuple(first.features[column])
+        return TargetData(splits, partial(values_target, names=names, column=column), names)
     named = splits if "file" in first.column_names else with_files(splits)
     return TargetData(named, label_target, tuple(first.features["label"].names), stream=stream)
 
 
 def open_labeled(dataset_name: str, **options: Any) -> TargetData:
-    """Return the images with labels that `load_image_classification` finds."""
+    """Return the images with labels that `load_image_classification` finds, of whatever type they look like."""
     return with_names(load_image_classification(dataset_name, **options))
+
+
+USAGES = {
+    MULTI: Usage(
+        name="classify",
+        stock='print([found for found in classify("image.png", top_k=None) if found["score"] > 0.5])',
+        own="print([model.config.id2label[int(k)] for k in (outputs.logits[0] > 0).nonzero()])",
+    ),
+    REGRESSION: Usage(
+        name="predict",
+        stock='print(predict("image.png", top_k=None))',
+        own="print(dict(zip(model.config.id2label.values(), outputs.logits[0].tolist())))",
+    ),
+}
+LIMITS = {
+    MULTI: "It knows {num_classes} classes, and gives each a probability of its own, whatever it is shown. ",
+    REGRESSION: "It predicts {num_classes} values, whatever it is shown, and none far beyond those of its training. ",
+}
 
 
 @dataclass
 class ImageClassification(SupervisedTask):
-    """Image classification with one label per image."""
+    """Image classification with one label per image or several, and regression."""
 
     model_class = HfViTForImageClassification
     load_source = staticmethod(open_labeled)
@@ -152,34 +240,135 @@ class ImageClassification(SupervisedTask):
 
     options: ClassificationArguments
 
+    known_names: Sequence[str] = field(init=False, default=())  # of the classes of the model that is evaluated
+
+    @property
+    def problem_type(self) -> ProblemType:
+        """What the labels of the data are for."""
+        column = value_column(next(iter(self.loaded.splits.values())))
+        return SINGLE if column is None else MULTI if column == FLAGS else REGRESSION
+
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
+    def open_data(self) -> TargetData:
+        """Opens images and labels; names of several labels are those of the model that is evaluated, if any."""
+        return open_labeled(self.options.dataset_name, **self.options.source_options(), class_names=self.known_names)
+
+    def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
+        """Returns the trainer that evaluates a saved model on labels of the type that it predicts; raises as it."""
+        config = read_config_of(saved.model_name_or_path)
+        if self.options.problem_type is None:
+            self.options.problem_type = config.get("problem_type") or SINGLE
+        if self.options.problem_type == MULTI:
+            self.known_names = [*(config.get("id2label") or {}).values()]
+        return super().make_evaluation_trainer(saved)
+
     @property
     def num_needed_classes(self) -> int:
-        """An image has one of several classes."""
-        return 2
+        """An image has one of several classes, unless it has any number of them."""
+        return 2 if self.problem_type == SINGLE else 1
+
+    def see_classes(self, split: str) -> SeenClasses:
+        """Return which classes or values the images of a split have."""
+        rows = self.loaded.splits[split]
+        if self.problem_type == SINGLE:
+            return super().see_classes(split)
+        labels = value_matrix(rows)
+        is_seen = (labels > 0).any(axis=0) if self.problem_type == MULTI else ~np.isnan(labels).all(axis=0)
+        return SeenClasses(torch.from_numpy(is_seen), [], 0.0, len(rows), len(rows))
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
-        return load_classifier(self.options, self.loaded.names, self.distillation.uses_token)
+        uses_token = self.distillation.uses_token
+        if uses_token and self.problem_type != SINGLE:
+            raise ValueError(
+                f"The data are for {self.problem_type}, but a teacher's classes are one of each image. Take "
+                "--distillation_type features, or leave the teacher out."
+            )
+        model, processor = load_classifier(self.options, self.loaded.names, uses_token, self.problem_type)
+        if self.problem_type == REGRESSION:
+            start_at_mean(model.classifier, value_matrix(self.loaded.splits["train"]))
+        return model, processor
+
+    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
+        """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
+        if self.problem_type != SINGLE and self.args.metric_for_best_model == "accuracy":
+            self.args.metric_for_best_model = EVALUATORS[self.problem_type][1].score_names[0]
+        return super().make_trainer_of(model, processor)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
-        return {**arguments, **regularize(model, self.options, smoothing, distillation)}
+        given = self.options.class_weights
+        weights = None if given is None else choose_weights(given, self.loaded.names, self.count_labels)
+        return {**arguments, **regularize(model, self.options, smoothing, distillation, weights)}
+
+    def count_labels(self) -> np.ndarray:
+        """Returns how many training images have each class, (K,)."""
+        rows = self.loaded.splits["train"]
+        if self.problem_type == SINGLE:
+            return np.bincount(rows["label"][:], minlength=len(self.loaded.names))
+        return np.nansum(value_matrix(rows), axis=0)
+
+    def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
+        """Returns the augmented examples to train on; of several labels of an image, the rarest one is balanced."""
+        examples, rows = super().training_examples(processor, config), self.loaded.splits["train"]
+        if self.options.balanced_sampling and isinstance(examples, AugmentedDataset):
+            if self.problem_type == SINGLE:
+                examples.classes = rows["label"][:]
+            else:
+                counts = np.where(value_matrix(rows) > 0.5, self.count_labels(), len(rows) + 1)  # (N, K)
+                examples.classes = np.where(counts.min(axis=1) > len(rows), -1, counts.argmin(axis=1)).tolist()
+        return examples
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
         """Returns the evaluator."""
-        return ClassificationEvaluator(processor, ClassificationMetric(self.loaded.names))
+        evaluator, metric = EVALUATORS[self.problem_type]
+        return evaluator(processor, metric(self.loaded.names))
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Scores the most frequent class as the prediction for every image."""
-        train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
-        return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
+        """Scores the most frequent class, the share of each class or the mean value as the answer to every image."""
+        if self.problem_type == SINGLE:
+            train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
+            return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
+        train, labels = (value_matrix(self.loaded.splits[name]) for name in ("train", split))
+        means, metric = mean_labels(train), trainer.evaluator.metric
+        assert isinstance(metric, LabelValueMetric)
+        if self.problem_type == REGRESSION:
+            return "mean of the training labels", metric.constant_scores(means, labels)
+        means = means.clip(1e-6, 1 - 1e-6)
+        logits = np.log(means / (1 - means))
+        return "share of each class in training", metric.constant_scores(logits, labels)
+
+    def card_texts(self) -> tuple[Usage, str, str]:
+        """Returns the usage, the limits and what the data have names of, by the type of the labels."""
+        kind = self.problem_type
+        if kind == SINGLE:
+            return super().card_texts()
+        parts = "{} values" if kind == REGRESSION else "any of {} classes each"
+        return USAGES[kind], LIMITS[kind] + SIMILAR_IMAGES, parts
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
-        return self.options.describe()
+        kind = {} if self.problem_type == SINGLE else {"labels": self.problem_type.replace("_", " ")}
+        return {**kind, **self.options.describe()}
+
+
+def mean_labels(labels: np.ndarray) -> np.ndarray:
+    """Returns the means of labels (N, K) that are not NaN, (K,), 0 without any."""
+    return np.nansum(labels, axis=0) / np.maximum((~np.isnan(labels)).sum(axis=0), 1)
+
+
+@torch.no_grad()
+def start_at_mean(classifier: nn.Module, labels: np.ndarray) -> None:
+    """Lets a fresh linear layer predict values of the mean and the deviation of labels (N, K), whatever their unit."""
+    assert isinstance(classifier, nn.Linear)
+    if classifier.bias.any():  # which is 0 in fresh ones alone
+        return
+    means = mean_labels(labels)
+    deviations = mean_labels((labels - means) ** 2) ** 0.5
+    classifier.bias.copy_(torch.from_numpy(means))
+    classifier.weight.mul_(torch.from_numpy(np.where(deviations > 0, deviations, 1)).to(classifier.weight)[:, None])

@@ -15,8 +15,10 @@ from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
-from ...options.field import COUNT, POSITIVE, PROBABILITY, evaluation_option, model_option
+from ...options.field import COUNT, POSITIVE, evaluation_option, model_option
 from ...visualize.dense import draw_segmentation
+from ..arguments import class_weights_option
+from ..class_weights import choose_weights
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
@@ -98,18 +100,12 @@ class SemanticEvaluator(Evaluator):
         )
 
 
-def balanced_weights(masks: Iterable[Tensor], num_classes: int, power: float) -> list[float]:
-    """Returns the share of pixels of each class to minus `power`, in proportions that leave the mean pixel at 1.
-
-    A class without a pixel counts 1; labels from `num_classes` on are of none.
-    """
-    counts = torch.zeros(num_classes, dtype=torch.float64)
+def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
+    """Returns the number of pixels of each class; labels from `num_classes` on are of none."""
+    counts = torch.zeros(num_classes, dtype=torch.int64)
     for mask in masks:
         counts += mask.flatten().long().bincount(minlength=num_classes)[:num_classes]
-    shares = counts / counts.sum()
-    weights = shares.where(shares > 0, 1) ** -power
-    weights = weights / (weights * shares).sum()
-    return [round(weight, 4) for weight in weights.where(shares > 0, 1).tolist()]
+    return counts.tolist()
 
 
 @dataclass
@@ -122,12 +118,7 @@ class SemanticArguments(MaskArguments):
     head: str | None = model_option(
         None, "conv, linear, mask or simple; conv, or that of the saved model, by default.", essential=True
     )
-    class_balance: float = model_option(
-        0.0,
-        "Power of its share of pixels by which a class counts less in the loss, 0 to 1: with 0.5 thin "
-        "things are found, and fewer pixels are right.",
-        PROBABILITY,
-    )
+    class_weights: str | None = class_weights_option()
     eval_window_size: int | None = evaluation_option(
         None,
         "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
@@ -141,8 +132,8 @@ class SemanticArguments(MaskArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.class_balance and "class_weights" in self.given_options():
-            raise ValueError("class_balance chooses class_weights: leave one of the two out.")
+        if self.class_weights is not None and "class_weights" in self.given_options():
+            raise ValueError("--class_weights is given twice: leave it out of --config_overrides.")
         if not self.eval_scales:
             raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
 
@@ -180,15 +171,17 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return {"norm": "layer"} if self.options.given_options().get("head") == "linear" else {}
 
     @cached_property
-    def class_weights(self) -> list[float]:
-        """How much the pixels of each class count where classes are balanced, by training masks from all over."""
-        examples = self.loaded.examples("train")
+    def class_weights(self) -> list[float] | None:
+        """How much the pixels of each class count in the loss, if not all the same; by masks from all over."""
+        if (given := self.options.class_weights) is None:
+            return None
+        examples, names = self.loaded.examples("train"), self.loaded.names
         counted = examples.select(range(0, len(examples), -(-len(examples) // MOST_COUNTED)))
-        return balanced_weights(counted.read_targets(), len(self.loaded.names), self.options.class_balance)
+        return choose_weights(given, names, lambda: count_pixels(counted.read_targets(), len(names)))
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the weight of each class in the loss, if classes are balanced."""
-        return {"class_weights": self.class_weights} if self.options.class_balance else {}
+        """Return the weight of each class in the loss, if they differ."""
+        return {} if self.class_weights is None else {"class_weights": self.class_weights}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
@@ -200,7 +193,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
             "auxiliary cross-entropy": options.auxiliary_loss_weight * options.use_auxiliary_head,
         }
         head = f"linear, {options.norm} norm" if options.head == "linear" else options.head
-        return {"head": head, "loss": describe_weights(weights)}
+        of_classes = {"class weights": given} if (given := self.options.class_weights) is not None else {}
+        return {"head": head, "loss": describe_weights(weights), **of_classes}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
         """Returns the evaluator; raises `ValueError` for windows of no whole patches, or another ignored label."""

@@ -294,6 +294,7 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
         dataset_name=args.zero_shot_dataset,
         dataset_config_name=args.zero_shot_config_name,
         label_column_name=args.zero_shot_label_column_name,
+        problem_type="single_label_classification",
         skip_unreadable=args.skip_unreadable,
         check_images=args.check_images,
         max_eval_samples=args.max_eval_samples,

@@ -1,0 +1,47 @@
+"""Weights of classes in a loss: by how rare a class is, or from a file.
+
+Shapes: C classes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..data.formats.files import listed, parse_json, read_text
+from .arguments import CLASS_POWERS
+
+
+def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayLike]) -> list[float]:
+    """Returns how much each class counts in the loss, (C,).
+
+    By its share of the labels to minus a power of `CLASS_POWERS`, in proportions that leave the mean label at 1; or by
+    its name in a file. A class without a label, or that a file leaves out, counts 1.
+
+    Args:
+        option: Name of a power, or a JSON file.
+        names: Names of the C classes.
+        count: Counts the labels of each, (C,).
+
+    Raises:
+        ValueError: if there is no such file, or it holds anything but weights of these classes.
+    """
+    if (power := CLASS_POWERS.get(option)) is not None:
+        counts = np.asarray(count(), dtype=np.float64)
+        shares = counts / counts.sum()
+        weights = np.where(shares > 0, shares, 1) ** -power
+        weights = np.where(shares > 0, weights / (weights * shares).sum(), 1)
+        return [round(weight, 4) for weight in weights.tolist()]
+    kinds = " or ".join(CLASS_POWERS)
+    try:
+        found = dict(parse_json(read_text(Path(option).expanduser())))
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"class_weights={option!r} is neither {kinds} nor a JSON file of weights: {error}") from error
+    if unknown := sorted(found.keys() - {*names}):
+        raise ValueError(f"{option} has weights of {listed(unknown)}, but the classes are {listed(names)}.")
+    numbers = [found.get(name, 1) for name in names]
+    if not all(isinstance(n, int | float) and 0 <= n < math.inf for n in numbers) or not any(numbers):
+        raise ValueError(f"{option} has the weights {listed(numbers)}. Give numbers of at least 0, one above 0.")
+    return [float(number) for number in numbers]

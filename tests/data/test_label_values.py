@@ -1,0 +1,158 @@
+"""Several labels per image and values: how they are found and read, and what is wrong with them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
+
+from hf_vit.data import load_image_classification
+from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_matrix
+from hf_vit.training.tasks.image_classification import open_labeled
+
+from ..helpers.datasets import picture, write_class_folders, write_pictures
+
+
+NAMES = ("1.png", "2.png", "3.png", "4.png")
+NAN = math.nan
+
+
+def write_table(folder: Path, *rows: str, name: str = "train.csv") -> Path:
+    write_pictures(folder, *NAMES[: len(rows) - 1])
+    lines = [rows[0], *(f"{image},{row}" for image, row in zip(NAMES, rows[1:], strict=False))]
+    (folder / name).write_text("\n".join(lines))
+    return folder / name
+
+
+def read(source: Path, problem_type: Any = None, **options: Any) -> tuple[str, list[str], np.ndarray]:
+    """The column of labels, their names, and their numbers in the first split."""
+    rows = next(iter(load_image_classification(str(source), problem_type=problem_type, **options).values()))
+    column = FLAGS if FLAGS in rows.column_names else VALUES
+    return column, list(rows.features[column]), value_matrix(rows)
+
+
+def expect(found: tuple[str, list[str], np.ndarray], column: str, names: list[str], rows: list[list[float]]) -> None:
+    assert found[:2] == (column, names)
+    np.testing.assert_array_equal(found[2], rows)
+
+
+def test_columns_of_0_and_1_are_labels_and_empty_cells_are_missing(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,id,cat,dog", "a,0,1", "b,true,", "c,NaN,False")
+    expected = [[0, 1], [1, NAN], [NAN, 0]]
+    expect(read(table), FLAGS, ["cat", "dog"], expected)
+    expect(read(table, label_column_name="dog, cat"), FLAGS, ["dog", "cat"], [row[::-1] for row in expected])
+    expect(read(table, REGRESSION, label_column_name="cat,dog"), VALUES, ["cat", "dog"], expected)
+    data = open_labeled(str(table), problem_type=None)
+    assert data.names == ("cat", "dog")
+    assert str(data.examples("train")[1]["label"]) == "[1.0, nan]"
+
+
+@pytest.mark.parametrize("separator", ["|", ";", " + "])
+def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
+    cells = ["label", *('"' + separator.join(names) + '"' for names in (["dog", "cat"], ["cat"], [], ["fox", "dog"]))]
+    table = write_table(tmp_path, "file," + cells[0], *cells[1:])
+    given = {} if separator in "|;" else {"label_separator": separator}
+    expected = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    expect(read(table, **given), FLAGS, ["cat", "dog", "fox"], expected)
+    if not given:  # one label each, if that is said, of which an empty one is missing
+        with pytest.raises(ValueError, match="missing"):
+            load_image_classification(str(table), problem_type=SINGLE)
+
+
+def test_names_that_never_recur_are_one_label_each(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,label", "a|b", "c|d", "e", "e")
+    assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == [
+        "a|b",
+        "c|d",
+        "e",
+    ]
+
+
+def test_lists_in_json_lines_and_null_is_missing(tmp_path: Path) -> None:
+    write_pictures(tmp_path, *NAMES)
+    cells = [["b", "a"], [], None, "a"]
+    lines = [json.dumps({"file_name": name, "labels": cell}) for name, cell in zip(NAMES, cells, strict=True)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    expect(read(tmp_path), FLAGS, ["a", "b"], [[1, 1], [0, 0], [NAN, NAN], [1, 0]])
+
+
+@pytest.mark.parametrize("kind", ["class numbers", "names", "flags", "vectors"])
+def test_columns_of_a_dataset(kind: str, tmp_path: Path) -> None:
+    images, nothing = [picture(number) for number in range(3)], None
+    types = {
+        "class numbers": ({"labels": List(ClassLabel(names=["b", "a", "c"]))}, {"labels": [[0, 1], [], nothing]}),
+        "names": ({"labels": List(Value("string"))}, {"labels": [["b", "a"], [], nothing]}),
+        "flags": ({"b": Value("bool"), "a": Value("int64")}, {"b": [True, False, nothing], "a": [1, 0, nothing]}),
+        "vectors": ({"labels": List(Value("float32"))}, {"labels": [[1.0, 1.0], [0.0, 0.0], nothing]}),
+    }
+    features, columns = types[kind]
+    rows = Dataset.from_dict({"image": images, **columns}, features=Features({"image": Image(), **features}))
+    tests = {"test": rows.select([2])} if kind == "names" else {}  # which has no label and is left out
+    DatasetDict({"train": rows, **tests}).save_to_disk(tmp_path / "saved")
+    names = {
+        "class numbers": ["b", "a", "c"],
+        "names": ["a", "b"],
+        "flags": ["b", "a"],
+        "vectors": ["labels_0", "labels_1"],
+    }
+    width = len(names[kind])
+    expected = [[1, 1, 0][:width], [0] * width, [NAN] * width]
+    expect(read(tmp_path / "saved"), FLAGS, names[kind], expected)
+    assert list(load_image_classification(str(tmp_path / "saved"), problem_type=None)) == ["train"]
+
+
+def test_numbers_with_fractions_are_values(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,age,label", "3,1.5", "4,", "5,-2")
+    expect(read(table), VALUES, ["label"], [[1.5], [NAN], [-2]])
+    expect(read(table, REGRESSION, label_column_name="age"), VALUES, ["age"], [[3], [4], [5]])
+    expect(read(table, label_column_name="label,age"), VALUES, ["label", "age"], [[1.5, 3], [NAN, 4], [-2, 5]])
+
+
+def test_class_folders_as_several_labels_or_values(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "photos", ["cat", "cat+dog"])
+    column, names, labels = read(tmp_path / "photos", MULTI, label_separator="+")
+    assert (column, names, labels.sum(axis=0).tolist()) == (FLAGS, ["cat", "dog"], [len(labels), len(labels) / 2])
+    assert read(tmp_path / "photos", MULTI)[1] == ["cat", "cat+dog"]
+    with pytest.raises(ValueError, match=r"'label' are not numbers.*the first is 'cat' in row 1"):
+        read(tmp_path / "photos", REGRESSION)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (
+            ["file,cat,dog", "0,1", "2,1"],
+            {"label_column_name": "cat,dog", "problem_type": MULTI},
+            r"1 of 2 labels .*'cat' are not 0 or 1.*is '2' in row 2",
+        ),
+        (
+            ["file,age", "young", "7"],
+            {"label_column_name": "age", "problem_type": REGRESSION},
+            "are not numbers.*'young' in row 1",
+        ),
+        (["file,cat,dog", ",", ","], {}, r"All labels of the split 'train' are missing \('cat', 'dog'\)"),
+        (["file,cat,dog", "1,0", "0,1"], {"label_column_name": "cat,cow"}, "no column 'cat,cow'"),
+    ],
+    ids=["flags", "text", "missing", "unknown"],
+)
+def test_wrong_labels_are_named(rows: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_image_classification(str(write_table(tmp_path, *rows)), **{"problem_type": None, **options})
+
+
+def test_a_name_that_training_images_lack_is_refused(tmp_path: Path) -> None:
+    write_table(tmp_path, "file,label", "a|b", "a")
+    write_table(tmp_path, "file,label", "a|c", "b", name="test.csv")
+    with pytest.raises(ValueError, match="The split 'test' has the labels 'c', but the classes are 'a', 'b'"):
+        read(tmp_path)
+
+
+def test_lists_of_values_are_as_long(tmp_path: Path) -> None:
+    write_pictures(tmp_path, *NAMES[:2])
+    lines = [json.dumps({"file": name, "label": cell}) for name, cell in zip(NAMES, ([1, 2], [3]), strict=False)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"Lists of 1, 2 numbers are in 'label'\. All must be as long"):
+        read(tmp_path, REGRESSION)
