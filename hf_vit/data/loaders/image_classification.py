@@ -106,11 +106,9 @@ def load_image_classification(
 
     Args:
         source: Path, or name on the Hub.
-        label_column_name: Column of labels; by default found by type or name. Several labels or values may be in
-            several columns, whose names are separated by commas.
-        problem_type: "single_label_classification", "multi_label_classification" or "regression"; None finds out by
-            the labels: lists, names with "|" or ";" between them and columns of 0 and 1 are several labels, numbers
-            with fractions are values.
+        label_column_name: Column of labels, or several with commas between them; by default found by type or name.
+        problem_type: What labels are for. With None, lists, names with "|" or ";" between them and columns of 0 and 1
+            are several labels, and numbers with fractions are values.
         label_separator: What separates several names in a cell.
         class_names: All names of several labels; by default those that occur in the training images.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
@@ -118,33 +116,35 @@ def load_image_classification(
     Returns:
         Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
         (`datasets.Image`), `label` (`datasets.ClassLabel`, the same for all splits) and `file` (the path of the image,
-        or the one beside its bytes, else "image 17 of train"). Image files are not opened. In place of `label`,
-        several labels are in `label_flags`, 0 or 1 by the name of the class, and values in `label_values`, a number by
-        the name of its column; NaN is a missing label or value.
+        or the one beside its bytes, else "image 17 of train"). Image files are not opened. Several labels are in
+        `label_flags` instead, 0 or 1 by class, and values in `label_values`, a number by column; NaN is missing.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
-
-    def settled(rows: DatasetDict, read_single: Callable[[DatasetDict], DatasetDict], **changes: Any) -> DatasetDict:
-        several = None
-        if problem_type != SINGLE:
-            several = label_values(rows, replace(options, **changes), problem_type, label_separator, class_names)
-        return with_files(with_class_labels(read_single(rows))) if several is None else several
-
+    several = None if problem_type == SINGLE else (problem_type, label_separator, class_names)
     if (columns := load_columns(options, _formats(options))) is not None:
-        return settled(columns, partial(take_from, take=image_and_label, options=options))
+        return _settled(columns, several, options, partial(take_from, columns, image_and_label, options))
+    inner = replace(options, image_column_name="image")
     if tables := find_tables(options.path):
-        rows = DatasetDict() if problem_type == SINGLE else load_all_columns(tables, options)
-        return settled(rows, lambda _: load_labeled_tables(tables, options), image_column_name="image")
+        rows = DatasetDict() if several is None else load_all_columns(tables, options)
+        return _settled(rows, several, inner, partial(load_labeled_tables, tables, options))
+    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
     if not options.path.is_dir():
-        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
         raise ValueError(
             f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
         )
-    return settled(_load_class_folders(options.path, options), lambda folders: folders, image_column_name="image")
+    return _settled(folders := _load_class_folders(options.path, options), several, inner, lambda: folders)
+
+
+def _settled(
+    rows: DatasetDict, several: Any, options: SourceOptions, read_single: Callable[[], DatasetDict]
+) -> DatasetDict:
+    """Returns the several labels or values of rows, by the arguments of `label_values`, or else one label each."""
+    found = None if several is None else label_values(rows, options, *several)
+    return with_files(with_class_labels(read_single())) if found is None else found
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
