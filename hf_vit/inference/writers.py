@@ -78,7 +78,8 @@ def labels_of(config: Config) -> list[str]:
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
     """Return the image above its likeliest label, the score and a caption."""
-    return draw_label_tile(image, f"{answer[0]['label']} ({answer[0]['score']:.1%})", caption)
+    score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
+    return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
 
 # Segmentation
