@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +18,7 @@ from datasets import Dataset, DatasetDict, Image, IterableDataset
 from transformers.utils import logging
 
 from ..model.image_inputs import check_bits, decode_image
+from .formats.orientation import TURN, turn_map
 from .targets import encoded_bytes, target_of
 
 
@@ -25,10 +27,6 @@ READ_AHEAD = 16  # targets that are in memory at a time
 PIXELWISE = ("segmentation_map", "masks", "depth_map")
 # Never to be changed: scores on what is held out are comparable only if all hold out the same images.
 SPLIT_SEED = 0
-ORIENTATION_ADVICE = (
-    "Images are turned upright by their EXIF orientation; if annotations describe the image as stored, remove the "
-    "orientation from its file."
-)
 ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -105,28 +103,33 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         ):
             for chunk in rows.iter(READ_AHEAD):
                 chunk_rows = [dict(zip(chunk, values, strict=True)) for values in zip(*chunk.values(), strict=True)]
-                for target in threads.map(self.read_target, chunk_rows):
+                for target in threads.map(partial(_read_target, read_target=self.read_target), chunk_rows):
                     bar.update()
                     yield target_of(target)
+
+
+def _read_target(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
+    target, turn = read_target(row), row.get(TURN, 1)
+    return target | {name: turn_map(target[name], turn) for name in PIXELWISE if turn > 1 and name in target}
 
 
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
     """Reads a row of a `TargetDataset`, whose image is encoded."""
     image = decode_image(BytesIO(encoded_bytes(row["image"], row["file"])), row["file"])
     check_bits(image, row["file"])
-    target = read_target(row)
+    target = _read_target(row, read_target)
     maps = target.keys() & set(PIXELWISE)
     for name in maps:
         height, width = target[name].shape[-2:]
         if (height, width) != (image.height, image.width):
             raise ValueError(
                 f"{row['file']} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} "
-                f"x {width}. They must be of one size. {ORIENTATION_ADVICE}"
+                f"x {width}. They must be of one size."
             )
     if not maps and "width" in row and (row["width"], row["height"]) != image.size:
         raise ValueError(
             f"{row['file']} is {image.width} wide and {image.height} high, but its annotations say {row['width']} and "
-            f"{row['height']}, so their positions are wrong. Correct them. {ORIENTATION_ADVICE}"
+            f"{row['height']}, so their positions are wrong. Correct them."
         )
     return {"image": image, "file": row["file"], **target}
 

@@ -1,4 +1,4 @@
-"""Images are turned upright by their EXIF orientation, and their annotations are those of the upright image."""
+"""Images are turned as their EXIF orientation says, and with them annotations of the stored image, and no others."""
 
 import json
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from hf_vit.data import (
     load_universal_segmentation,
 )
 from hf_vit.data.datasets import KeypointData, TargetData
+from hf_vit.data.formats import orientation as module
 from hf_vit.data.formats.boxes import CORNERS
 
 from ..helpers.datasets import write_image
@@ -35,6 +36,7 @@ WIDE, SQUARE = (12, 8), (10, 10)
 BOX = (1, 2, 5, 7)  # x1, y1, x2, y2 in the displayed image
 POINTS = [(2, 3, 2), (4, 5, 1), (0, 0, 0)]
 COLOR = (250, 10, 20)
+FRAMES = ("stored", "displayed")
 
 
 def stored(image: PILImage.Image, orientation: int) -> PILImage.Image:
@@ -273,6 +275,13 @@ UNSIZED = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    messages: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *values: messages.append(text % values))
+    return messages
+
+
 def only_example(data: TargetData) -> dict[str, Any]:
     """Returns the example, whose image shows the scene."""
     (example,) = data.examples("train")
@@ -283,60 +292,92 @@ def only_example(data: TargetData) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("write", [*SIZED, *UNSIZED], ids=lambda write: write.__name__)
-def test_annotations_are_of_the_upright_image(
-    write: Callable[[Path, Scene], Callable[..., TargetData]], tmp_path: Path
+def test_annotations_show_what_the_upright_image_shows(
+    write: Callable[[Path, Scene], Callable[..., TargetData]], tmp_path: Path, warnings: list[str]
 ) -> None:
     check = {**SIZED, **UNSIZED}[write]
     for orientation in range(1, 9):
         for size in (WIDE, SQUARE):
-            scene = Scene(orientation, size, "displayed")
-            folder = tmp_path / f"{orientation}-{size[0]}"
-            check(scene, only_example(write(folder, scene)(str(folder))))
+            for frame in FRAMES:
+                warnings.clear()
+                scene = Scene(orientation, size, frame)
+                folder = tmp_path / f"{orientation}-{size[0]}-{frame}"
+                load = write(folder, scene)
+                is_decided = orientation == 1 or (write in SIZED and size == WIDE and orientation > 4)
+                if is_decided or frame == "displayed":
+                    check(scene, only_example(load(str(folder))))
+                    assert len(warnings) == (not is_decided)
+                    assert all(text.startswith("1 of 1 train images are turned") for text in warnings)
+                warnings.clear()
+                check(scene, only_example(load(str(folder), annotation_orientation=frame)))
+                assert not warnings
 
 
-@pytest.mark.parametrize("write", SIZED, ids=lambda write: write.__name__)
-def test_annotations_of_the_size_of_the_stored_image_are_refused(
-    write: Callable[[Path, Scene], Callable[..., TargetData]], tmp_path: Path
-) -> None:
-    for orientation in range(5, 9):
-        folder = tmp_path / str(orientation)
-        data = write(folder, Scene(orientation, WIDE, "stored"))(str(folder))
-        with pytest.raises(ValueError, match="remove the orientation from its file"):
-            data.examples("train")[0]
-
-
+@pytest.mark.parametrize("choice", ["auto", *FRAMES])
 @pytest.mark.parametrize("size", [WIDE, SQUARE])
-def test_a_mask_with_an_orientation_is_turned_upright(size: tuple[int, int], tmp_path: Path) -> None:
+def test_a_mask_with_an_orientation_is_turned_by_that_one_alone(
+    size: tuple[int, int], choice: str, tmp_path: Path, warnings: list[str]
+) -> None:
     for orientation in range(2, 9):
         scene, folder = Scene(orientation, size, "stored"), tmp_path / str(orientation)
         load = semantic(folder, scene)
         mask = PILImage.fromarray(scene.in_frame(scene.labels))
         mask.save(folder / "train" / "masks" / "a.png", exif=tagged(orientation))
-        check_semantic(scene, only_example(load(str(folder))))
+        check_semantic(scene, only_example(load(str(folder), annotation_orientation=choice)))
+    assert not warnings
 
 
-def test_annotations_of_another_size_are_refused(tmp_path: Path) -> None:
+def test_the_warning_counts_images_and_targets_alone_are_turned_too(tmp_path: Path, warnings: list[str]) -> None:
+    scenes = [Scene(orientation, WIDE, "stored") for orientation in (1, 6, 3, 2)]
+    for number, scene in enumerate(scenes):
+        load = semantic(tmp_path / "one", scene)
+        for kind in ("images", "masks"):
+            file = tmp_path / "train" / kind / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "one" / "train" / kind / "a.png").rename(file)
+    (tmp_path / "one" / "train" / "images").rmdir()
+    data = load(str(tmp_path))
+    assert len(warnings) == 1
+    assert warnings[0].startswith("2 of 4 train images are turned")
+    assert "annotation_orientation" in warnings[0]
+    assert data.splits["train"]["turn"][:] == [1, 6, 1, 1]
+    data = load(str(tmp_path), annotation_orientation="stored")
+    assert all(np.array_equal(labels.numpy(), scenes[0].labels) for labels in data.examples("train").read_targets())
+
+
+def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) -> None:
     scene = Scene(6, WIDE, "stored")
     load = semantic(tmp_path / "masks", scene)
     write_image(tmp_path / "masks" / "train" / "masks" / "a.png", np.zeros((5, 5), np.uint8))
     scene.frame_size = (30, 20)
     coco(tmp_path / "boxes", scene)
-    with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map 5 x 5"):
-        load(str(tmp_path / "masks")).examples("train")[0]
-    with pytest.raises(ValueError, match=r"is 12 wide and 8 high, but its annotations say 30 and 20"):
-        load_object_detection(str(tmp_path / "boxes")).examples("train")[0]
+    for choice in ("auto", *FRAMES):
+        with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map 5 x 5"):
+            load(str(tmp_path / "masks"), annotation_orientation=choice).examples("train")[0]
+        with pytest.raises(ValueError, match=r"is 12 wide and 8 high, but its annotations say 30 and 20"):
+            load_object_detection(str(tmp_path / "boxes"), annotation_orientation=choice).examples("train")[0]
 
 
 def test_wrong_boxes_of_turned_images_stay_wrong(tmp_path: Path) -> None:
-    scene = Scene(6, WIDE, "displayed")
+    scene = Scene(6, WIDE, "stored")
     for number, box in enumerate(([5, 4, -3, 2], [2, 2, 30, 2])):
         write_coco(tmp_path / str(number), scene, {"bbox": box})
         with pytest.raises(ValueError, match="1 of 1 boxes have no area, or reach out of their image"):
             load_object_detection(str(tmp_path / str(number)))
 
 
+def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
+    load = semantic(tmp_path, Scene(1, WIDE, "stored"))
+    for choice in ("upright", None):
+        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored' or"):
+            load(str(tmp_path), annotation_orientation=choice)
+
+
 def test_tiff_is_turned_like_other_formats(tmp_path: Path) -> None:
     for orientation in range(1, 9):
-        folder, scene = tmp_path / str(orientation), Scene(orientation, WIDE, "displayed", "TIFF")
-        for write, check in ((semantic, check_semantic), (coco, check_boxes), (coco_without_size, check_boxes)):
-            check(scene, only_example(write(folder / write.__name__, scene)(str(folder / write.__name__))))
+        folder, scene = tmp_path / str(orientation), Scene(orientation, WIDE, "stored", "TIFF")
+        for number, (write, check) in enumerate([(semantic, check_semantic), (coco, check_boxes)]):
+            load = write(folder / str(number), scene)
+            check(scene, only_example(load(str(folder / str(number)), annotation_orientation="stored")))
+        scene = Scene(orientation, WIDE, "displayed", "TIFF")
+        check_boxes(scene, only_example(coco_without_size(folder, scene)(str(folder))))

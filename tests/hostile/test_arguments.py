@@ -170,6 +170,7 @@ OF_TASKS = [
     *training_rows(
         "object_detection", [("--iou_crop 2", "iou_crop=2.0"), ("--box_errors hide", "invalid choice: 'hide'")]
     ),
+    *training_rows("depth_estimation", [("--annotation_orientation up", "invalid choice: 'up'")]),
     *training_rows("object_detection", [("--photometric -0.1", "photometric=-0.1")]),
     *training_rows("keypoint_detection", [("--pck_threshold nan", "pck_threshold=nan")]),
     *training_rows("keypoint_detection", [("--box_padding 0", "box_padding=0.0"), ("--max_shift 1", "max_shift=1.0")]),

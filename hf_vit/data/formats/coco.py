@@ -36,6 +36,7 @@ from .files import (
 )
 from .keypoints import KeypointNames
 from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
+from .orientation import AnnotationOrientation, with_turns
 
 
 logger = logging.get_logger(__name__)
@@ -197,7 +198,7 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
     ]
 
 
-def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
+def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
     """Read annotations with masks, without decoding images."""
     # Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
     # (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
@@ -209,7 +210,7 @@ def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
     read = _panoptic_rows if is_panoptic else _instance_rows
     rows = DatasetDict({content.split: read(content, numbers) for content in contents})
     return TargetData(
-        with_files(rows),
+        with_turns(with_files(rows), "panoptic" if is_panoptic else None, orientation),
         panoptic_target if is_panoptic else instances_target,
         tuple(category["name"] for category in categories),
         tuple(numbers[category["id"]] for category in categories if category["isthing"] or not is_panoptic),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
+from numpy.typing import ArrayLike
 from transformers.utils import logging
 
 from ...model.image_inputs import header
@@ -245,29 +246,28 @@ def with_files(splits: DatasetDict) -> DatasetDict:
     return DatasetDict(named)
 
 
-def image_sizes(images: Dataset, given: np.ndarray) -> np.ndarray:
-    """Return the width and height of each image, (I, 2) int64: `given` ones or, if not positive, of the upright image.
+def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = False) -> np.ndarray:
+    """Returns (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
 
-    Raises `OSError` if images whose size is not given cannot be opened.
+    Raises `OSError` if images that are needed, (I,) bool, cannot be opened; others then get zeros.
     """
-    missing = np.flatnonzero((given <= 0).any(axis=1))
-    encoded = images.select_columns("image").cast_column("image", Image(decode=False)).select(missing)
-    found: list[tuple[int, int] | str] = []
+    encoded = rows.select_columns(column).cast_column(column, Image(decode=False))
+    found: list[tuple[int, int, int] | str] = []
     with ThreadPoolExecutor() as threads:
         for chunk in encoded.iter(READ_AHEAD):
-            found += threads.map(_size_or_fault, chunk["image"])
-    faults = [size for size in found if isinstance(size, str)]
-    raise_faults(faults, f"of {len(given)} images cannot be opened", error=OSError)
-    sizes = given.copy()
-    sizes[missing] = np.reshape(found, (-1, 2))
-    return sizes
+            found += threads.map(_header_or_fault, chunk[column])
+    needed = np.broadcast_to(is_needed, len(found))
+    faults = [own for own, counts in zip(found, needed, strict=True) if counts and isinstance(own, str)]
+    raise_faults(faults, f"of {len(found)} images cannot be opened", error=OSError)
+    return np.array([(0, 0, 0) if isinstance(own, str) else own for own in found], np.int64).reshape(-1, 3)
 
 
-def _size_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int] | str:
+def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
     try:
         content, name = encoded["bytes"], str(encoded["path"] or "an image")
         with Path(name).open("rb") if content is None else BytesIO(content) as stream:
-            width, height, orientation = header(stream, name)
-            return (height, width) if orientation > 4 else (width, height)
-    except (OSError, TypeError, ValueError) as error:  # `TypeError` if a cell is empty
+            is_array = stream.read(len(NPY_START)) == NPY_START
+            stream.seek(0)
+            return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
+    except (OSError, TypeError, ValueError) as error:  # also that a cell is empty
         return str(error)

@@ -11,7 +11,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
 from .columns import LABEL_NAMES, USUAL_NAMES, SourceOptions, can_hold_images, take_columns
-from .files import image_sizes, listed, raise_faults
+from .files import image_headers, listed, raise_faults
 from .keypoints import KeypointNames
 from .objects import (
     WHOLE_IMAGE,
@@ -25,6 +25,7 @@ from .objects import (
     without_class_names,
     wrong_boxes,
 )
+from .orientation import upright_sizes
 from .stored import class_folder
 
 
@@ -44,7 +45,7 @@ class ObjectColumns:
 
     split: str
     images: Dataset  # the column `image`, I rows
-    sizes: np.ndarray  # (I, 2) int64, width and height from columns of these names or from the image headers
+    sizes: np.ndarray  # (I, 2) int64, width and height from columns of these names; 0 without them
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
     names: list[str]  # of the N objects, for error messages
     values: dict[str, list[Any]]  # by field of `FIELDS`, if present: N values
@@ -114,12 +115,11 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
         )
     candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
     image = options.choose("image", dataset.column_names, f"The split {split!r}", candidates)
-    images = take_columns(dataset, {image: "image"})
     label_type: Any = types.get(names["label"] or "")
     return ObjectColumns(
         split,
-        images,
-        image_sizes(images, _given_sizes(dataset)),
+        take_columns(dataset, {image: "image"}),
+        _given_sizes(dataset),
         np.repeat(np.arange(len(lengths)), lengths),
         [
             f"object {place} of image {image} of {split}"
@@ -208,9 +208,17 @@ def _labels(
     return numbers, names
 
 
+def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
+    """Return the given sizes of images (I, 2) or, without them, the sizes of the upright images."""
+    if objects.sizes.all():
+        return objects.sizes
+    headers = image_headers(objects.images, is_needed=True)
+    return upright_sizes(headers[:, :2], headers[:, 2])
+
+
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
     """Return "coco" if boxes (N, 4) of the objects fit into their images best when read in this format."""
-    sizes = np.concatenate([found.sizes[found.image_numbers] for found in objects])
+    sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
     is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1  # which would be a small box in pixels too
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0

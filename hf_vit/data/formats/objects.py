@@ -15,7 +15,8 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
 from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, flag_of, image_sizes, in_lines, listed, raise_faults, report, with_files
+from .files import MAX_NAMED, flag_of, image_headers, in_lines, listed, raise_faults, report, with_files
+from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
 
 
 logger = logging.get_logger(__name__)
@@ -25,7 +26,7 @@ BoxErrors = Literal["raise", "clip", "drop"]
 ROUNDING = 1.0
 WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in shares of its image
 MIN_BOXES = 10  # fewer say little about how boxes are written
-COLUMNS = ("names", "image_numbers", "boxes", "labels", "is_crowd", "areas", "keypoints")
+COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class ObjectTable:
     """The images of the splits, including those without objects, and one row per object, sorted by image."""
 
     images: Mapping[str, Dataset]  # by split: the column `image` (`datasets.Image`), I rows in all
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `upright`, 0 if not given
     names: np.ndarray  # (N,) str objects, what error messages call the objects
     image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; until `upright`, as annotated
+    is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image; until `upright`
     labels: np.ndarray  # (N,) int64, class numbers
     is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects, or is optional to find
     areas: np.ndarray  # (N,) float64, square pixels; NaN if only the box says it
@@ -93,16 +95,17 @@ def table_of(
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
     flags = [flag_of(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
     areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
-    sizes, boxes = image_sizes(images, np.reshape(sizes, (-1, 2))), np.reshape(boxes, (-1, 4))
     columns: dict[str, Any] = {
         "names": np.array(names, object),
         "image_numbers": np.asarray(image_numbers, np.int64),
-        "boxes": np.where(np.reshape(is_share, (-1, 1)), boxes * np.tile(sizes[image_numbers], 2), boxes),
+        "boxes": np.asarray(boxes, float).reshape(-1, 4),
+        "is_share": np.broadcast_to(is_share, count),
         "labels": np.zeros(count, np.int64) if labels is None else np.asarray(labels, np.int64),
         "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
         "areas": np.where(areas > 0, areas, np.nan),
         "keypoints": np.zeros((count, 0, 3)) if keypoints is None else np.asarray(keypoints, float),
     }
+    sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
     return ObjectTable({split: images}, sizes, **{name: values[order] for name, values in columns.items()})
 
 
@@ -113,6 +116,26 @@ def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
     columns["image_numbers"] += np.repeat(np.cumsum([0, *num_images[:-1]]), num_objects)
     images = {split: found for table in tables for split, found in table.images.items()}
     return ObjectTable(images, np.concatenate([table.sizes for table in tables]), **columns)
+
+
+def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
+    """Return a table in pixels of upright images."""
+    found, start = [], 0
+    for split, images in table.images.items():
+        given = table.sizes[start : start + len(images)]
+        headers = image_headers(images, is_needed=(given <= 0).any(axis=1))
+        found.append(find_turns(headers, given, choice, split))
+        start += len(images)
+    turns, frames = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    own, sizes = turns[table.image_numbers], frames[table.image_numbers]
+    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
+    places = turn_points(boxes.reshape(-1, 2, 2), own, sizes)
+    # The first corner stays the first one.
+    boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
+    keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
+    keypoints[..., :2] = np.where(is_labeled, turn_points(keypoints[..., :2], own, sizes, last=1), 0)
+    is_share = np.zeros_like(table.is_share)
+    return replace(table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_share=is_share)
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
@@ -133,7 +156,7 @@ def box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tuple[DatasetDict, tuple[str, ...]]:
-    """Return one row per image, and sentences for the model card.
+    """Return one row per image of an upright table, and sentences for the model card.
 
     The columns are `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, and `height`.
     """
@@ -156,7 +179,7 @@ def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tu
 
 
 def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> DatasetDict:
-    """Return one row per object.
+    """Return one row per object of an upright table.
 
     The columns are `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width`, and `height`.
     """

@@ -14,6 +14,7 @@ from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
 from ..formats.files import find_folder, listed, with_files
 from ..formats.folders import load_pairs
+from ..formats.orientation import AnnotationOrientation, with_turns
 from ..formats.stored import class_folder, load_splits
 from ..targets import depth_target, region_target, semantic_target
 
@@ -25,6 +26,7 @@ def load_semantic_segmentation(
     classes_file: str | None = None,
     reduce_labels: bool = False,
     binary_masks: bool = False,
+    annotation_orientation: AnnotationOrientation = "auto",
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
@@ -49,6 +51,7 @@ def load_semantic_segmentation(
         classes_file: One of these files, if it lies elsewhere.
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
         binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
+        annotation_orientation: Whether masks are of the "stored" or the "displayed" images; by default sizes tell.
         mask_column_name: Column of masks, if none has a usual name ("mask", "label", "annotation", ...).
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -60,7 +63,9 @@ def load_semantic_segmentation(
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
-    splits, classes = _load_masks(options, class_names, classes_file, reduce_labels, binary_masks)
+    splits, classes = _load_masks(
+        options, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
+    )
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
@@ -73,6 +78,7 @@ def load_universal_segmentation(
     classes_file: str | None = None,
     reduce_labels: bool = False,
     binary_masks: bool = False,
+    annotation_orientation: AnnotationOrientation = "auto",
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
@@ -94,6 +100,7 @@ def load_universal_segmentation(
         classes_file: One of the files of names or colors.
         reduce_labels: Whether masks of numbers count classes from 1.
         binary_masks: Whether masks of numbers are 0 and 255.
+        annotation_orientation: Of masks, or of the annotations of COCO.
         mask_column_name: Column of masks.
         **keywords: As there.
 
@@ -106,21 +113,27 @@ def load_universal_segmentation(
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
-    if coco := _load_coco(options.path, annotations):
+    if coco := _load_coco(options.path, annotations, annotation_orientation):
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
-    splits, classes = _load_masks(options, class_names, classes_file, reduce_labels, binary_masks)
+    splits, classes = _load_masks(
+        options, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
+    )
     thing_ids = _thing_ids(classes.names, thing_names, source)
     read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
     return TargetData(splits, read_target, classes.names, thing_ids)
 
 
 def _load_masks(
-    options: SourceOptions, class_names: Sequence[str] | None, classes_file: str | None, *encoding: bool
+    options: SourceOptions,
+    orientation: AnnotationOrientation,
+    class_names: Sequence[str] | None,
+    classes_file: str | None,
+    *encoding: bool,
 ) -> tuple[DatasetDict, ClassList]:
     """Return images and masks, and their classes; `encoding` is that of `choose_classes`."""
-    splits = _load_pairs(options, "mask")
+    splits = _load_pairs(options, "mask", orientation)
     folder = class_folder(options, class_names or classes_file)
     return splits, choose_classes(folder, class_names, classes_file, *encoding)
 
@@ -140,6 +153,7 @@ def load_depth_estimation(
     source: str,
     *,
     depth_scale: float | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     depth_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
@@ -152,6 +166,7 @@ def load_depth_estimation(
         source: Path, or name on the Hub.
         depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
             millimeters and floats (TIFF, `.npy`) meters; given, it counts for both.
+        annotation_orientation: Of depth maps, as in `load_semantic_segmentation`.
         depth_column_name: Column of depth maps, if none has a usual name.
         **keywords: As there.
 
@@ -168,18 +183,18 @@ def load_depth_estimation(
             "millimeters."
         )
     options = SourceOptions(source, depth_column_name, **keywords)
-    splits = _load_pairs(options, "depth")
+    splits = _load_pairs(options, "depth", annotation_orientation)
     return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 
 
-def _load_pairs(options: SourceOptions, target: str) -> DatasetDict:
+def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
     take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
     problem = "is a file of unknown kind. Give a parquet file, or a folder; unpack archives first."
-    return with_files(load_splits(options, take, folders, problem))
+    return with_turns(with_files(load_splits(options, take, folders, problem)), target, orientation)
 
 
-def _load_coco(path: Path, annotations: str | None) -> TargetData | None:
+def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
     if annotations not in (None, *KINDS):
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    return load_coco_masks(files) if files else None
+    return load_coco_masks(files, orientation) if files else None

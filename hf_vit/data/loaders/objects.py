@@ -22,7 +22,9 @@ from ..formats.objects import (
     detection_rows,
     join_tables,
     keypoint_rows,
+    upright,
 )
+from ..formats.orientation import AnnotationOrientation
 from ..formats.stored import load_columns
 from ..targets import detection_target, keypoint_target
 
@@ -42,6 +44,7 @@ def load_object_detection(
     box_errors: BoxErrors = "raise",
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
@@ -66,6 +69,7 @@ def load_object_detection(
         bbox_format: How boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
             pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if that fits.
         class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
+        annotation_orientation: Whether boxes are of the "stored" or the "displayed" images; by default sizes tell.
         objects_column_name: Column of objects, if none has a usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -91,7 +95,7 @@ def load_object_detection(
             "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
             "parquet files with a column objects; unpack archives first."
         )
-    rows, notes = detection_rows(join_tables(tables), box_errors, source)
+    rows, notes = detection_rows(upright(join_tables(tables), annotation_orientation), box_errors, source)
     return TargetData(rows, detection_target, classes, notes=notes)
 
 
@@ -101,6 +105,7 @@ def load_keypoint_detection(
     whole_image: bool = False,
     box_errors: BoxErrors = "raise",
     flip_pairs: Sequence[str] | None = None,
+    annotation_orientation: AnnotationOrientation = "auto",
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> KeypointData:
@@ -122,6 +127,7 @@ def load_keypoint_detection(
         box_errors: As in `load_object_detection`; with "clip" and "drop", keypoints outside count as not labeled.
         flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
             default what names with left and right, or the 68 points of iBUG, say.
+        annotation_orientation: As in `load_object_detection`.
         objects_column_name: Column of objects, if none has a usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -145,6 +151,7 @@ def load_keypoint_detection(
             "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
         )
     table, notes = clean_keypoints(join_tables(tables))
+    table = upright(table, annotation_orientation)
     if whole_image:  # the areas of objects stay what they were
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))

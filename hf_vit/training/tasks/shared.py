@@ -10,6 +10,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data.augmentation.joint import DenseAugmentation
 from ...data.collators import DensePredictionCollator
+from ...data.formats.orientation import AnnotationOrientation
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_geometry import resize_nearest
 from ...options.field import (
@@ -33,10 +34,20 @@ SIMILAR_IMAGES = "It has seen images like those that it was trained on, and its 
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
+ORIENTATION_HELP = (
+    "Which image the annotations are of where files have an EXIF orientation: the stored or the displayed one; by "
+    "their size (auto), which does not always tell."
+)
+ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
+
+
 @dataclass
 class DenseArguments(TaskArguments):
     """Which model to train, on which annotated images, and how these and their targets are changed at random."""
 
+    loader_options = ANNOTATED
+
+    annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
     keep_aspect_ratio: bool = augmentation_option(
         True,
         "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
@@ -82,8 +93,9 @@ class MaskArguments(DenseArguments):
 class ObjectArguments(TaskArguments):
     """Images with boxes, whatever else is known of the objects."""
 
-    loader_options = (*TaskArguments.loader_options, "objects_column_name", "box_errors")
+    loader_options = (*ANNOTATED, "objects_column_name", "box_errors")
 
+    annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
     objects_column_name: str | None = data_option(None, "Column of the objects, where it is not clear by itself.")
     box_errors: Literal["raise", "clip", "drop"] = data_option(
         "raise",
