@@ -29,12 +29,14 @@ class Threshold(NamedTuple):
         quality: The F1 of the answers.
         nms: The overlap (IoU) with a surer one above which a box is left out before, if any.
         measure: What the quality is, if not the F1.
+        is_class_agnostic: Whether that surer box may be of any class.
     """
 
     value: float
     quality: float
     nms: float | None = None
     measure: str = "F1"
+    is_class_agnostic: bool = False
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
@@ -207,6 +209,10 @@ class BaseEvaluator(ABC):
 
     def prepare(self, trainer: Any) -> None:  # noqa: B027  # most evaluators need nothing
         """Reads what all images of an evaluation by the trainer are compared with."""
+
+    def adapt_collator(self, collator: Any) -> Any:
+        """Returns the collator of an evaluation, a dataclass, as `predict` needs it."""
+        return collator
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:

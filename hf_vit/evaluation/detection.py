@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,40 @@ from .base import StreamedMetric, Threshold, as_array, best_threshold, check_lab
 
 
 Record = dict[str, Any]
+FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # below either, thresholds are cross-fitted, with an image a fold at least
 MATCH_IOU = 0.5  # from which on a detection is that of an object, for the threshold of scores
+
+
+class Matches(NamedTuple):
+    """The scores of the detections of an image, which of them are right, and the number of its objects."""
+
+    found: list[tuple[float, bool]]
+    num_objects: int
+
+
+def threshold_of(images: Sequence[Matches]) -> Threshold | None:
+    """Returns the threshold of the best F1 of images; None if no detection is right."""
+    found, count = [pair for image in images for pair in image.found], sum(image.num_objects for image in images)
+    if not found or not count:
+        return None
+    scores, is_correct = zip(*found, strict=True)
+    return best_threshold(scores, is_correct, count)
+
+
+def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
+    """Returns the mean of the thresholds that all but a fold of the images choose, and the F1 of the folds left out.
+
+    With few images, that F1 is less optimistic than the best one of all images.
+    """
+    values, num_right, num_given = [], 0, 0
+    for fold in range(FOLDS):
+        if (chosen := threshold_of([image for number, image in enumerate(images) if number % FOLDS != fold])) is None:
+            return threshold_of(images)
+        given = [right for image in images[fold::FOLDS] for score, right in image.found if score > chosen.value]
+        values.append(chosen.value)
+        num_right, num_given = num_right + sum(given), num_given + len(given)
+    quality = 2 * num_right / (num_given + sum(image.num_objects for image in images))
+    return Threshold(float(f"{mean_of_known(values):.3g}"), quality, measure="cross-fitted F1")
 
 
 class CocoMetric(StreamedMetric):
@@ -68,43 +101,47 @@ class CocoMetric(StreamedMetric):
 
     def best_threshold(self) -> Threshold | None:
         """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5."""
-        return self._threshold_after(nms=1.0)
+        return threshold_of(self._all_matched())
 
-    def _threshold_after(self, nms: float) -> Threshold | None:
-        """Returns the same without detections that overlap a surer one of their class by an IoU above `nms`."""
-        found = [pair for record in self.records for pair in self._matched(record, nms)]
-        count = sum(not entry["iscrowd"] for record in self.records for entry in record["objects"])
-        if not found or not count:
-            return None
-        scores, is_correct = zip(*found, strict=True)
-        return best_threshold(scores, is_correct, count)
+    def _all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
+        """Returns the matches of each image, in an order that does not depend on who saw them first."""
+        return [
+            Matches(
+                self._matched(record, nms, is_class_agnostic), sum(not entry["iscrowd"] for entry in record["objects"])
+            )
+            for record in sorted(self.records, key=itemgetter("rank"))
+        ]
 
-    def _matched(self, record: Record, nms: float) -> list[tuple[float, bool]]:
+    def _matched(self, record: Record, nms: float, is_class_agnostic: bool) -> list[tuple[float, bool]]:
         """Returns the scores of the detections of an image, and which are of an object: the surest of a class first.
 
-        Those of a crowd are left out.
+        Those of a crowd are left out, and those that overlap a surer one, of their class or of any, by an IoU above
+        `nms`.
         """
         from faster_coco_eval import mask as overlaps  # here, as only these scores need it
 
+        answers = sorted(record["detections"], key=lambda entry: -entry["score"])
+        if nms < 1:
+            labels = np.array([entry["category_id"] for entry in answers])
+            places = [entry[self.shape] for entry in answers]
+            repeats = np.asarray(overlaps.iou(places, places, [False] * len(places))).reshape(2 * [len(places)]) > nms
+            if not is_class_agnostic:
+                repeats &= labels[:, None] == labels
+            kept: list[int] = []
+            for number in range(len(places)):
+                if not repeats[number, kept].any():
+                    kept.append(number)
+            answers = [answers[number] for number in kept]
         results = []
-        for label in {entry["category_id"] for entry in record["detections"]}:
+        for label in {entry["category_id"] for entry in answers}:
             detections, objects = (
-                [entry for entry in record[part] if entry["category_id"] == label]
-                for part in ("detections", "objects")
+                [entry for entry in entries if entry["category_id"] == label]
+                for entries in (answers, record["objects"])
             )
             crowd = np.array([entry["iscrowd"] for entry in objects], dtype=bool)
-            detections.sort(key=lambda entry: -entry["score"])
-            places, truths = ([entry[self.shape] for entry in entries] for entries in (detections, objects))
-            iou = np.asarray(overlaps.iou(places, truths, crowd.tolist())).reshape(len(places), len(truths))
-            kept = list(range(len(places)))
-            if nms < 1:
-                repeats = np.asarray(overlaps.iou(places, places, [False] * len(places))) > nms
-                kept = []
-                for number in range(len(places)):
-                    if not repeats[number, kept].any():
-                        kept.append(number)
-            for number in kept:
-                entry, own = detections[number], iou[number]
+            own_places, truths = ([entry[self.shape] for entry in entries] for entries in (detections, objects))
+            iou = np.asarray(overlaps.iou(own_places, truths, crowd.tolist())).reshape(len(detections), len(truths))
+            for entry, own in zip(detections, iou, strict=True):
                 free = np.where(crowd, 0, own)
                 if is_correct := free.max(initial=0) >= MATCH_IOU:
                     iou[:, free.argmax()] = 0  # an object is found once
@@ -167,7 +204,7 @@ def corner_and_size(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
 
 
-NMS_THRESHOLDS = (0.7, 0.5)  # which are tried
+NMS_TRIED = ((0.7, False), (0.5, False), (0.7, True), (0.5, True))  # overlaps, and whether of boxes of all classes
 NMS_GAIN = 0.02  # of the F1, that leaving out repeated boxes must bring at least
 
 
@@ -247,12 +284,18 @@ class DetectionMetric(ClassMetric):
         return ranked({"objects": objects, "detections": detections})
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the same, and, where it finds clearly more, from which overlap on to leave out repeated boxes."""
-        best = super().best_threshold()
-        for overlap in NMS_THRESHOLDS:
-            found = self._threshold_after(nms=overlap)
+        """Returns the same, and, if it finds clearly more, the overlap from which on repeated boxes are left out.
+
+        With few images or objects, candidates are compared by their cross-fitted F1.
+        """
+        plain = self._all_matched()
+        is_small = len(plain) < FEW_IMAGES or sum(image.num_objects for image in plain) < FEW_OBJECTS
+        choose = cross_fitted_threshold if is_small and len(plain) >= FOLDS else threshold_of
+        best = choose(plain)
+        for overlap, is_class_agnostic in NMS_TRIED:
+            found = choose(self._all_matched(overlap, is_class_agnostic))
             if best is not None and found is not None and found.quality > best.quality * (1 + NMS_GAIN):
-                best = found._replace(nms=overlap)
+                best = found._replace(nms=overlap, is_class_agnostic=is_class_agnostic)
         return best
 
     def per_class(self) -> dict[str, dict[str, float]]:

@@ -80,9 +80,11 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
     do_reduce_labels: bool | None
     label_ids_to_fuse: list[int] | tuple[int, ...] | None
     nms_threshold: float | int | None
+    class_agnostic_nms: bool | None
     do_affine_crop: bool | None
     box_padding: float | int | None
     class_scores: str | None
+    window_scale: float | int | None
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
@@ -126,11 +128,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             image, unless its call says otherwise.
         nms_threshold: IoU above which `post_process_object_detection` leaves out the less sure of two boxes of a
             class, unless its call says otherwise; `None` leaves none out.
+        class_agnostic_nms: Whether it does so for two boxes of any classes, so that no object has several.
         do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
             models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
         box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.
         class_scores: How `post_process_object_detection` reads `logits` without `probabilities`, as scripts for the
             library's models pass them: "softmax", where the last class stands for no object, or "sigmoid".
+        window_scale: How many times as large as `size` the pipeline of semantic segmentation sees an image, in sliding
+            windows of `size`; `None` shows it whole. A call of the image processor itself always makes `size`.
 
     Raises:
         ValueError: if options contradict each other.
@@ -635,6 +640,8 @@ def _check_together(options: dict[str, Any]) -> None:
         _check_affine_crop(options)
     if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
         raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
+    if options["window_scale"] is not None and not 1 <= options["window_scale"] < math.inf:
+        raise ValueError(f"window_scale={options['window_scale']} must be at least 1, or None for whole images.")
     if options["image_std"] is not None and min(options["image_std"]) <= 0:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
     for name, known in CHOICES.items():

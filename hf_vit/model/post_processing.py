@@ -4,9 +4,10 @@ Shapes: B batch, K classes or keypoints, Q queries, C either of them, N objects,
 result, r rows of a band.
 """
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -104,11 +105,28 @@ class HfViTPostProcessing:
 
     label_ids_to_fuse: Collection[int] | None = None
     nms_threshold: float | None = None
+    class_agnostic_nms: bool | None = None
     class_scores: str | None = None
+    window_scale: float | None = None
     size: ClassVar[dict[str, int]]
     do_affine_crop: bool | None
     box_padding: float
     call_options: Callable[..., dict[str, Any]]  # all options, by name
+
+    @property
+    def window_size(self) -> tuple[int, int]:
+        """Height and width in pixels of the windows that slide over an image with `window_scale`."""
+        sides = {name: side for name, side in dict(self.size).items() if side is not None}
+        return sides.get("height", min(sides.values())), sides.get("width", min(sides.values()))
+
+    def at_window_scale(self) -> Self:
+        """Returns an image processor whose images are `window_scale` times as large; itself without a scale."""
+        if self.window_scale is None:
+            return self
+        scaled, sides = copy.copy(self), dict(self.size)
+        size = {name: round(side * self.window_scale) for name, side in sides.items() if side is not None}
+        vars(scaled).update(size=size, window_scale=None)
+        return scaled
 
     def post_process_semantic_segmentation(
         self,
@@ -292,7 +310,12 @@ class HfViTPostProcessing:
         return results
 
     def post_process_object_detection(
-        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None, nms_threshold: float | None = None
+        self,
+        outputs: Any,
+        threshold: float = 0.5,
+        target_sizes: Sizes = None,
+        nms_threshold: float | None = None,
+        class_agnostic_nms: bool | None = None,
     ) -> list[dict[str, Tensor]]:
         """Returns the objects in every image, the surest first.
 
@@ -306,6 +329,7 @@ class HfViTPostProcessing:
             nms_threshold: IoU above which, of two boxes of a class, the less sure one is left out (non-maximum
                 suppression); 1 leaves none out. By default that of the processor, of which most have none, as models
                 learn to give each object one box.
+            class_agnostic_nms: Whether this holds for two boxes of any classes; by default what the processor says.
 
         Returns:
             For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
@@ -315,6 +339,7 @@ class HfViTPostProcessing:
             ValueError: if the outputs are of another model, sizes do not fit them, or a threshold is not in [0, 1].
         """
         nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
+        is_agnostic = self.class_agnostic_nms if class_agnostic_nms is None else class_agnostic_nms
         check_thresholds(threshold=threshold, nms_threshold=nms_threshold)
         outputs = with_probabilities(named_outputs(outputs), self.class_scores)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
@@ -332,7 +357,7 @@ class HfViTPostProcessing:
             placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
             found = {"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed}
             if nms_threshold is not None:
-                kept = _surest(placed, found["labels"], nms_threshold)
+                kept = _surest(placed, None if is_agnostic else found["labels"], nms_threshold)
                 found = {name: values[kept] for name, values in found.items()}
             results.append(found)
         return results
@@ -564,10 +589,13 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
         yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
 
 
-def _surest(boxes: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
-    """Returns the numbers of the boxes (N, 4), the surest first, that no surer one of their class overlaps."""
+def _surest(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
+    """Returns the numbers of the boxes (N, 4), the surest first, that no surer one (of their class) overlaps."""
     iou, _ = box_overlaps(boxes[:, None], boxes[None])
-    overlaps = ((iou > iou_threshold) & (labels[:, None] == labels)).cpu()  # (N, N)
+    overlaps = iou > iou_threshold  # (N, N)
+    if labels is not None:
+        overlaps &= labels[:, None] == labels
+    overlaps = overlaps.cpu()
     kept: list[int] = []
     for number in range(len(boxes)):
         if not overlaps[number, kept].any():

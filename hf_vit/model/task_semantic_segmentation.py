@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ImageSegmentationPipeline, Pipeline
+from transformers import BatchFeature, ImageSegmentationPipeline, Pipeline
 from transformers import initialization as init
 from transformers.modeling_outputs import SemanticSegmenterOutput
 from transformers.processing_utils import Unpack
@@ -405,11 +405,29 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
     task_config: ClassVar[str | None] = "universal_segmentation_config"
 
+    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Returns the same, with images at the scale of the windows, if any."""
+        return self.image_processor.at_window_scale().call_options(), preprocess, forward
+
+    def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
+        """Returns the same, or, if the image processor has a `window_scale`, what sliding windows of its size see."""
+        run, patch = super().run_model, to_pair(self.model.config.patch_size)
+        if self.image_processor.window_scale is None:
+            return run(inputs, **forward)
+
+        def segment_window(pixel_values: Tensor) -> Tensor:
+            return run(BatchFeature({"pixel_values": pixel_values}), **forward).logits
+
+        window = window_of(self.image_processor.window_size, patch, "size")
+        segment = partial(slide, segment_window, window=window, stride=overlapping_stride(window, patch))
+        mask = upsample_mask(inputs.get("patch_attention_mask"), patch)  # (B, H, W)
+        return SemanticSegmenterOutput(logits=run_unpadded(segment, mask, inputs["pixel_values"]))
+
     def decode(
         self, outputs: Any, parts: list[Part], subtask: str | None = None, threshold: float = 0.9, **options: float
     ) -> list[list[dict[str, Any]]]:
         """Returns the segments of each image, with masks of its size."""
-        sizes, processor = [part.size for part in parts], self.image_processor
+        sizes, processor = [part.size for part in parts], self.image_processor.at_window_scale()
         if subtask == "semantic":
             maps = [own.cpu().numpy() for own in processor.post_process_semantic_segmentation(outputs, sizes)]
             return [self._segments(own, [(label, label, None) for label in np.unique(own).tolist()]) for own in maps]

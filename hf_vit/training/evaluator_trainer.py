@@ -119,7 +119,9 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def _set_threshold(self, threshold: Threshold | None) -> float | None:
         """Gives the model and its image processor a threshold, or none, and returns its score."""
-        self.evaluator.processor.nms_threshold = None if threshold is None else threshold.nms
+        processor = self.evaluator.processor
+        processor.nms_threshold = None if threshold is None else threshold.nms
+        processor.class_agnostic_nms = True if threshold is not None and threshold.is_class_agnostic else None
         model, score = self.plain_model, None if threshold is None else threshold.value
         field = next(name for name, task in TASK_CONFIGS.items() if isinstance(model.options, task))
         model.options.score_threshold = score
@@ -145,7 +147,7 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def evaluation_collator(self) -> Any:
         """Returns a collator that also gives the targets at their own size."""
-        return replace(self.data_collator, keeps_targets=True)
+        return self.evaluator.adapt_collator(replace(self.data_collator, keeps_targets=True))
 
 
 def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:
@@ -156,7 +158,7 @@ def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path
     evaluator, model = trainer.evaluator, trainer.plain_model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
     chosen = [examples[index] for index in indices]
-    batch = replace(trainer.data_collator, keeps_targets=True)(chosen)
+    batch = trainer.evaluation_collator()(chosen)
     with torch.no_grad():
         results = evaluator.predict(model.eval(), send_to_device(batch, model.device))
     if trainer.is_world_process_zero():

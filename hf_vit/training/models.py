@@ -319,6 +319,7 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
+        "window_scale": None,  # until a training chooses it
         **more,
     }
     return HfViTImageProcessor.from_dict(options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vit.evaluation.base import best_threshold
-from hf_vit.evaluation.detection import DetectionMetric
+from hf_vit.evaluation.detection import FOLDS, DetectionMetric, Matches, cross_fitted_threshold, threshold_of
 from hf_vit.evaluation.keypoints import KeypointMetric
 from hf_vit.evaluation.segmentation import (
     INSTANCE,
@@ -42,7 +42,7 @@ def test_no_other_threshold_is_much_better(seed: int) -> None:
 
 
 def test_it_lies_in_the_middle_of_a_gap() -> None:
-    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1")
+    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1", False)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,49 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     assert (found.nms, found.quality) == (None, 1.0)
 
 
+@pytest.mark.parametrize("count", [9, 120])  # 9 are cross-fitted
+def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
+    metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
+    for index in range(count):
+        right, wrong = (
+            detections((box, 0.9 - 0.001 * index)),
+            detections((shifted(box, 1), 0.89 - 0.001 * index), label=1),
+        )
+        both = {name: np.concatenate([right[name], wrong[name]]) for name in right}
+        metric.update([metric.record(both, truth(box))])
+    found = metric.best_threshold()
+    assert found is not None
+    assert (found.nms, found.is_class_agnostic) == (0.7, True)
+    assert found.quality == pytest.approx(1.0, abs=0.01)  # of about equal thresholds the middle one is taken
+    assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
+
+
+def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
+    generator = np.random.default_rng(0)
+    images = [
+        Matches([(score, bool(score > generator.random())) for score in generator.random(4)], 3) for _ in range(10)
+    ]
+    found, values, right, given = cross_fitted_threshold(images), [], 0, 0
+    for fold in range(FOLDS):
+        others = [pair for number, image in enumerate(images) if number % FOLDS != fold for pair in image.found]
+        chosen = best_threshold(*zip(*others, strict=True), 24)
+        answers = [
+            is_right for image in images[fold::FOLDS] for score, is_right in image.found if score > chosen.value
+        ]
+        values, right, given = [*values, chosen.value], right + sum(answers), given + len(answers)
+    assert found is not None
+    assert found.value == pytest.approx(np.mean(values), rel=5e-3)
+    assert found.quality == 2 * right / (given + 30)
+    assert found.quality < threshold_of(images).quality
+
+
 def test_instances_choose_by_their_masks() -> None:
     mask = np.zeros((2, 20, 20), dtype=bool)
     mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
     metric = UniversalMetric(["a"], [0], can_overlap=True)
     prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
     metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
-    assert metric.best_threshold() == (0.2, 1.0, None, "F1")
+    assert metric.best_threshold() == (0.2, 1.0, None, "F1", False)
 
 
 @pytest.mark.parametrize(("right", "chosen"), [((0.2, 0.35), 0.35), ((0.2, 0.5), 0.5), ((), None)])

@@ -1,14 +1,16 @@
 """Training of semantic segmentation: where it starts from, how it is evaluated, what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import Dinov2Config, Dinov2Model
+from transformers import Dinov2Config, Dinov2Model, pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.evaluation.segmentation import SemanticSegmentationMetric
@@ -18,6 +20,8 @@ from hf_vit.training.tasks.semantic_segmentation import (
     SemanticArguments,
     SemanticEvaluator,
     count_pixels,
+    is_better,
+    scales_to_try,
 )
 
 from ..helpers.dense_trainings import (
@@ -175,6 +179,58 @@ def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tm
         metric.update([metric.record(answer, example["segmentation_map"])])
     assert {f"eval_{name}": value for name, value in metric.compute().items()}.items() <= found.items()
     assert found["eval_loss"] != pytest.approx(plain)
+
+
+def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ["--max_steps", "60", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
+    module = "hf_vit.training.tasks.semantic_segmentation"
+    for name, choices in (("larger", [True]), ("whole", [False])):
+        answers = iter(choices)
+        monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
+        scores = train(TASK, scenes, tmp_path / name, *steps)
+        saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
+        assert saved.window_scale == (1.25 if name == "larger" else None)  # 16 pixels of most often 20 at least
+        card = (tmp_path / name / "README.md").read_text()
+        chosen = "1.25, in windows" if name == "larger" else "1, the whole image"
+        assert re.search(
+            rf"scale of images \| {chosen}, by the mean IoU on validation images \(1: 0\.\d+, 1.25: 0\.", card
+        )
+        metric = SemanticSegmentationMetric(NAMES)
+        segment = pipeline("image-segmentation", model=str(tmp_path / name))
+        for file in sorted((scenes / "val" / "images").iterdir()):
+            target = np.asarray(Image.open(file.parents[1] / "masks" / file.name))
+            answer = np.zeros_like(target)
+            for part in segment(str(file), subtask="semantic"):
+                answer[np.asarray(part["mask"]) > 0] = NAMES.index(part["label"])
+            metric.update([metric.record(answer, target)])
+        assert scores["mean_iou"] == pytest.approx(metric.compute()["mean_iou"], abs=5e-3)
+    evaluated = ["--model_name_or_path", str(tmp_path / "larger"), "--dataset_name", str(scenes), "--use_cpu"]
+    places = {name: tmp_path / f"evaluation-{name}" for name in ("chosen", "given")}
+    for name, options in (("chosen", []), ("given", ["--eval_scales", "1"])):
+        load_script("evaluate_model").main([*evaluated, "--output_dir", str(places[name]), *options])
+    chosen, given = (json.loads((place / "validation_scores.json").read_text()) for place in places.values())
+    again = json.loads((tmp_path / "larger" / "validation_scores.json").read_text())
+    assert chosen["mean_iou"] == again["mean_iou"] != given["mean_iou"]
+
+
+def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> None:
+    metric = SemanticSegmentationMetric(NAMES)
+    generator = np.random.default_rng(0)
+    target = generator.integers(0, len(NAMES), (40, 40))
+
+    def records(share: float, count: int = 12) -> list[Any]:
+        noisy = [np.where(generator.random((40, 40)) < share, 0, target) for _ in range(count)]
+        return [metric.record(answer, target) for answer in noisy]
+
+    assert is_better(metric, records(0.1), records(0.3))
+    assert not is_better(metric, records(0.3), records(0.1))
+    assert not is_better(metric, records(0.2), records(0.202))
+    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)  # better in one image alone
+    assert not is_better(metric, *few)
+    processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)
+    assert scales_to_try(processor, [(32, 40)] * 3)[0] == []
+    assert scales_to_try(processor, [(60, 60)] * 3) == ([1.5, 1.88], 1 + 4 + 9)
+    assert scales_to_try(processor, [(640, 640)] * 3)[0] == [1.5, 2.0, 3.0]
 
 
 def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:

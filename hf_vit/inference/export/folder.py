@@ -109,10 +109,11 @@ def write_companions(
     image_processor.to_json_file(folder / "preprocessor_config.json")
     if isinstance(model, HfViTForZeroShotImageClassification):
         load_tokenizer(model, source, **kwargs).save_pretrained(folder)
-    missing = why_no_script(model, chosen.name, json.loads(image_processor.to_json_string()))
+    options = json.loads(image_processor.to_json_string())
+    missing = why_no_script(model, chosen.name, options)
     if missing is None:
         shutil.copy(RUN, folder / "run.py")
-    write_card(folder, model, source, chosen, rows, missing)
+    write_card(folder, model, source, chosen, rows, missing, options.get("window_scale"))
 
 
 def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
@@ -136,6 +137,7 @@ def write_card(
     chosen: Format,
     rows: Sequence[Difference],
     missing: str | None,
+    window_scale: float | None,
 ) -> None:
     """Writes README.md.
 
@@ -146,6 +148,7 @@ def write_card(
         chosen: The format.
         rows: How equal program and model are.
         missing: Why there is no `run.py`; None if there is one.
+        window_scale: That of the image processor, which a program does not follow.
     """
     name = Path(source).name
     inputs = example_inputs(model, 1, least_grid(model))
@@ -169,6 +172,7 @@ def write_card(
         versions={name: version(name) for name in ("torch", "transformers", *chosen.packages)},
         opset=opset_of(folder / chosen.file) if chosen.name == "onnx" else None,
         missing=missing,
+        window_scale=window_scale,
     )
     card.save(folder / "README.md")
 

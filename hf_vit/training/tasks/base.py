@@ -139,6 +139,11 @@ class Task(ABC):
         check_apart(self.options.sources, self.args.output_dir)
 
     @property
+    def chooses_by_validation(self) -> bool:
+        """Whether the end of a training chooses anything by validation images, which are then not those reported."""
+        return self.chooses_threshold
+
+    @property
     def num_needed_classes(self) -> int:
         """How many classes there must be at least in the training images for anything to be learned."""
         return 0
@@ -182,7 +187,7 @@ class Task(ABC):
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_threshold)
+        return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_by_validation)
 
     def options_of_head(self) -> dict[str, Any]:
         """Return the options of the head that the data determine."""
@@ -389,7 +394,16 @@ class Task(ABC):
         )
         return trainer, split
 
-    def choose_threshold(self, trainer: EvaluatorTrainer) -> None:
+    def count_choosing_images(self, num_trained: int) -> int:
+        """Returns how many images are evaluated at most, beyond those of reports, to choose something at the end.
+
+        Args:
+            num_trained: Images of all steps of the training.
+        """
+        is_choosing = self.chooses_threshold and "validation" in self.loaded.splits
+        return self.count_evaluated_images("validation") if is_choosing else 0
+
+    def choose_inference(self, trainer: EvaluatorTrainer) -> None:
         """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
         if self.chooses_threshold:
             trainer.choose_threshold()
@@ -419,6 +433,7 @@ class Task(ABC):
         purposes = [
             *(["choose the best step"] if chooses_step(self.args) else []),
             *(["choose the threshold"] if self.chooses_threshold else []),
+            *(["choose the scale"] if self.chooses_by_validation and not self.chooses_threshold else []),
             *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
         ]
         as_test = "; the validation split is the test" if self.options.validation_as_test else ""

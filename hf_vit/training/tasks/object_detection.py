@@ -129,7 +129,8 @@ class DetectionEvaluator(Evaluator):
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
         overlap = self.processor.nms_threshold
-        repeats = "" if overlap is None else f" but those that overlap a surer one by an IoU above {overlap:g}"
+        surer = "a surer one of any class" if self.processor.class_agnostic_nms else "a surer one of their class"
+        repeats = "" if overlap is None else f" but those that overlap {surer} by an IoU above {overlap:g}"
         pairs = f"the {self.num_queries} most likely pairs of a box and a class{repeats}"
         return f"whole images, {pairs}; AP and AR as COCO's"
 
@@ -232,7 +233,7 @@ print(len(result["boxes"]), "objects")""",
 
     def options_of_processor(self) -> dict[str, Any]:
         """Returns that no boxes are left out until validation images choose it."""
-        return {"nms_threshold": None}
+        return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer, and warns if the model has not enough queries."""

@@ -1,10 +1,13 @@
 """Semantic segmentation: arguments, evaluator and card lines."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -12,13 +15,21 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ...data import load_semantic_segmentation
 from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.segmentation import SemanticSegmentationMetric
-from ...model.image_geometry import resize_nearest
+from ...model.configuration_hf_vit import to_pair
+from ...model.image_geometry import resize_nearest, resized_size
 from ...model.image_targets import IGNORED_LABEL
-from ...model.task_semantic_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
+from ...model.task_semantic_segmentation import (
+    HfViTForSemanticSegmentation,
+    overlapping_stride,
+    segmentation_loss,
+    window_of,
+    window_starts,
+)
 from ...options.field import COUNT, POSITIVE, evaluation_option, model_option
 from ...visualize.dense import draw_segmentation
 from ..arguments import class_weights_option
 from ..class_weights import choose_weights
+from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
@@ -26,6 +37,10 @@ from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, mos
 
 
 MOST_COUNTED = 500  # masks by which classes are weighed
+SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # that are tried beside the whole image, as far as images are as large
+MARGIN, NUM_ERRORS = 0.005, 1.5  # of mean IoU, and standard errors, by which a larger scale must be better
+MOST_TRIED, LEAST_TRIED = 64, 8  # validation images that choose the scale
+COST_OF_CHOICE = 3 * 0.05  # windows that choosing may see for each training image, whose backward pass costs as two
 
 
 @dataclass(eq=False)
@@ -34,7 +49,8 @@ class SemanticEvaluator(Evaluator):
 
     Args:
         window: Side in pixels of windows that slide over an image; by default it is seen as a whole.
-        scales: Sizes, relative to the image, of copies that are averaged.
+        scales: Sizes, relative to the image, of copies that are averaged. If neither is given, the `window_scale` of
+            the processor decides.
         flip: Whether the mirror image of each copy counts too.
     """
 
@@ -45,13 +61,22 @@ class SemanticEvaluator(Evaluator):
     class_score = "IoU"
     metric: SemanticSegmentationMetric
     window: int | None = None
-    scales: Sequence[float] = (1.0,)
+    scales: Sequence[float] | None = None
     flip: bool = False
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether images are seen in windows at the scale of the image processor."""
+        return self.window is None and self.scales is None and self.processor.window_scale is not None
+
+    def adapt_collator(self, collator: Any) -> Any:
+        """Returns a collator of images at the scale of the windows."""
+        return replace(collator, image_processor=self.processor.at_window_scale()) if self.has_windows else collator
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
-        if (self.window, *self.scales, self.flip) != (None, 1.0, False):
+        if self.has_windows or (self.window, *(self.scales or [1.0]), self.flip) != (None, 1.0, False):
             return [self._segment_one(model, batch, index, size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
@@ -68,7 +93,8 @@ class SemanticEvaluator(Evaluator):
             rows, columns = (int(mask[index].any(dim=1 - side).sum()) for side in (0, 1))
             height, width = rows * pixels.shape[-2] // mask.shape[-2], columns * pixels.shape[-1] // mask.shape[-1]
             pixels, labels = pixels[..., :height, :width], labels[..., :height, :width]
-        outputs = model.segment(pixels, self.window, scales=self.scales, flip=self.flip)
+        window = self.processor.window_size if self.has_windows else self.window
+        outputs = model.segment(pixels, window, scales=self.scales or [1.0], flip=self.flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
@@ -94,10 +120,13 @@ class SemanticEvaluator(Evaluator):
 
     def describe_evaluation(self) -> str:
         """Returns in which windows and copies images are seen, in words."""
-        return (
-            f"{'the whole image' if self.window is None else f'windows of {self.window} pixels'} at scale "
-            f"{', '.join(map(str, self.scales))}{', and mirrored' if self.flip else ''}"
-        )
+        if self.has_windows:
+            height, width = self.processor.window_size
+            seen = f"windows of {height} x {width} pixels in images {self.processor.window_scale:g} times as large"
+        else:
+            seen = "the whole image" if self.window is None else f"windows of {self.window} pixels"
+            seen += f" at scale {', '.join(map(str, self.scales or [1.0]))}"
+        return seen + (", and mirrored" if self.flip else "")
 
 
 def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
@@ -106,6 +135,56 @@ def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
     for mask in masks:
         counts += mask.flatten().long().bincount(minlength=num_classes)[:num_classes]
     return counts.tolist()
+
+
+def spread(examples: Sized, count: int) -> list[int]:
+    """Returns the numbers of at most `count` examples, spread evenly over all."""
+    return np.linspace(0, len(examples) - 1, min(count, len(examples))).round().astype(int).tolist()
+
+
+def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]]) -> tuple[list[float], int]:
+    """Returns scales up to that of the median of images (height, width) in pixels, and the windows of all of them.
+
+    These windows, and the whole image, are what an image takes at most, in images of the size of training.
+    """
+    ratios, windows, trial = [], 0, copy.copy(processor)
+    window, patch = processor.window_size, to_pair(processor.ensure_multiple_of)
+    stride = overlapping_stride(window, patch)
+
+    def sides(size: tuple[int, int]) -> tuple[int, int]:
+        return resized_size(*size, **trial.at_window_scale().call_options())
+
+    for size in sizes:
+        ratios.append(min(native / seen for native, seen in zip(size, sides(size), strict=True)))
+    native = float(f"{np.median(ratios):.3g}")
+    tried = sorted(scale for scale in {min(scale, native) for scale in SCALES} if scale >= LEAST_SCALE)
+    whole = [math.prod(sides(size)) / math.prod(window) for size in sizes]
+    for trial.window_scale in tried:
+        counts = [
+            math.prod(len(window_starts(*places)) for places in zip(sides(size), window, stride, strict=True))
+            for size in sizes
+        ]
+        windows += math.ceil(np.mean(counts))
+    return tried, math.ceil(np.mean(whole)) + windows
+
+
+def mean_iou(metric: SemanticSegmentationMetric, records: Sequence[Any]) -> float:
+    """Returns the mean IoU of images."""
+    metric.reset()
+    metric.update(records)
+    return metric.compute()["mean_iou"]
+
+
+def is_better(metric: SemanticSegmentationMetric, records: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether images have a mean IoU that is higher beyond `MARGIN` and standard errors by the jackknife."""
+    pairs = list(zip(records, others, strict=True))
+    gain = mean_iou(metric, records) - mean_iou(metric, others)
+    gains = [
+        mean_iou(metric, own) - mean_iou(metric, other)
+        for own, other in (zip(*pairs[:number], *pairs[number + 1 :], strict=True) for number in range(len(pairs)))
+    ]
+    error = math.sqrt(max(len(pairs) - 1, 0) * np.var(gains))
+    return gain > max(MARGIN, NUM_ERRORS * error)
 
 
 @dataclass
@@ -121,12 +200,13 @@ class SemanticArguments(MaskArguments):
     class_weights: str | None = class_weights_option()
     eval_window_size: int | None = evaluation_option(
         None,
-        "Side in pixels of windows that slide over an image; without, it is seen as a whole.",
+        "Side in pixels of windows that slide over an image; without, it is seen as a whole. If neither this nor "
+        "eval_scales is given, validation images choose the scale at the end of a training.",
         COUNT,
         resume="free",
     )
-    eval_scales: list[float] = evaluation_option(
-        [1.0], "Sizes, relative to the image, of copies that are averaged.", POSITIVE, resume="free"
+    eval_scales: list[float] | None = evaluation_option(
+        None, "Sizes, relative to the image, of copies that are averaged.", POSITIVE, resume="free"
     )
     eval_flip: bool = evaluation_option(False, "Whether the mirror image of each copy counts too.", resume="free")
 
@@ -134,7 +214,7 @@ class SemanticArguments(MaskArguments):
         super().__post_init__()
         if self.class_weights is not None and "class_weights" in self.given_options():
             raise ValueError("--class_weights is given twice: leave it out of --config_overrides.")
-        if not self.eval_scales:
+        if self.eval_scales == []:
             raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
 
 
@@ -160,6 +240,50 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
+    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU of each that was tried
+
+    @property
+    def chooses_by_validation(self) -> bool:
+        """Whether the scale is open, and the training not known to be too short to choose it."""
+        is_open = self.options.eval_scales is None and self.options.eval_window_size is None
+        num_trained = self.args.max_steps * self.args.train_batch_size
+        return is_open and not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
+
+    def count_choosing_images(self, num_trained: int) -> int:
+        """Returns the number of windows that choosing the scale evaluates at most."""
+        is_choosing = self.chooses_by_validation and "validation" in self.loaded.splits
+        return int(COST_OF_CHOICE * num_trained) if is_choosing else 0
+
+    def choose_inference(self, trainer: EvaluatorTrainer) -> None:
+        """Chooses by validation images at which scale windows slide over an image, or that it is seen as a whole.
+
+        A larger scale is chosen if its mean IoU is higher by more than `MARGIN` and `NUM_ERRORS` standard errors of
+        the difference. Scales beyond the size of the images are not tried, nor those beyond one that is worse.
+        """
+        examples, processor = trainer.eval_dataset, trainer.processing_class
+        if examples is None or not self.chooses_by_validation:
+            return
+        args = self.args
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        tried, cost = scales_to_try(processor, [examples[index]["image"].size[::-1] for index in spread(examples, 9)])
+        count = min(MOST_TRIED, self.count_choosing_images(trainer.state.global_step * batch) // cost)
+        if not tried or count < min(LEAST_TRIED, len(examples)):
+            return
+        images = examples.select(spread(examples, count))
+        best, found = 1.0, dict[float, list[Any]]()
+        for scale in (1.0, *tried):
+            processor.window_scale = None if scale == 1 else scale
+            with trainer.scoring_by(trainer.evaluator):
+                trainer.predict(images, metric_key_prefix=CHOOSING)
+            metric = trainer.evaluator.metric
+            assert isinstance(metric, SemanticSegmentationMetric)
+            found[scale] = metric.records
+            self.scale_scores[scale] = mean_iou(metric, found[scale])
+            if scale > 1 and is_better(metric, found[scale], found[best]):
+                best = scale
+            elif self.scale_scores[scale] < self.scale_scores[best]:
+                break
+        processor.window_scale = None if best == 1 else best
 
     @property
     def num_needed_classes(self) -> int:
@@ -194,7 +318,14 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         }
         head = f"linear, {options.norm} norm" if options.head == "linear" else options.head
         of_classes = {"class weights": given} if (given := self.options.class_weights) is not None else {}
-        return {"head": head, "loss": describe_weights(weights), **of_classes}
+        lines = {"head": head, "loss": describe_weights(weights), **of_classes}
+        if self.scale_scores:
+            scores = ", ".join(f"{scale:g}: {score:.3f}" for scale, score in self.scale_scores.items())
+            chosen = (
+                "1, the whole image" if processor.window_scale is None else f"{processor.window_scale:g}, in windows"
+            )
+            lines["scale of images"] = f"{chosen}, by the mean IoU on validation images ({scores})"
+        return lines
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
         """Returns the evaluator; raises `ValueError` for windows of no whole patches, or another ignored label."""

@@ -1,0 +1,135 @@
+"""Choices of a training in the image processor: windows over larger images, and one box for an object of any class."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from transformers import pipeline
+
+from hf_vit import HfViTForObjectDetection, HfViTForSemanticSegmentation, HfViTImageProcessor
+from hf_vit.model.image_targets import decode_boxes
+
+from ..helpers.fresh import run_without_package
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+SIZES = [(70, 90), (64, 64), (90, 70), (65, 90)]  # width, height
+SCALE, SIDE, STRIDE = 2.0, 32, 16  # two thirds of a window in whole patches of 8
+OPEN = """
+import json
+from transformers import pipeline
+folder, file = sys.argv[1:]
+segment = pipeline("image-segmentation", model=folder, trust_remote_code=True)
+found = {part["label"]: sum(part["mask"].tobytes()) for part in segment(file, subtask="semantic")}
+print(json.dumps([found, segment.image_processor.window_scale]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model and photos of several sizes."""
+    place = tmp_path_factory.mktemp("windows")
+    model = HfViTForSemanticSegmentation(small_config(image_size=SIDE, num_labels=4))
+    draw_weights(model)
+    model.save_pretrained(place / "model")
+    options: dict[str, Any] = {"size": {"shortest_edge": SIDE}, "do_pad": True, "ensure_multiple_of": 8}
+    HfViTImageProcessor(**options, window_scale=SCALE).save_pretrained(place / "model")
+    for number, size in enumerate(SIZES):
+        noise = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize(size).save(place / f"{number}.png")
+    return place
+
+
+def segment_by_hand(folder: Path, number: int) -> np.ndarray:
+    """The map (H, W) of a photo: resized to twice the size, and logits averaged over windows pixel by pixel."""
+    model = HfViTForSemanticSegmentation.from_pretrained(folder / "model").eval()
+    plain = HfViTImageProcessor.from_pretrained(folder / "model")
+    larger = HfViTImageProcessor(size={"shortest_edge": 2 * SIDE}, ensure_multiple_of=8)
+    photo = Image.open(folder / f"{number}.png")
+    assert plain(photo, return_tensors="pt")["pixel_values"].shape[-2:] != (2 * SIDE, 2 * SIDE)
+    pixels = larger(photo, return_tensors="pt")["pixel_values"]
+    height, width = pixels.shape[-2:]
+    total, count = torch.zeros(4, height, width), torch.zeros(height, width)
+    for top in {*range(0, height - SIDE, STRIDE), height - SIDE}:
+        for left in {*range(0, width - SIDE, STRIDE), width - SIDE}:
+            place = (slice(top, top + SIDE), slice(left, left + SIDE))
+            with torch.no_grad():
+                logits = model(pixels[(..., *place)]).logits
+            total[(..., *place)] += F.interpolate(logits, size=(SIDE, SIDE), mode="bilinear")[0]
+            count[place] += 1
+    resized = F.interpolate((total / count)[None], size=(photo.height, photo.width), mode="bilinear")
+    return resized[0].argmax(dim=0).numpy()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_pipelines_segment_windows_as_a_plain_loop_does(batch_size: int, folder: Path) -> None:
+    segment = pipeline("image-segmentation", model=str(folder / "model"), batch_size=batch_size)
+    answers = segment([str(folder / f"{number}.png") for number in range(len(SIZES))], subtask="semantic")
+    for number, answer in enumerate(answers):
+        expected = segment_by_hand(folder, number)
+        found = np.zeros_like(expected) - 1
+        for part in answer:
+            found[np.asarray(part["mask"]) > 0] = segment.model.config.label2id[part["label"]]
+        assert (found == expected).mean() > 0.999  # a tie may be decided by rounding
+    segment.image_processor.window_scale = None
+    plain = segment(str(folder / "0.png"), subtask="semantic")
+    model, processor = segment.model, segment.image_processor
+    inputs = processor(Image.open(folder / "0.png"), return_tensors="pt")
+    with torch.no_grad():
+        (expected,) = processor.post_process_semantic_segmentation(model(**inputs), [(90, 70)])
+    for part in plain:
+        assert ((np.asarray(part["mask"]) > 0) == (expected == model.config.label2id[part["label"]]).numpy()).all()
+    assert not (segment_by_hand(folder, 0) == expected.numpy()).all()
+
+
+def test_windows_travel(folder: Path, tmp_path: Path) -> None:
+    process = run_without_package(OPEN, tmp_path, str(folder / "model"), str(folder / "0.png"))
+    found, scale = json.loads(process.stdout.splitlines()[-1])
+    segment = pipeline("image-segmentation", model=str(folder / "model"))
+    own = {part["label"]: sum(part["mask"].tobytes()) for part in segment(str(folder / "0.png"), subtask="semantic")}
+    assert found == own
+    assert scale == SCALE
+
+
+def test_a_processor_itself_makes_the_plain_size_and_bad_scales_are_refused() -> None:
+    processor = HfViTImageProcessor(size=(32, 48), window_scale=1.5)
+    photo = Image.new("RGB", (90, 70))
+    assert processor(photo, return_tensors="pt")["pixel_values"].shape[-2:] == (32, 48)
+    assert processor.window_size == (32, 48)
+    larger = processor.at_window_scale()
+    assert larger(photo, return_tensors="pt")["pixel_values"].shape[-2:] == (48, 72)
+    assert larger.at_window_scale() is larger
+    for value in (0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be at least 1, or None"):
+            processor(photo, window_scale=value)
+
+
+def test_one_box_for_an_object_of_whatever_class(tmp_path: Path) -> None:
+    model = HfViTForObjectDetection(
+        small_config(num_labels=3, detection_config={"decoder": "queries", "num_queries": 6})
+    )
+    draw_weights(model)
+    model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(model, nms_threshold=0.5, class_agnostic_nms=True).save_pretrained(tmp_path)
+    processor = HfViTImageProcessor.from_pretrained(tmp_path)
+    boxes = torch.tensor([[[0.3, 0.3, 0.4, 0.4], [0.31, 0.3, 0.4, 0.4], [0.8, 0.8, 0.2, 0.2]]])
+    scores = torch.tensor([[[0.9, 0.0, 0.0], [0.1, 0.8, 0.0], [0.0, 0.0, 0.7]]])
+    outputs = {"probabilities": scores, "pred_boxes": boxes}
+    kept = [(None, [0, 2]), (True, [0, 2]), (False, [0, 1, 2])]
+    for is_agnostic, labels in kept:
+        (found,) = processor.post_process_object_detection(outputs, 0.05, class_agnostic_nms=is_agnostic)
+        assert found["labels"].tolist() == labels
+    (found,) = processor.post_process_object_detection(outputs, 0.05)
+    assert torch.allclose(found["boxes"], decode_boxes(boxes[0, [0, 2]], (1, 1), (0.0, 0.0, 1.0, 1.0)))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8))
+    detect = pipeline("object-detection", model=str(tmp_path), threshold=0.0)
+    with torch.no_grad():
+        outputs = detect.model(**processor(photo, return_tensors="pt"))
+    (expected,) = processor.post_process_object_detection(outputs, 0.0, [(40, 50)], 0.5, class_agnostic_nms=True)
+    assert [entry["score"] for entry in detect(photo)] == pytest.approx(expected["scores"].tolist(), abs=1e-5)
