@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import torch
 from datasets import Dataset, Image
+from torch import nn
 
 
 CHUNK_SIZE = 64  # rows whose images are in memory at a time
@@ -129,3 +131,23 @@ def _digest(texts: Iterable[str]) -> str:
     for text in texts:
         digest.update(text.encode("utf-8", "surrogateescape") + b"\n")
     return digest.hexdigest()[:16]
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """Returns 16 hexadecimal digits of the hash of some content."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part if isinstance(part, bytes) else part.encode())
+    return found.hexdigest()[:16]
+
+
+def digest_weights(model: nn.Module) -> str:
+    """Returns the digest of all weights of a model."""
+    return digest(
+        part
+        for name, weight in sorted(model.state_dict().items())
+        for part in (
+            f"{name} {weight.dtype} {tuple(weight.shape)}",
+            weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
+    )

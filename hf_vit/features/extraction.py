@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from ..data import load_unlabeled_images
 from ..data.checks import check_apart
-from ..data.fingerprint import fingerprint
+from ..data.fingerprint import digest, digest_weights, fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
@@ -35,7 +35,7 @@ from ..options.resolve import build
 from ..outputs import check_writable
 from ..training.arguments import UNLABELED_COLUMN, UNLABELED_SOURCES, SourceArguments
 from .encoder import FEATURES, ImageEncoder, open_encoder
-from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
+from .files import FeatureSettings, Shard, plan_shards
 
 
 logger = logging.get_logger(__name__)

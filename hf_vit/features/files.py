@@ -1,9 +1,8 @@
 """Folders of features: files of one size, what decides about their content, and reading them by column."""
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..data.formats.files import SPLITS, listed
 from ..training.checkpoints import write_whole
@@ -82,26 +80,6 @@ class FeatureSettings:
                     f"The features are of two models: their {name} differ ({self.model} and {other.model}). Extract "
                     "both with the same one."
                 )
-
-
-def digest(parts: Iterable[str | bytes]) -> str:
-    """Returns 16 hexadecimal digits of the hash of some content."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part if isinstance(part, bytes) else part.encode())
-    return found.hexdigest()[:16]
-
-
-def digest_weights(model: PreTrainedModel) -> str:
-    """Returns the digest of all weights of a model."""
-    return digest(
-        part
-        for name, weight in sorted(model.state_dict().items())
-        for part in (
-            f"{name} {weight.dtype} {tuple(weight.shape)}",
-            weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
-        )
-    )
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def prepare(
     set_seed(args.seed)
     trainer = task.make_trainer()
     conditions = on_first_process(args, lambda: find_conditions(task, described, checkpoint))
-    trainer.conditions = {**conditions, "chosen": chosen}
+    trainer.conditions, trainer.report = {**conditions, "chosen": chosen}, report
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)

@@ -42,6 +42,7 @@ from .checkpoints import (
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
+from .frozen_features import FrozenFeatures, check_cache
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
@@ -93,6 +94,9 @@ class HfViTTrainer(Trainer):
     library's own form. The end saves a plain model with the adapter merged, and beside it `adapter/`, that alone.
 
     *Teachers.* With a `Distillation` the model learns from a teacher too. Scores are those of the model alone.
+
+    *Stored features*, for `cached_views`. A training reads the features of frozen blocks from disk, see
+    `FrozenFeatures`; evaluations see the images.
 
     *Batch transforms* change the batches of a training on the device, first of all to other sizes.
 
@@ -157,6 +161,10 @@ class HfViTTrainer(Trainer):
         self.lengths: dict[int, int] = {}  # by the step from which on they hold, see `planned_step`
         self.has_learned = False  # whether a step had a learning rate above 0
         self.most_steps = 0  # that a training may get when it has begun, see `change_length`
+        self.features: FrozenFeatures | None = None  # that a training reads in place of images
+        self.report: Callable[[str], None] = logger.info
+        if self.options.cached_views:
+            check_cache(self)
         self._add_callbacks()
 
     def _prepare_optimization(self) -> None:
@@ -252,6 +260,8 @@ class HfViTTrainer(Trainer):
         """
         checkpoint = self._choose_checkpoint(resume_from_checkpoint)
         self.load_states.checkpoint, self.load_states.callbacks = checkpoint, self.stateful_callbacks
+        if self.options.cached_views:
+            self.features = FrozenFeatures(self)
         teaching = nullcontext() if self.distillation is None else self.distillation.attached(self.model)
         try:
             with teaching, self.safe_stop.guarding(self.args), self._as_peft_model():
@@ -319,10 +329,12 @@ class HfViTTrainer(Trainer):
         if "pixel_values" in inputs:
             images = inputs["pixel_values"]  # (B, C, H, W), or views of each (B, G, C, H, W)
             count, (height, width) = len(images), images.shape[-2:]
-            flops = training_flops(self.plain_model, height, width) if best_flops(self.args) is not None else 0
+            is_counted = best_flops(self.args) is not None and self.features is None
+            flops = training_flops(self.plain_model, height, width) if is_counted else 0
             self.throughput.count(count, count * flops)
         self.has_learned = self.has_learned or any(group["lr"] > 0 for group in self.optimizer.param_groups)
-        loss = super().training_step(model, inputs, *args, **kwargs)
+        with nullcontext() if self.features is None else self.features.serving(inputs):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         self.safe_stop.add_loss(loss)
         return loss
 
@@ -396,8 +408,11 @@ class HfViTTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Returns the loader of a training, with the sampler of repeated augmentations or shards of its own."""
-        loader = self._guard(super().get_train_dataloader())
-        sampler = training_sampler(self.args, self.train_dataset)
+        features = self.features
+        read = {} if features is None else {"train_dataset": features.dataset, "data_collator": features.collator}
+        with replaced(self, **read):
+            loader = self._guard(super().get_train_dataloader())
+            sampler = training_sampler(self.args, self.train_dataset)
         if sampler is not None:
             loader.set_sampler(sampler)
         stream = self.train_dataset

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -118,6 +118,16 @@ class HfViTTrainingArguments(TrainingArguments):
         "Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
         NOT_NEGATIVE,
         resume="fixed",
+    )
+    cached_views: int = optimizer_option(
+        0,
+        "Store the features of frozen blocks for so many random views of each training image, and train on "
+        "these, view after view; 0 stores none.",
+        NOT_NEGATIVE,
+    )
+    cache_dtype: Literal["float32", "float16"] = optimizer_option("float32", "Type of the numbers of stored features.")
+    cache_gigabytes: float = optimizer_option(
+        20.0, "Size of stored features on disk above which a training does not start.", POSITIVE, resume="free"
     )
     use_muon: bool = optimizer_option(
         False, "Matrices of blocks learn by Muon, and only the others by AdamW.", resume="fixed"

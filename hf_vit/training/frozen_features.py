@@ -1,0 +1,432 @@
+"""Features of frozen blocks: computed once for each view of a training image, stored, and read in each step.
+
+Shapes: B batch, C channels, H W pixels, L tokens, D hidden size.
+"""
+
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from accelerate.utils import send_to_device
+from datasets import Dataset, Features, List, Value, concatenate_datasets, config
+from datasets.arrow_writer import ArrowWriter
+from datasets.fingerprint import Hasher
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Subset
+from transformers.utils import logging
+
+from .. import __version__
+from ..data.augmentation.datasets import AugmentedDataset
+from ..data.collators import ObjectDetectionCollator
+from ..data.datasets import TargetDataset
+from ..data.fingerprint import digest, digest_weights, fingerprint
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.task_joint_embedding import HfViTForJointEmbedding
+from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from .checkpoints import on_first_process
+from .errors import in_words
+from .optimizer import find_backbone
+from .regularization import Mixing
+
+
+if TYPE_CHECKING:
+    from .trainer import HfViTTrainer
+
+FOLDER = "hf_vit_features"
+ROWS_PER_SHARD = 256  # what one process writes at a time, and at most loses if it is killed
+BATCH_SIZE = 32  # of the extraction; the same for every training batch, so that shards are always the same
+PROBED = 4  # images that show which features are read, and how large they are
+STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
+MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
+# Fields of a configuration on which no feature depends
+NOT_FEATURES = ("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type")
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass
+class FrozenPart:
+    """The frozen start of a backbone: embeddings and blocks, and the pooling if all of the backbone is frozen.
+
+    Its features are called "0" for the input of the first block, "1" for the output of that block and so on, and
+    "pooled".
+    """
+
+    backbone: HfViTModel
+    num_blocks: int
+    has_pool: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, frozen: Sequence[nn.Module]) -> "FrozenPart | None":
+        """Returns the part that only modules among `frozen` compute, or None if no block is in it."""
+        backbone = find_backbone(model)
+        if backbone is None:
+            return None
+        inside = {module for part in frozen for module in part.modules()}
+        start = all(part in inside or not list(part.parameters()) for part in (backbone.embeddings, backbone.pre_norm))
+        is_frozen = [start and block in inside for block in backbone.encoder.layers]
+        num_blocks = [*is_frozen, False].index(False)
+        return cls(backbone, num_blocks, backbone in inside) if num_blocks else None
+
+    def functions(self) -> dict[str, tuple[nn.Module, str]]:
+        """Returns, by the names of features, the module and the name of its method that returns them."""
+        blocks = self.backbone.encoder.layers[: self.num_blocks]
+        modules = {str(number): (module, "forward") for number, module in enumerate((self.backbone.pre_norm, *blocks))}
+        return {**modules, **({POOLED: (self.backbone, "pool")} if self.has_pool else {})}
+
+    @torch.no_grad()
+    def run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Returns the features (B, L, D), pooled ones (B, D) or (B, 2·D), of the images of a batch."""
+        mask = batch.get("patch_attention_mask")
+        tokens, blocks = self.backbone.start_blockwise(batch["pixel_values"], mask)
+        states, masks = {"0": tokens}, blocks.masks(tokens)
+        for number in range(self.num_blocks):
+            states[str(number + 1)] = tokens = blocks.run(tokens, number, number + 1, **masks)
+        if self.has_pool:
+            normed = tokens if self.backbone.config.norm_after_pooling else self.backbone.norm(tokens)
+            states[POOLED] = self.backbone.pool(normed, mask)
+        return states
+
+    def find_read(self, compute_loss: Callable[[], Tensor]) -> tuple[dict[str, Tensor], "FrozenPart"]:
+        """Returns the features that a loss depends on, found by its gradients, and the part that computes them.
+
+        The part ends where a head changes the tokens between two blocks, as one with queries does.
+        """
+        leaves: dict[str, Tensor] = {}
+
+        def taps(name: str, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            before = str(self.num_blocks) if name == POOLED else str(int(name) - 1)
+
+            def tap(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+                if name != "0" and (before not in leaves if name == POOLED else leaves.get(before) is not states):
+                    return compute(states, *args, **kwargs)
+                with torch.no_grad():
+                    output = compute(states, *args, **kwargs)
+                leaves[name] = output = output.detach().requires_grad_()
+                return output
+
+            return tap
+
+        functions = self.functions()
+        with replaced_methods({functions[name]: taps(name, bound(*functions[name])) for name in functions}):
+            loss = compute_loss()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        read = {
+            name: leaf.detach()
+            for (name, leaf), found in zip(leaves.items(), gradients, strict=True)
+            if found is not None
+        }
+        num_blocks = max((int(name) for name in leaves if name != POOLED), default=0)
+        return read, replace(self, num_blocks=num_blocks, has_pool=POOLED in read)
+
+
+def bound(module: nn.Module, name: str) -> Callable[..., Tensor]:
+    """Returns a method of a module that computes features, by its name."""
+    return module.pool if isinstance(module, HfViTModel) and name == "pool" else module.forward
+
+
+@contextmanager
+def replaced_methods(methods: Mapping[tuple[nn.Module, str], Callable[..., Tensor]]) -> Iterator[None]:
+    """Lets functions take the place of methods of modules, as long as this lasts."""
+    with ExitStack() as stack:
+        for (module, name), method in methods.items():
+            attributes = vars(module)
+            restore = partial(attributes.update, {name: attributes[name]}) if name in attributes else None
+            stack.callback(restore or partial(attributes.pop, name))
+            attributes[name] = method
+        yield
+
+
+@dataclass(eq=False, repr=False)
+class FeatureDataset(AugmentedDataset):
+    """Stored features and targets in place of the images of an `AugmentedDataset`: in each epoch those of one view.
+
+    Args:
+        rows: Those of all images, view by view.
+        num_views: How many views there are; they come in turn.
+    """
+
+    rows: Dataset = field(kw_only=True)
+    num_views: int = field(kw_only=True)
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        """Returns the features by name, as flat arrays, and the encoded target."""
+        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # a table
+        values = {name: row.column(name).chunk(0) for name in row.column_names}
+        target = values.pop(TARGET)[0].as_buffer()
+        return {TARGET: target, **{name: value.flatten().to_numpy() for name, value in values.items()}}
+
+
+@dataclass
+class FeatureCollator:
+    """Makes batches of stored features by the collator of the images, which sees blank ones of the same size.
+
+    Args:
+        collator: Takes examples.
+        image: Blank image (C, H, W).
+        shapes: Of each feature, without the batch dimension.
+    """
+
+    collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
+    image: Tensor
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the batch of the targets of some rows, with `frozen_states`, the features by name."""
+        examples = [{**torch.load(io.BytesIO(row[TARGET]), weights_only=True), "image": self.image} for row in rows]
+        states = {
+            name: torch.from_numpy(np.stack([row[name] for row in rows])).unflatten(1, shape)
+            for name, shape in self.shapes.items()
+        }
+        return {**self.collator(examples), STATES: states}
+
+
+@dataclass
+class ExtractionCollator:
+    """Makes the batch of some examples, and encodes what they have in addition to the image."""
+
+    collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+    def __call__(self, examples: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
+        """Returns the inputs of the frozen part and the encoded targets."""
+        batch = self.collator(examples)
+        return {name: batch[name] for name in MODEL_INPUTS if name in batch}, [*map(encode_target, examples)]
+
+
+def encode_target(example: Mapping[str, Any]) -> bytes:
+    """Returns an example without its image as bytes, which `torch.load` opens without running code."""
+    stream = io.BytesIO()
+    # A copy, as a view is saved with all that it is a view of
+    target = {name: value.clone() if isinstance(value, Tensor) else value for name, value in example.items()}
+    torch.save({name: value for name, value in target.items() if name != "image"}, stream)
+    return stream.getvalue()
+
+
+class FrozenFeatures:
+    """The features of the frozen part of a model for some views of each training image, which stand on disk.
+
+    View v of an image is what an uncached training sees in its epoch v; in epoch e a training sees view e modulo
+    `cached_views`. The features are kept in the cache of `datasets`, in files of `ROWS_PER_SHARD` rows. The name of
+    their folder depends on images, targets, transform, frozen weights and precision, so that another training finds
+    them, also after an interruption. Of several processes each writes some of the files, and all read all of them.
+
+    Args:
+        trainer: Its training can start.
+
+    Raises:
+        ValueError: if the features take more than `cache_gigabytes`, float16 cannot hold them, or the head reads none.
+    """
+
+    def __init__(self, trainer: "HfViTTrainer") -> None:
+        self.trainer, self.options = trainer, trainer.options
+        self.dtype = DTYPES[self.options.cache_dtype]
+        self.source: AugmentedDataset = trainer.train_dataset
+        self.precision = trainer.accelerator.autocast
+        first = self._images(0)
+        examples = [first[index] for index in range(min(PROBED, len(first)))]
+        batch = trainer.data_collator(examples)
+        read, self.part = self._probe(batch)
+        if not read.keys() - {"0"}:
+            raise ValueError(
+                f"cached_views={self.options.cached_views}: the head has a part in every block. Leave it out."
+            )
+        self.read = {name: read[name][0] for name in sorted(read)}
+        height, width = self.part.backbone.embeddings.patch_embeddings.grid(batch["pixel_values"])
+        self.length = self.part.backbone.config.num_prefix_tokens + height * width
+        if not isinstance(examples[0]["image"], Tensor) and "label" not in examples[0]:
+            raise ValueError("cached_views needs a transform that makes images tensors of the size of the model.")
+        blank = torch.zeros(batch["pixel_values"].shape[1:], dtype=torch.uint8)
+        self.collator = FeatureCollator(
+            trainer.data_collator, blank, {name: one.shape for name, one in self.read.items()}
+        )
+        sizes = [one.numel() * self.dtype.itemsize for one in self.read.values()]
+        self.size = int(sum(sizes) + np.mean([len(encode_target(example)) for example in examples]))
+        self.size *= self.options.cached_views * len(self.source)
+        self._check_size()
+        self.error = max(float((one.to(self.dtype) - one).norm() / one.norm()) for one in read.values())
+        self.folder = Path(config.HF_DATASETS_CACHE) / FOLDER / self._key(batch["pixel_values"])
+        self._extract()
+        files = [str(self._file(*shard)) for shard in self._shards()]
+        rows = concatenate_datasets([Dataset.from_file(file) for file in files]).with_format("arrow")
+        known = {one.name: vars(self.source)[one.name] for one in fields(AugmentedDataset)}
+        self.dataset = FeatureDataset(**known, rows=rows, num_views=self.options.cached_views)
+
+    def _probe(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], FrozenPart]:
+        """Returns the features of a batch that the loss depends on, and what computes them; changes nothing else."""
+        trainer, model = self.trainer, self.trainer.model
+        part = FrozenPart.of(trainer.plain_model, trainer.frozen)
+        assert part is not None  # see `check_cache`
+        device = trainer.plain_model.device
+        batch = send_to_device(batch, device)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):  # whose statistics are those of the training
+                module.eval()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
+            read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
+            states = part.run(batch)
+        assert all(torch.allclose(states[name], one, rtol=1e-3, atol=1e-3) for name, one in read.items())
+        return read, part
+
+    def _check_size(self) -> None:
+        views, limit = self.options.cached_views, self.options.cache_gigabytes
+        if self.size > limit * 10**9:
+            raise ValueError(
+                f"The features of {len(self.source):,} images in {views} views take {in_words(self.size)}, and "
+                f"cache_gigabytes={limit:g}. Set it higher, or take fewer --cached_views, --cache_dtype float16, a "
+                "smaller --image_size, or 0 views to train without stored features."
+            )
+
+    def _key(self, pixel_values: Tensor) -> str:
+        """Returns the name of the folder, which differs if anything differs that the features depend on."""
+        examples: Any = self.source.dataset
+        backbone, count = self.part.backbone, self.part.num_blocks
+        is_read = isinstance(examples, TargetDataset)
+        start = nn.ModuleList([backbone.embeddings, backbone.pre_norm, *backbone.encoder.layers[:count]])
+        fields_of_backbone = {
+            name: value for name, value in backbone.config.to_dict().items() if not isinstance(value, dict | list)
+        }
+        described = {
+            "version": __version__,
+            "data": fingerprint(examples.rows if is_read else examples),
+            "targets": Hasher.hash(examples.read_target) if is_read else "",
+            "transform": Hasher.hash([self.source.transform, self.source.column]),
+            # These also tell the settings of the image processor.
+            "pixels": digest([str(pixel_values.shape), pixel_values.numpy(force=True).tobytes()]),
+            "weights": digest_weights(backbone if self.part.has_pool else start),
+            "config": {name: value for name, value in fields_of_backbone.items() if name not in NOT_FEATURES},
+            "features": {name: [str(one.dtype), *one.shape] for name, one in self.read.items()},
+            "stored": [self.options.cache_dtype, str(self.trainer.accelerator.mixed_precision), ROWS_PER_SHARD],
+            "seed": self.source.seed,
+        }
+        return on_first_process(self.trainer.args, lambda: digest([json.dumps(described, default=str)]))
+
+    def _images(self, view: int) -> AugmentedDataset:
+        images = replace(self.source)
+        images.set_epoch(view)
+        return images
+
+    def _shards(self) -> list[tuple[int, int]]:
+        """Returns view and number of each file."""
+        count = math.ceil(len(self.source) / ROWS_PER_SHARD)
+        return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
+
+    def _file(self, view: int, number: int) -> Path:
+        return self.folder / f"view-{view:04d}-{number:05d}.arrow"
+
+    def _extract(self) -> None:
+        """Writes the files that are missing, and reports on them."""
+        trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
+        is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
+        trainer.accelerator.wait_for_everyone()  # before any of them is written
+        own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
+        with logging.tqdm(total=len(own) * ROWS_PER_SHARD, desc="Features", disable=hides_bar) as bar:
+            for shard in own:
+                self._write(*shard, bar.update)
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            size = sum(self._file(*shard).stat().st_size for shard in is_missing)
+            count, views = sum(is_missing.values()), self.options.cached_views
+            how = "reused" if not count else f"{count} of {len(is_missing)} files computed"
+            error = f", {self.error:.1e} off float32" if self.dtype != torch.float32 else ""
+            trainer.report(
+                f"Frozen features ({', '.join(self.read)}): {len(self.source):,} images, {views} views, "
+                f"{in_words(size)} in {self.folder}{error}; {how} in {time.monotonic() - start:.1f} s."
+            )
+
+    def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
+        """Writes a file, which appears when it is complete."""
+        start = number * ROWS_PER_SHARD
+        images = self._images(view)
+        loader = DataLoader(
+            Subset(images, range(start, min(start + ROWS_PER_SHARD, len(images)))),
+            BATCH_SIZE,
+            num_workers=self.trainer.args.dataloader_num_workers,
+            collate_fn=ExtractionCollator(self.trainer.data_collator),
+            generator=torch.Generator(),  # not the global one, which the training draws from
+        )
+        columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
+        file = self._file(view, number)
+        part = file.with_suffix(f".{os.getpid()}")
+        with ArrowWriter(path=str(part), features=Features({TARGET: Value("binary"), **columns})) as writer:
+            for batch, targets in loader:
+                with self.precision():
+                    states = self.part.run(send_to_device(batch, self.trainer.plain_model.device))
+                table = {name: self._rounded(states[name]) for name in self.read}
+                writer.write_table(pa.table({TARGET: pa.array(targets, pa.binary()), **table}))
+                update(len(targets))
+            writer.finalize()
+        os.replace(part, file)
+
+    def _rounded(self, states: Tensor) -> pa.Array:
+        """Returns features (B, ...) as they are stored, a flat list for each image."""
+        stored = states.to(self.dtype).flatten(1)
+        if not stored.isfinite().all():
+            raise ValueError(
+                f"Features go up to {float(states.abs().max()):g}, too much for cache_dtype="
+                f"{self.options.cache_dtype}. Set --cache_dtype float32."
+            )
+        return pa.FixedSizeListArray.from_arrays(pa.array(stored.numpy(force=True).ravel()), stored.shape[1])
+
+    @contextmanager
+    def serving(self, inputs: dict[str, Any]) -> Iterator[None]:
+        """Lets the frozen part return the features of a batch, which it takes out of it, as long as this lasts."""
+        states, config_of_part = inputs.pop(STATES), self.part.backbone.config
+        first = next(iter(states.values()))
+        tokens = self.length, config_of_part.hidden_size
+        # Not to be read, as the loss does not depend on it: anything that did would not be finite.
+        blank = first.new_full((), math.nan, dtype=torch.float32).expand(len(first), *tokens)
+        given = {name: states[name].to(one.dtype) for name, one in self.read.items()}
+        functions = {"": (self.part.backbone.embeddings, "forward"), **self.part.functions()}
+        with replaced_methods({place: returning(given.get(name, blank)) for name, place in functions.items()}):
+            yield
+
+
+def returning(value: Tensor) -> Callable[..., Tensor]:
+    """Returns a function of anything that returns a tensor."""
+    return lambda *_, **__: value
+
+
+def check_cache(trainer: "HfViTTrainer") -> None:
+    """Raises `ValueError` if a training cannot learn from stored features, saying what to change."""
+    args, options, dataset, collator = trainer.args, trainer.options, trainer.train_dataset, trainer.data_collator
+    transforms = trainer.batch_transforms.transforms
+    changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]
+    model, rows = trainer.plain_model, dataset.dataset if isinstance(dataset, AugmentedDataset) else None
+    is_multi_scale = isinstance(collator, ObjectDetectionCollator) and collator.sizes is not None
+    reasons = {
+        "the masks and views of pretraining are drawn again in each step. Leave it out": isinstance(
+            model, HfViTForMaskedImageModeling | HfViTForJointEmbedding
+        ),
+        "it needs numbered images, not a stream. Leave out one of it and --streaming": not isinstance(
+            rows, TargetDataset | Dataset
+        ),
+        "a teacher sees images. Leave out one of it and the distillation": trainer.distillation is not None,
+        "batches are changed before the model sees them. Leave out mixup, cutmix, token_drop_rate, progressive_sizes "
+        "and multi_scale_sizes": bool(changing),
+        "the sizes of batches are drawn. Set --multi_scale false": is_multi_scale,
+        "repeated_augmentations draws others. Set it to 1": options.repeated_augmentations > 1,
+        "FSDP and DeepSpeed spread the weights of the frozen part. Train with DDP": trainer.is_fsdp_enabled
+        or trainer.is_deepspeed_enabled,
+        "one process has several GPUs. Start one for each: torchrun --nproc_per_node": args.n_gpu > 1,
+        "a compiled model does not read stored features. Set --torch_compile false": args.torch_compile,
+        "no block of the model is frozen. Set --trainable_blocks 0, or fewer than the model has": FrozenPart.of(
+            model, trainer.frozen
+        )
+        is None,
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), None):
+        raise ValueError(f"cached_views={options.cached_views} stores features of images, but {reason}.")

@@ -1,0 +1,226 @@
+"""Stored features of frozen blocks train heads as the images themselves do."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator
+from hf_vit.data.augmentation.classification import small_affine
+from hf_vit.model.encoder import HfViTLayer
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, frozen_features
+from hf_vit.training.frozen_features import FOLDER
+from hf_vit.training.optimizer import find_backbone
+
+from ..helpers.datasets import load_digits
+from ..helpers.dense_trainings import ALL_TASKS, CONFIG, arguments_of, write_scenes
+from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
+from ..helpers.image_text_trainings import write_captions
+from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.options import task_of
+from ..helpers.references import assert_identical, draw_weights
+from ..helpers.seeds import seed_everything
+from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, logged
+
+
+WRITERS = {"object_detection": write_objects, "keypoint_detection": write_figures}
+SHORT = ["--max_steps", "4", "--logging_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"]
+SHORT += ["--learning_rate", "1e-3"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which features are stored."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache" / FOLDER
+
+
+@pytest.fixture
+def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Images in each call of a block."""
+    calls: list[int] = []
+    forward = HfViTLayer.forward
+
+    def counted(self: HfViTLayer, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(len(hidden_states))
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(HfViTLayer, "forward", counted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The data of each task."""
+    folder = tmp_path_factory.mktemp("data")
+    scenes = write_scenes(folder / "scenes")
+    places = {task: WRITERS[task](folder / task) if task in WRITERS else scenes for task in ALL_TASKS}
+    return {**places, "zero_shot": write_captions(folder / "captions")}
+
+
+def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
+    """The trainer of a task, whose fresh head says something."""
+    seed_everything(0)
+    if task == "zero_shot":
+        trainer = make_image_text_trainer(data, folder, *SHORT, *options)
+    else:
+        made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
+        made.load_data()
+        trainer = made.make_trainer()
+    if task != "object_detection":  # whose boxes would be nowhere
+        draw_weights(trainer.model)
+    return trainer
+
+
+QUERIES = {"decoder": "queries", "num_queries": 20, "num_layers": 0, "num_blocks": 1}
+DEFORMABLE = {"decoder": "deformable", "num_queries": 5, "out_indices": [1, 2]}
+WITH_QUERIES, WITH_LEVELS = (
+    ("--config_overrides", json.dumps({**CONFIG, "detection_config": head})) for head in (QUERIES, DEFORMABLE)
+)
+DPT = ("--config_overrides", json.dumps({**CONFIG, "depth_config": {**CONFIG["depth_config"], "head": "dpt"}}))
+CASES = [
+    *(("semantic_segmentation", blocks, ()) for blocks in (0, 1)),
+    ("universal_segmentation", 0, ()),
+    *(("depth_estimation", blocks, options) for blocks in (0, 1) for options in ((), DPT)),
+    *(("object_detection", blocks, options) for blocks in (0, 1) for options in (WITH_QUERIES, WITH_LEVELS)),
+    *(("keypoint_detection", blocks, ()) for blocks in (0, 1)),
+    *(("zero_shot", blocks, ()) for blocks in (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("task", "blocks", "options"), CASES)
+def test_losses_are_those_of_the_images(
+    task: str, blocks: int, options: tuple[str, ...], data: dict[str, Path], tmp_path: Path
+) -> None:
+    losses, weights = [], []
+    for views in (0, 2):  # 4 steps are 2 epochs
+        frozen = ("--trainable_blocks", str(blocks), "--cached_views", str(views))
+        trainer = trainer_of(task, data[task], tmp_path / str(views), *frozen, *options)
+        trainer.train()
+        losses.append(torch.tensor(logged(trainer, "loss")))
+        weights.append(trainer.model.state_dict())
+    assert len(losses[0]) == 4
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
+    assert weights[1].keys() == weights[0].keys()
+    backbone = find_backbone(trainer.model)
+    assert backbone is not None
+    assert "forward" not in vars(backbone.embeddings) | vars(backbone.encoder.layers[0])
+
+
+OPTIONS: dict[str, Any] = {
+    **{"trainable_blocks": 1, "cached_views": 2, "per_device_train_batch_size": 8, "num_train_epochs": 2},
+    **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "eval_strategy": "no", "logging_steps": 1},
+}
+DROPOUT = {"hidden_dropout_prob": 0.1, "num_hidden_layers": 3}
+
+
+def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -> tuple[HfViTTrainer, list[str]]:
+    """Trains on stored features of digits; returns the trainer and what it has reported."""
+    seed_everything(0)
+    config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
+    trainer = HfViTTrainer(
+        model=HfViTForImageClassification(config),
+        args=HfViTTrainingArguments(str(folder), **{**OPTIONS, **options}),
+        train_dataset=AugmentedDataset(load_digits()["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+        data_collator=ImageClassificationCollator(HfViTImageProcessor.for_model(config)),
+    )
+    reported: list[str] = []
+    trainer.report = reported.append
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return trainer, reported
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_classifier_reads_features_and_no_image(
+    blocks: int, cache: Path, tmp_path: Path, block_calls: list[int]
+) -> None:
+    options = {"trainable_blocks": blocks, "num_train_epochs": 2}
+    plain, _ = train_digits(tmp_path / "plain", cached_views=0, **options)
+    first, reported = train_digits(tmp_path / "first", **options)
+    torch.testing.assert_close(logged(first, "loss"), logged(plain, "loss"), rtol=1e-5, atol=1e-5)
+    assert f"Frozen features ({2 if blocks else 'pooled'}): " in reported[0]
+    assert "1 of" not in reported[0]
+    assert reported[0].count("computed") == 1
+    files = {file: file.stat().st_mtime_ns for file in cache.rglob("*.arrow")}
+    assert len(files) == 2
+    block_calls.clear()
+    again, reported = train_digits(tmp_path / "again", **options)
+    assert "; reused in " in reported[0]
+    assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
+    assert logged(again, "loss") == logged(first, "loss")
+    # Those that learn, and of the frozen ones the few images that show what is read
+    steps = again.state.global_step
+    assert sum(size == 8 for size in block_calls) == blocks * steps
+    HfViTForImageClassification.from_pretrained(_saved(again, tmp_path / "saved"))
+
+
+def _saved(trainer: HfViTTrainer, folder: Path) -> Path:
+    trainer.save_model(str(folder))
+    expected = {name for name, _ in trainer.model.named_parameters()}
+    assert {*load_file(folder / "model.safetensors")} == expected
+    return folder
+
+
+def test_an_interrupted_extraction_keeps_whole_files(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen_features, "ROWS_PER_SHARD", 16)
+    train_digits(tmp_path / "whole", max_steps=1)
+    files = sorted(cache.rglob("*.arrow"))
+    contents = [file.read_bytes() for file in files]
+    files[1].unlink()
+    _, reported = train_digits(tmp_path / "again", max_steps=1)
+    assert f"1 of {len(files)} files computed" in reported[0]
+    assert [file.read_bytes() for file in files] == contents
+
+
+def test_a_training_on_features_resumes_bit_for_bit(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
+    whole, _ = train_digits(tmp_path / "whole", **options)
+    resumed, _ = train_digits(tmp_path / "resumed", tmp_path / "whole" / "checkpoint-3", **options)
+    assert_identical(resumed.model.state_dict(), whole.model.state_dict())
+
+
+def test_other_weights_and_transforms_have_features_of_their_own(cache: Path, tmp_path: Path) -> None:
+    train_digits(tmp_path / "first", max_steps=1)
+    train_digits(tmp_path / "blocks", max_steps=1, trainable_blocks=2)
+    train_digits(tmp_path / "views", max_steps=1, cached_views=3)
+    assert sorted(len(list(folder.iterdir())) for folder in cache.iterdir()) == [2, 3]
+
+
+def test_float16_takes_half_and_says_how_exact_it_is(cache: Path, tmp_path: Path) -> None:
+    exact, _ = train_digits(tmp_path / "exact")
+    half, reported = train_digits(tmp_path / "half", cache_dtype="float16")
+    error = float(re.search(r", (\S+) off float32;", reported[0])[1])
+    assert 1e-5 < error < 1e-3
+    torch.testing.assert_close(logged(half, "loss"), logged(exact, "loss"), rtol=5e-3, atol=5e-3)
+    sizes = sorted(sum(file.stat().st_size for file in folder.iterdir()) for folder in cache.iterdir())
+    assert sizes[0] < 0.7 * sizes[1]
+
+
+def test_features_that_are_too_large_are_refused(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"2 views take .* and cache_gigabytes=1e-05.*cached_views.*float16"):
+        train_digits(tmp_path, cache_gigabytes=1e-5)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"trainable_blocks": None}, "no block of the model is frozen"),
+        ({"trainable_blocks": 3}, "no block of the model is frozen"),
+        ({"repeated_augmentations": 2}, "Set it to 1"),
+        ({"multi_scale_sizes": [16]}, "Leave out mixup"),
+    ],
+)
+def test_what_does_not_go_with_stored_features_is_refused(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"cached_views=2 .*{reason}"):
+        train_digits(tmp_path, **options)
