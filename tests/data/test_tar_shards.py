@@ -1,5 +1,6 @@
 """Tar files of WebDataset are read as a list and as a stream, and say in either way what is wrong in them."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow  # worker processes
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
 WORDS = {"train": ["dog", "cat", "fox", "dog", "cat"], "val": ["fox", "cat"]}
+IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "val": [{"label": "fox", "width": 1}]}
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
@@ -28,7 +30,7 @@ def labels_of(rows: Dataset) -> list[tuple[str, str]]:
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
 
 
-@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt")])
+@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt"), (IN_JSON, "json")])
 def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
     write_tars(tmp_path, labels, kind)
     listed, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
@@ -68,6 +70,40 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
     stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
     with pytest.raises(ValueError, match=message):
         stream.first("train", 9, 3)
+
+
+def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
+    write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
+    file = tmp_path / "words" / "train-00000.tar"
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # no image can be decoded
+    assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
+    with pytest.raises(ValueError, match=r"does not name its classes, .* Give class_names"):
+        stream_image_classification(str(tmp_path / "packed"))
+    given = stream_image_classification(str(tmp_path / "packed"), class_names=["cat", "dog", "fox"])
+    assert given.names == ("cat", "dog", "fox")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"label": "cat", "label": "dog"}', r"train\.tar: 1\.json .* is not a label: the key 'label' occurs 2 times"),
+        ('{"label": "cat"', r"1\.json|cannot be read from .*train\.tar"),
+    ],
+)
+def test_wrong_json_in_tar_files_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", {"1": encoded(picture(0))}, {"1": text}, "json")
+    with pytest.raises(ValueError, match=message):
+        stream_image_classification(str(tmp_path))
+
+
+def test_a_key_without_an_image_is_an_error(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", {str(key): encoded(picture(key)) for key in range(9)}, dict.fromkeys("012345678", 0))
+    write_tar(tmp_path / "1.tar", {"9": encoded(picture(9))}, {"9": 1}, suffix="dat")
+    stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
+    with pytest.raises(ValueError, match=r"1\.tar: 9 has no image \(png\)\. Add it, or leave it out"):
+        list(stream.train)
 
 
 def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> None:

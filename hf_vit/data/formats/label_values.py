@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .columns import USUAL_NAMES, SourceOptions, take_columns
 from .files import listed, with_files
-from .stored import TAR_LABELS, URL
+from .stored import KEY, URL, tar_label
 
 
 logger = logging.get_logger(__name__)
@@ -80,15 +80,14 @@ def read_cells(rows: Dataset, column: str, split: str) -> Cells:
 
 def find_columns(rows: Dataset, image: str, given: str | None) -> list[str]:
     """Returns the columns of labels: those given, with commas between them, else of type, name, or of 0 and 1."""
-    others = (image, "split", "file", "__key__", URL)
+    others = (image, "split", "file", KEY, URL)
     features = {name: kind for name, kind in rows.features.items() if name not in others}
     if given is not None:
         names = [given] if given in features else [name.strip() for name in given.split(",")]
         return names if features.keys() >= {*names} else []
     typed = [name for name, kind in features.items() if isinstance(inner_type(kind), ClassLabel)]
-    if URL in rows.features and not typed:
-        typed = [name for name in TAR_LABELS if name in features][:1]
-    if found := typed or [name for name in features if name.strip().lower() in USUAL_NAMES["label"]]:
+    usual = [name for name in features if name.strip().lower() in USUAL_NAMES["label"]]
+    if found := typed or tar_label(rows.features) or usual:
         return found if len(found) == 1 else []
     flags = [name for name, kind in features.items() if isinstance(kind, Value) and all(map(is_flag, rows[name][:]))]
     return flags if len(flags) > 1 else []

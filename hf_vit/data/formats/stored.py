@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Image, IterableDataset, config, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, config, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
@@ -26,7 +27,7 @@ from transformers.utils import logging
 
 from ...model.remote_code import is_within_reach
 from .classes import INTEGERS, names_beside, with_class_column
-from .columns import SourceOptions
+from .columns import USUAL_NAMES, SourceOptions
 from .files import (
     SPLIT_NAMES,
     Format,
@@ -36,6 +37,7 @@ from .files import (
     is_image,
     listed,
     one_per_split,
+    parse_json,
     raise_faults,
     split_named,
     subfolders,
@@ -57,7 +59,8 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
 
     Args:
         files: Paths of tar files, plain or compressed by gzip.
-        max_seconds: Time limit. A warning counts the files whose ends were not reached.
+        max_seconds: Time limit, after which only the last bytes of the other files are checked, if they are plain. A
+            warning counts the files whose headers were not all read.
 
     Raises:
         OSError: if a file is cut or damaged, or goes on after its end.
@@ -83,12 +86,17 @@ def _fault_of(path: str, end: float) -> str | None:
     """Return the fault of a tar file, empty if there is none, or `None` if the time is over before its end."""
     try:
         with tarfile.open(path) as tar:
+            stream = tar.fileobj
+            assert stream is not None
+            if isinstance(stream, BufferedReader):  # not compressed
+                stream.seek(-BLOCK, 2)
+                if stream.read().strip(b"\0"):
+                    return "it does not end in the blocks of zeros that end a tar file"
             while tar.next() is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
                 if time.monotonic() > end:
                     return None
-            stream, place = tar.fileobj, tar.offset
-            assert stream is not None
+            place = tar.offset
             stream.seek(place)
             if len(block := stream.read(BLOCK)) < BLOCK or any(block):
                 return f"at byte {place} there is neither another member nor the blocks of zeros that end a tar file"
@@ -113,8 +121,7 @@ def check_parquet(files: Iterable[str]) -> None:
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
-URL = "__url__"  # the column in which `datasets` names the tar file of an example
-TAR_LABELS = ("cls", "txt")  # kinds of files in tar files that hold labels
+KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
 
 
 def find_saved(path: Path) -> Path | None:
@@ -227,21 +234,64 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
                 f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
                 "again, or leave them out if they are empty."
             ) from error
-        splits[split] = _with_tar_names(rows) if streaming and kind == "webdataset" else rows
+        splits[split] = rows if kind != "webdataset" else _flat_stream(rows) if streaming else rows.flatten()
     return DatasetDict(splits)
 
 
-def _with_tar_names(stream: IterableDataset) -> IterableDataset:
-    """Return a stream whose images, which are not decoded, have the names of their tar files in their paths."""
-    images = [name for name, feature in stream.features.items() if isinstance(feature, Image)]
+def _flat_stream(stream: IterableDataset) -> IterableDataset:
+    """Return a stream of tar files with `json.label`, ... as columns, and encoded images named by their tar files."""
+    features = dict(stream.features)
+    images = [name for name, feature in features.items() if isinstance(feature, Image)]
+    inner = features.pop("json") if isinstance(features.get("json"), dict) else {}
+    flat = {f"json.{name}": feature for name, feature in inner.items()}
     for name in images:
         stream = stream.cast_column(name, Image(decode=False))
-    return stream.map(partial(_with_tar_name, images=images), features=stream.features)
+        features[name] = Image(decode=False)
+    return stream.map(
+        partial(_flat_row, images=images, inner=list(inner)),
+        remove_columns=["json"] if inner else [],
+        features=Features(features | flat),
+    )
 
 
-def _with_tar_name(row: dict[str, Any], images: list[str]) -> dict[str, Any]:
+def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[str, Any]:
+    if not any(row[name] for name in images):
+        raise ValueError(f"{row[URL]}: {row[KEY]} has no image ({' or '.join(images)}). Add it, or leave it out.")
     named = {name: row[name] and row[name] | {"path": f"{row[URL]}: {row[name]['path']}"} for name in images}
-    return row | named
+    return row | named | {f"json.{name}": (row["json"] or {}).get(name) for name in inner}
+
+
+def tar_label(features: Mapping[str, Any]) -> list[str]:
+    """Return the column of labels of tar files, if any: `.cls`, else a usual name in `.json`, else `.txt`."""
+    usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
+    candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
+    return [name for name in candidates if name in features][:1] if URL in features else []
+
+
+def read_labels(kind: str, files: Iterable[str], column: str) -> Iterator[object]:
+    """Yield the labels in the files of `find_shards` without reading the images."""
+    for file in files:
+        if kind == "parquet":
+            yield from parquet.ParquetFile(file).read([column])[column].to_pylist()
+        else:
+            yield from _read_tar_labels(file, *column.partition(".")[::2])
+
+
+def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
+    with tarfile.open(file) as tar:
+        for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
+            if not (member.isfile() and Path(member.name).name.partition(".")[2] == kind):
+                continue
+            content = tar.extractfile(member)
+            assert content is not None
+            text = content.read().decode()
+            try:
+                yield parse_json(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
+            except ValueError as error:
+                raise ValueError(
+                    f"{file}: {member.name} has {text!r}, which is not a label: {error}. Correct it."
+                ) from error
 
 
 def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:

@@ -41,9 +41,7 @@ from ..formats.idx import find_idx, load_idx
 from ..formats.label_values import SINGLE, ProblemType, label_values
 from ..formats.stored import (
     COLUMN_FORMATS,
-    TAR_LABELS,
     TAR_SUFFIXES,
-    URL,
     Formats,
     Take,
     class_folder,
@@ -53,7 +51,9 @@ from ..formats.stored import (
     load_shards,
     load_splits,
     open_streams,
+    read_labels,
     take_from,
+    tar_label,
 )
 
 
@@ -94,7 +94,7 @@ def load_image_classification(
     - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
       `train-00000-of-00001.parquet`, or of its folder's;
     - a folder written by `Dataset.save_to_disk`;
-    - a tar file of WebDataset, or a folder of them and of no images, with `.cls` or `.txt` next to each image;
+    - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` by each image;
       numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
     - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
       or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` names the split, if there is one;
@@ -191,11 +191,10 @@ def image_and_label(
     """
     where, features = f"The split {split!r}", dataset.features
     columns = {options.choose_image(features, where): "image"}
-    found = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    if URL in features and not found:
-        found = [name for name in TAR_LABELS if name in features][:1]
+    found = _typed_labels(features)
     if not is_required and options.target_column is None:
-        found = found or [name for name in USUAL_NAMES["label"] if features.get(name) in LABEL_TYPES]
+        kinds = {name: features.get(name) for name in found or USUAL_NAMES["label"]}
+        found = [name for name, kind in kinds.items() if isinstance(kind, ClassLabel) or kind in LABEL_TYPES]
         return take_columns(dataset, columns | ({found[0]: column} if len(found) == 1 else {}))
     label = options.choose("label", features, where, by_type=found)
     if is_required and not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
@@ -204,6 +203,10 @@ def image_and_label(
             "word. Name the right column with label_column_name."
         )
     return take_columns(dataset, columns | {label: column})
+
+
+def _typed_labels(features: Mapping[str, Any]) -> list[str]:
+    return [name for name, feature in features.items() if isinstance(feature, ClassLabel)] or tar_label(features)
 
 
 @dataclass(frozen=True)
@@ -261,9 +264,10 @@ def stream_image_classification(
 
     Args:
         source: As in `load_image_classification`.
-        label_column_name: As there.
+        label_column_name: As there; of JSON in tar files, as "json.label".
         class_names: Names of the classes, if the data do not have them: numbers are places in it. A classes.txt or
-            id2label.json that lies with the data does the same; otherwise all labels of data on disk are read.
+            id2label.json that lies with the data does the same; otherwise the labels of data on disk are read, without
+            the images.
         train_val_split: Share of the training images that is for validation if there is no such split.
         **keywords: As there.
 
@@ -282,14 +286,7 @@ def stream_image_classification(
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
         class_names = names_beside([class_folder(options)])
-    classes = known_classes(feature, class_names)
-    if classes is None:
-        if not options.path.exists():
-            raise ValueError(
-                f"{source} does not name its classes, and finding them would take a download of all of it. Give "
-                "class_names."
-            )
-        classes = classes_among(row["label"] for row in found["train"].select_columns("label"))
+    classes = known_classes(feature, class_names) or classes_among(_labels_on_disk(options, streams["train"].features))
     held_out = 0.0 if "validation" in streams else train_val_split
     rows = stream_rows(found.pop("train"), "label", classes.number, Value("int64"))
     if options.path.exists():
@@ -364,6 +361,18 @@ def stream_rows(
 def _as_row(row: dict[str, Any], column: str, convert: Callable[[Any, str], Any]) -> dict[str, Any]:
     file = (row["image"] or {}).get("path") or "an image"
     return {"image": row["image"], "file": file} | ({column: convert(row[column], file)} if column in row else {})
+
+
+def _labels_on_disk(options: SourceOptions, features: Features) -> Iterable[object]:
+    """Return the labels of the training images; raise `ValueError` if this would read the images as well."""
+    kind, files = find_shards(options.path) if options.path.exists() else ("hub", {})
+    if not files or any(file.endswith(TAR_SUFFIXES[1:]) for file in files["train"]):
+        raise ValueError(
+            f"{options.source} does not name its classes, and finding them would take reading all of it. Give "
+            "class_names."
+        )
+    label = options.choose("label", features, "The split 'train'", by_type=_typed_labels(features))
+    return read_labels(kind, files["train"], label)
 
 
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
