@@ -8,6 +8,7 @@ import numpy as np
 from ..evaluation.base import as_array
 from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, segmentation_palette, span_of
 from .figures import (
+    COLUMN_WIDTH,
     MAX_ROWS,
     Array,
     Objects,
@@ -18,12 +19,15 @@ from .figures import (
     draw_comparison,
     first_rows,
     picture_rows,
+    row_height,
     save,
     show,
 )
 
 
 OUTLINES = 500  # outlines that fit next to each other into the longer side of an image
+LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # points, inches
+MIN_LABELED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
 DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # near is bright
 ERROR_COLORS = "magma"
 MAX_ERROR = 0.5  # of the truth: larger errors are as bright as this one
@@ -123,7 +127,7 @@ def draw_panoptic(
         predictions: N results, each `segmentation` (H, W) ids with `segments_info`, a dict with `id`, `label_id` and
             `score` for each segment; or `masks` (M, H, W), `class_labels` (M,) and `scores` (M,).
         targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None where the truth is not known.
-        names: The K class names. The legend shows those that occur.
+        names: The K class names. Segments bear them where there is room, the legend shows those that occur.
         file: Where to save the picture; the suffix is the format.
         threshold: Lowest score of predicted `masks` that are drawn; of a segmentation all are.
 
@@ -134,6 +138,8 @@ def draw_panoptic(
 
     def draw(panel: Axes, picture: np.ndarray, segments: Objects) -> None:
         show(panel, overlay_segments(picture, segments.shapes, segments.labels, palette))
+        for mask, text in zip(segments.shapes, segments.texts(names), strict=True):
+            _write_label(panel, mask, text)
 
     predicted = [_segments(result, threshold) for result in predictions[:MAX_ROWS]]
     true = None if targets is None else [_segments(target, threshold) for target in targets[:MAX_ROWS]]
@@ -148,6 +154,23 @@ def _segments(result: Mapping[str, Any], threshold: float) -> Objects:
     ids, labels = (as_array([segment[name] for segment in info], np.int64) for name in ("id", "label_id"))
     masks = as_array(result["segmentation"], np.int64) == ids[:, None, None]
     return Objects(masks, labels, as_array([segment["score"] for segment in info], np.float64))
+
+
+def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
+    """Write into the middle of a segment (H, W), where it is widest, if there is room."""
+    from scipy.ndimage import distance_transform_edt
+
+    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # to the outside, also of the image
+    if distance.max() < MIN_LABELED * min(mask.shape):
+        return
+    y, x = np.unravel_index(distance.argmax(), mask.shape)
+    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # inches across, of a high image less
+    share = LETTER_WIDTH * (len(label) + 1) / room  # of the image's width
+    width = min(1, share) * mask.shape[1]
+    x = min(max(x, width / 2), mask.shape[1] - width / 2)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "black", "alpha": 0.6, "linewidth": 0}
+    look: dict[str, Any] = {"color": "white", "ha": "center", "va": "center", "bbox": box, "clip_on": True}
+    panel.text(x, y, label, fontsize=LETTER_SIZE / max(1, share), parse_math=False, **look)
 
 
 def draw_depth(

@@ -23,6 +23,8 @@ from .figures import (
 )
 
 
+Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
+
 LETTER_SHARE = 1 / 30  # of the longer side, so that letters can be read at any size
 BRIGHT = 140  # gray level from which black can be read better than white
 GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
@@ -38,7 +40,7 @@ def draw_boxes(
 ) -> Image.Image:
     """Draws boxes in the colors of their classes over an image, the surest on top.
 
-    Each has a label with its class and score, unless it is too small.
+    Each has a label with its class and score, the surest first, unless it would cover another label or a small box.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
@@ -62,7 +64,9 @@ def draw_boxes(
         right, bottom = max(left, right), max(top, bottom)
         draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="black", width=width + 2)
         draw.rectangle((left, top, right, bottom), outline=tuple(palette[labels[number]]), width=width)
-        _write_label(picture, edges[number], texts[number], palette[labels[number]])
+    taken: list[Rectangle] = []
+    for number in order:
+        _write_label(picture, edges[number], texts[number], palette[labels[number]], taken)
     return picture
 
 
@@ -96,17 +100,26 @@ def draw_detections(
     draw_comparison(images, predicted, true, draw, file, names, lambda objects: objects.labels)
 
 
-def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray) -> None:
-    """Write above a box (4,), or into it at the top of the picture; small boxes get no label."""
+def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
+    """Write above, into or below a box (4,), where there is room, and notes the place that it takes."""
     draw, pad = ImageDraw.Draw(picture), line_width(picture)
     text, font = fit_line(text, picture.width - 2 * pad, LETTER_SHARE * max(picture.size))
     left, top, right, bottom = draw.textbbox((0, 0), text, font)
     width, height = right - left + 2 * pad, bottom - top + 2 * pad
     if (box[2:] - box[:2]).min() < height:
         return
-    x, y = min(max(0, box[0]), max(0, picture.width - width)), max(0, box[1] - height)
-    draw.rectangle((x, y, x + width, y + height), fill=tuple(color))
-    draw.text((x + pad - left, y + pad - top), text, "black" if color @ GRAY > BRIGHT else "white", font)
+    x = min(max(0, box[0]), max(0, picture.width - width))
+    for y in (box[1] - height, box[1], box[3]):
+        place = (x, y, x + width, y + height)
+        if 0 <= y <= picture.height - height and not any(_overlap(place, other) for other in taken):
+            draw.rectangle(place, fill=tuple(color))
+            draw.text((x + pad - left, y + pad - top), text, "black" if color @ GRAY > BRIGHT else "white", font)
+            taken.append(place)
+            return
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 class Pose(NamedTuple):

@@ -178,7 +178,7 @@ def test_segments_have_their_color_and_an_outline() -> None:
     assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5  # the border of the image is no outline
 
 
-def test_segments_stand_beside_the_truth_with_a_legend(tmp_path: Path) -> None:
+def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> None:
     ids = np.full((60, 60), -1)
     for number, mask in enumerate(MASKS):
         ids[mask] = number
@@ -191,7 +191,9 @@ def test_segments_stand_beside_the_truth_with_a_legend(tmp_path: Path) -> None:
     }
     for name, prediction in predictions.items():
         draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.svg")
-        assert texts(tmp_path / f"{name}.svg") == ["image", "truth", "prediction", *NAMES]
+        titles = ["image", "truth", "prediction"]
+        written = sorted([*titles, "unseen", "sky 0.75", "$5_$ 0.50", *NAMES])
+        assert sorted(texts(tmp_path / f"{name}.svg")) == written
         draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.png")
     panoptic, instances = (columns(tmp_path / f"{name}.png", 1)[0] for name in predictions)
     assert np.array_equal(panoptic, instances)
