@@ -218,6 +218,8 @@ def test_tables_name_keypoints_in_columns(tmp_path: Path) -> None:
     [
         (["x_min", "y_min", "x_max", "y_max"], (1, 2, 30, 20)),
         (["xmin", "ymin", "xmax", "ymax"], (1, 2, 30, 20)),
+        (["bbox"], ("[1, 2, 29, 18]",)),
+        (["bbox"], ("1 2 29 18",)),
     ],
 )
 def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], cells: tuple) -> None:
@@ -240,7 +242,7 @@ def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], ce
         (
             ["x1", "y1", "bbox"],
             ("images/a.png", 3, 2, "1 2 3"),
-            "boxes are not read from bbox. Write them into the columns xmin, ymin, xmax, ymax",
+            "bbox is '1 2 3', which is not x, y, width and height",
         ),
         (
             ["x1", "y1"],

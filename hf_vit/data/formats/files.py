@@ -208,7 +208,10 @@ def subfolders(folder: Path) -> list[Path]:
     """List the visible folders in a folder, sorted, without links that lead back to it or above."""
     place = folder.resolve()
     found = [path for path in visible(folder.iterdir()) if path.is_dir()]
-    return [path for path in found if not (path.is_symlink() and place.is_relative_to(path.resolve()))]
+    loops = [path for path in found if path.is_symlink() and place.is_relative_to(path.resolve())]
+    for path in loops:
+        logger.warning_once(f"Left out, as the link leads back to where it lies: {path}.")
+    return [path for path in found if path not in loops]
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -145,7 +145,8 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
     """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
     # Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
-    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, else it is the image.
+    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
+    # height), else it is the image.
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}
     for table_split, table in tables.items():
@@ -228,6 +229,10 @@ def _read_box(cells: Mapping[str, Any]) -> list[float] | None:
     if set(CORNERS) <= corner_columns.keys():
         values = [_read_number(cells, corner_columns[name]) for name in CORNERS]
         return None if all(map(math.isnan, values)) else values
-    if BOX in names:
-        raise ValueError(f"boxes are not read from {names[BOX]}. Write them into the columns {', '.join(CORNERS)}")
-    return None
+    if BOX not in names or not (text := str(cells[names[BOX]] or "").strip()):
+        return None
+    try:
+        x, y, width, height = map(float, re.split(r"[\s,;]+", text.strip("[] ")))
+    except ValueError as error:
+        raise ValueError(f"{names[BOX]} is {text!r}, which is not x, y, width and height") from error
+    return [x, y, x + width, y + height]
