@@ -225,7 +225,7 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [sub for sub in folders if not is_system(sub)]
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two links, the first one counts
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 
