@@ -230,7 +230,7 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
         return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
-    if (column := value_column(next(iter(data.splits.values())))) is not None:
+    if column := next(filter(None, map(value_column, data.splits.values())), None):
         names = tuple(sorted(label2id, key=label2id.__getitem__))
         return replace(data, read_target=partial(values_target, names=names, column=column), names=names)
     known = torch.tensor([label2id[name] for name in data.names])
