@@ -280,6 +280,11 @@ class ClassificationArguments(StreamArguments):
     bce_target_threshold: float | None = regularization_option(
         None, "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.", SHARE_LEFT_OUT
     )
+    probe_classifier: bool = model_option(
+        False,
+        "Start a fresh classifier on a saved model as a linear probe: logistic regression on the features of the "
+        "training images.",
+    )
     token_drop_rate: float = regularization_option(
         0.0, "Share of the patches of each training image that the blocks never see.", SHARE_LEFT_OUT
     )

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from ..arguments import ClassificationArguments
 from ..checkpoints import on_first_process
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
@@ -151,6 +152,8 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         for name, value in trial.items():
             setattr(args, name, value)
         task.options.whiten_patches = False  # which reads images, and changes no step's time
+        if isinstance(task.options, ClassificationArguments):
+            task.options.probe_classifier = False
         trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

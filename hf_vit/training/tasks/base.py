@@ -10,7 +10,6 @@ from inspect import signature
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self, get_type_hints
 
-from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from transformers.utils import logging
@@ -329,16 +328,24 @@ class Task(ABC):
             ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
         model, processor = self.open_model()
-        if self.options.whiten_patches:
-            whiten_patches(model, self.sample_inputs(model, processor), self.args.seed)
+        self.start_weights(model, processor)
         return self.make_trainer_of(model, processor)
 
-    def sample_inputs(self, model: PreTrainedModel, processor: Any) -> Iterator[Tensor]:
-        """Yields some training images (C, H, W) as the model takes them, not augmented."""
+    def start_weights(self, model: PreTrainedModel, processor: Any) -> None:
+        """Set fresh weights by the training images, if an option asks for it."""
+        if self.options.whiten_patches:
+            batches = self.plain_batches(model, processor, NUM_IMAGES)
+            whiten_patches(model, (batch["pixel_values"][0] for batch in batches), self.args.seed)
+
+    def plain_batches(
+        self, model: PreTrainedModel, processor: Any, most_images: int, batch_size: int = 1
+    ) -> Iterator[dict[str, Any]]:
+        """Yield batches of at most so many training images, spread evenly, without augmentation."""
         name = "train" if "train" in self.loaded.splits else next(iter(self.loaded.splits))  # beside a stream
         examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
-        for number in range(0, len(examples), -(-len(examples) // NUM_IMAGES)):
-            yield collate([examples[number]])["pixel_values"][0]
+        numbers = range(0, len(examples), -(-len(examples) // most_images))
+        for start in range(0, len(numbers), batch_size):
+            yield collate([examples[number] for number in numbers[start : start + batch_size]])
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
         """Returns the trainer of a model, given its processor; raises as `make_trainer`."""

@@ -35,14 +35,15 @@ from ...evaluation.label_values import LabelValueMetric, MultiLabelMetric, Regre
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...visualize.plots import draw_confusion_matrix
-from ..arguments import ClassificationArguments, TaskArguments
-from ..checkpoints import write_whole
+from ..arguments import ClassificationArguments
+from ..checkpoints import on_first_process, write_whole
 from ..class_weights import choose_weights
 from ..data_notes import SeenClasses
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..models import load_model, read_config_of
 from ..planning.defaults import CLASSIFICATION
+from ..probe import MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
 from ..publishing.model_card import Usage
 from ..regularization import regularize
 from ..streams import load_stream
@@ -52,7 +53,7 @@ from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
 def load_classifier(
-    args: TaskArguments,
+    args: ClassificationArguments,
     names: Sequence[str],
     use_distillation_token: bool = False,
     problem_type: ProblemType = SINGLE,
@@ -64,6 +65,8 @@ def load_classifier(
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
     )
+    if args.probe_classifier and problem_type == SINGLE:
+        prepare_probe(model, args)
     if args.model_name_or_path is not None or problem_type != SINGLE:
         model.config.problem_type = problem_type
     return model, processor
@@ -240,6 +243,7 @@ class ImageClassification(SupervisedTask):
 
     options: ClassificationArguments
 
+    probe: Probe | None = field(init=False, default=None)
     known_names: Sequence[str] = field(init=False, default=())  # of the classes of the model that is evaluated
 
     @property
@@ -297,6 +301,23 @@ class ImageClassification(SupervisedTask):
         if self.problem_type != SINGLE and self.args.metric_for_best_model == "accuracy":
             self.args.metric_for_best_model = EVALUATORS[self.problem_type][1].score_names[0]
         return super().make_trainer_of(model, processor)
+
+    def start_weights(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> None:
+        """Set fresh weights by the training images: the patch embedding, or the classifier of a saved model."""
+        super().start_weights(model, processor)
+        if self.options.probe_classifier and self.problem_type == SINGLE:
+            self.probe = self.probe or on_first_process(self.args, lambda: self.fit_probe(model, processor))
+            start_from_probe(model.classifier, self.probe)
+
+    def fit_probe(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> Probe:
+        """Return a linear probe of a model on the training images."""
+        batches = self.plain_batches(model, processor, MOST_IMAGES, self.args.per_device_eval_batch_size)
+        features, classes = encode(model, batches)
+        return fit_probe(features, classes, len(self.loaded.names))
+
+    def describe_targets(self, trainer: EvaluatorTrainer) -> str:
+        """Return the accuracy of the linear probe that the classifier starts from."""
+        return "" if self.probe is None else str(self.probe)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""
