@@ -28,9 +28,9 @@ EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the report
 EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint beside it
 REPORT_SECONDS = 8.0  # pictures, curves, card and saving
 REPORTED_TWICE = 1.5  # the model, and what it is compared with
-LEAST_TIMED, MOST_TIMED = 5, 50  # steps
+LEAST_TIMED, MOST_TIMED = 3, 50  # steps
 LEAST_STEPS = 20  # of a training: a budget for fewer is refused
-LEFT_OUT = 2  # of them, the first ones, which prepare memory and find images that were read ahead
+LEFT_OUT = 1  # of them, the first ones, which prepare memory and find images that were read ahead
 TIMED_IMAGES = 32
 
 
@@ -67,12 +67,14 @@ class Budget:
         seconds: All of it.
         num_scored: Images that are evaluated at the end.
         num_validated: Images of each evaluation before; 0 without.
+        num_probed: Images whose features a linear probe takes before the first step.
         clock: Tells how many seconds have gone by, the same on all processes.
     """
 
     seconds: float
     num_scored: int
     num_validated: int
+    num_probed: int
     clock: Callable[[], float]
 
     def report_seconds(self, pace: Pace) -> float:
@@ -81,7 +83,7 @@ class Budget:
 
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
         """Returns the steps and evaluations of a size that fit into what is left."""
-        left = self.seconds - self.clock() - self.report_seconds(pace)
+        left = self.seconds - self.clock() - self.report_seconds(pace) - self.num_probed * pace.image
         evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
         evaluations = 0
         if self.num_validated:
@@ -102,8 +104,10 @@ class Budget:
         deadline = self.clock() + TIMING_SHARE * self.seconds
         best = self.plan(sizes[0], measure(sizes[0]))
         for size in sizes[1:]:
-            # A larger one takes at least as long as this one has.
-            if best.steps < needed_steps or self.clock() + LEAST_TIMED * best.pace.step > deadline:
+            # A larger one takes at least as long as this one has: by how much, the number of patches tells.
+            growth = 1.0 if size is None or best.size is None else max(1.0, size.num_patches / best.size.num_patches)
+            expected = LEAST_TIMED * best.pace.step * growth
+            if best.steps / growth < needed_steps or self.clock() + expected > deadline:
                 break
             candidate = self.plan(size, measure(size))
             if candidate.steps < needed_steps:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ...model.configuration_hf_vit import to_pair
 from .facts import Facts
 
 
@@ -18,12 +19,20 @@ Options = dict[str, Any]
 
 
 class Size(NamedTuple):
-    """A size of model and images that start from scratch: width, depth, and sides of image and patch in pixels."""
+    """A size of model and images: width, depth, and the sides of image and patch in pixels.
 
-    hidden_size: int
-    num_layers: int
+    Width and depth are None if the model is a saved one.
+    """
+
+    hidden_size: int | None
+    num_layers: int | None
     image_size: int
     patch_size: int
+
+    @property
+    def num_patches(self) -> int:
+        """The number of patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
 
     def bounded(self, native_size: int) -> "Size":
         """Returns the same for smaller images, in about as many patches: enlarged, they would show no more."""
@@ -32,8 +41,22 @@ class Size(NamedTuple):
         patch = max(1, -(-native_size * self.patch_size // self.image_size))
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
+    def fixed(self, given: Mapping[str, Any]) -> "Size":
+        """Return the size with the fields of `HfViTConfig` that are given, in about as many patches."""
+        image = min(to_pair(given.get("image_size") or self.image_size))
+        patch = given.get("patch_size")
+        if patch is None:
+            most = max(1, image * self.patch_size // self.image_size)
+            patch = next(side for side in range(most, 0, -1) if image % side == 0)
+        patch = max(to_pair(patch))
+        image = image if "image_size" in given else max(image // patch, 1) * patch
+        width, depth = given.get("hidden_size", self.hidden_size), given.get("num_hidden_layers", self.num_layers)
+        return Size(width, depth, image, patch)
+
     def config(self) -> Options:
-        """Returns the fields of `HfViTConfig`, but for the size of images."""
+        """Return the fields of `HfViTConfig` of a new model, but for the size of images."""
+        if self.hidden_size is None:
+            return {}
         return {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_layers,
@@ -54,7 +77,10 @@ class TaskDefaults:
         config: Fields of `HfViTConfig` from scratch.
         steps: How many a size must get to be preferred to a smaller one.
         tuned: Options of trainings that start from a model.
+        tuned_sides: Sides of images to choose from for a saved model, in pixels, the smallest first.
+        tuned_steps: How many steps such a side must get to be preferred to a smaller one.
         few: Those in addition where a large backbone meets few images.
+        probes: Whether a fresh head on a saved backbone starts as a linear probe.
         enlarges: Whether images smaller than a size are enlarged to it.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
             head is to fit it; None where heads stay as they are by default.
@@ -67,14 +93,35 @@ class TaskDefaults:
     config: Mapping[str, Any]
     steps: int = 1000
     tuned: Mapping[str, Any] = field(default_factory=dict)
+    tuned_sides: tuple[int, ...] = (112, 168, 224, 336, 448)
+    tuned_steps: int = 100
     few: Mapping[str, Any] = field(default_factory=dict)
+    probes: bool = False
     enlarges: bool = False
     head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
 
-    def sizes(self, native_size: int) -> list[Size]:
-        """Returns the sizes to choose from for images with shorter sides of so many pixels, the smallest first."""
-        return list(dict.fromkeys(size if self.enlarges else size.bounded(native_size) for size in self.ladder))
+    def sizes(self, facts: Facts, given: Mapping[str, Any]) -> list[Size | None]:
+        """Return the sizes to choose from, the smallest first; None stands for that of a saved model.
+
+        Args:
+            facts: What is known of data, model and device.
+            given: Fields of `HfViTConfig` that are given.
+        """
+        if facts.start == "scratch":
+            ladder = [size if self.enlarges else size.bounded(facts.native_size) for size in self.ladder]
+            sizes = [size.fixed(given) for size in ladder]
+        elif "image_size" in given or facts.image_size is None or facts.patch_size is None:
+            return [None]
+        else:
+            patch = facts.patch_size
+            sides = dict.fromkeys(round(side / patch) * patch for side in self.tuned_sides)
+            largest = max(min(facts.image_size, facts.native_size + patch), next(iter(sides)))
+            sizes = [Size(None, None, side, patch) for side in sides if side <= min(largest, facts.image_size)]
+            sizes = sizes or [Size(None, None, facts.image_size, patch)]
+        share = facts.object_share or 1.0
+        visible = [size for size in sizes if share * size.image_size >= LEAST_OBJECT] or sizes[-1:]
+        return list(dict.fromkeys(visible))
 
 
 # Shared numbers
@@ -86,7 +133,7 @@ FRESH_HEAD_RATE = 5.0  # times that of the rest
 MOST_EAGER_PATCHES = 400  # with which plain products of attention train faster than SDPA where that is slow
 FEW_IMAGES = 200  # with which a large backbone stays frozen but for its last blocks
 LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
-TUNED_STEPS = 1000
+LEAST_OBJECT = 16  # pixels that most objects need to be told apart
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
 TOO_FEW_STEPS = 300  # to learn anything from scratch
 GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
@@ -199,10 +246,6 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 # The rules
 
 HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
-SIZE_FIELDS = {
-    *("preset", "model_name_or_path", "image_size", "patch_size"),
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-}
 
 
 def choose(
@@ -243,7 +286,7 @@ def choose(
     }
     chosen = {name: value for name, value in chosen.items() if not is_settled(name, given)}
     config = choose_config(table, facts, given, overrides, size)
-    if size is not None:
+    if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
     return chosen | ({"config_overrides": config} if config != overrides else {})
 
@@ -265,7 +308,7 @@ def choose_batch(table: TaskDefaults, facts: Facts) -> int:
 def needed_steps(table: TaskDefaults, facts: Facts) -> int:
     """Returns the steps that a model needs to learn: many more of a large one, which a GPU is for."""
     if facts.start != "scratch" and not is_small_encoder(facts):
-        return TUNED_STEPS
+        return table.tuned_steps * (GPU_STEPS if facts.has_gpu else 1)
     return table.steps * (GPU_STEPS if facts.has_gpu else 1)
 
 
@@ -294,7 +337,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
     options: Options = {"learning_rate": rate, "layer_decay": TUNED_LAYER_DECAY, "warmup_steps": 0.1}
     if facts.start == "backbone":
-        options["head_lr_multiplier"] = FRESH_HEAD_RATE
+        options |= {"probe_classifier": True} if table.probes else {"head_lr_multiplier": FRESH_HEAD_RATE}
     is_few = facts.num_images is not None and facts.num_images < FEW_IMAGES
     is_frozen = is_few and width >= LARGE_WIDTH and facts.start == "backbone"
     return {**options, **table.tuned, **(table.few if is_frozen else {})}
@@ -316,7 +359,7 @@ def choose_config(
     config: Options = {}
     width, patches = facts.hidden_size, facts.num_patches
     if size is not None:
-        width, patches = size.hidden_size, (size.image_size // size.patch_size) ** 2
+        width, patches = size.hidden_size or width, size.num_patches
     is_small = is_small_encoder(facts)
     is_slow = facts.has_bf16 and facts.has_slow_sdpa and not is_settled("bf16", given)
     if (facts.start == "scratch" or is_small) and is_slow and (patches or math.inf) <= MOST_EAGER_PATCHES:
@@ -331,7 +374,9 @@ def choose_config(
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
         # A width that the heads of attention divide at half of it; else the head stays as it is by default.
-        is_fitted = size is not None or (is_small and width is not None and width % 8 == 0)
+        is_fitted = (size is not None and size.hidden_size is not None) or (
+            is_small and width is not None and width % 8 == 0
+        )
         config |= table.head(facts, width if is_fitted else None)
     config = {name: value for name, value in config.items() if name not in given}
     nested = {

@@ -18,6 +18,7 @@ class Facts:
         native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
         is_regression: Whether the labels are values rather than classes.
         is_gray: Whether the images have no colors.
+        object_share: Side of most objects, as a share of the shorter side of their image; None for tasks without boxes.
         max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
         num_scored: Images that are evaluated at the end.
         has_validation: Whether there are images to evaluate in between.
@@ -26,6 +27,8 @@ class Facts:
         has_bf16: Whether the device is faster in bfloat16.
         has_slow_sdpa: Whether that is without the backward pass of fused attention (SDPA).
         num_patches: Patches of an image of the size that is given; None if it is not known.
+        image_size: Shorter side in pixels of the images that the saved model was trained on; None if it is not known.
+        patch_size: Side in pixels of the patches of the saved model; None if it is not known.
         num_processes: How many processes train.
         spare_cores: Cores of a process on a CPU beside the one that trains, for worker processes that read images.
     """
@@ -36,6 +39,7 @@ class Facts:
     native_size: int = 224
     is_regression: bool = False
     is_gray: bool = False
+    object_share: float | None = None
     max_objects: int = 0
     num_scored: int = 100
     has_validation: bool = True
@@ -44,6 +48,8 @@ class Facts:
     has_bf16: bool = False
     has_slow_sdpa: bool = False
     num_patches: int | None = None
+    image_size: int | None = None
+    patch_size: int | None = None
     num_processes: int = 1
     spare_cores: int = 0
 

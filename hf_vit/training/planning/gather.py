@@ -23,7 +23,7 @@ SAMPLE = 32  # images that are opened
 def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
-    sizes, is_gray, max_objects = look_at_images(task)
+    sizes, is_gray, counts, shares = look_at_images(task)
     name = task.options.model_name_or_path
     saved = {} if name is None else read_config_of(name)
     config = plan_config(task.options) if name is None else saved | task.options.overrides()
@@ -38,7 +38,8 @@ def gather_facts(task: Task) -> Facts:
         native_size=int(median(sizes)),
         is_regression=VALUES in next(iter(splits.values())).column_names,
         is_gray=is_gray,
-        max_objects=max_objects,
+        object_share=median(shares) if shares else None,
+        max_objects=max(counts),
         num_scored=task.count_evaluated_images(evaluation_split(splits)),
         has_validation="validation" in splits,
         hidden_size=config.get("hidden_size"),
@@ -46,24 +47,34 @@ def gather_facts(task: Task) -> Facts:
         has_bf16=is_fast_in_bf16(args.device),
         has_slow_sdpa=args.device.type == "cpu" and not torch.cpu._is_amx_tile_supported(),
         num_patches=count_patches(config),
+        image_size=min(to_pair(config["image_size"])) if "image_size" in config else None,
+        patch_size=max(to_pair(config["patch_size"])) if "patch_size" in config else None,
         num_processes=args.world_size,
         spare_cores=0 if has_gpu else usable_cores() - 1,
     )
 
 
-def look_at_images(task: Task) -> tuple[list[int], bool, int]:
-    """Returns, of a sample of training images, the shorter sides, whether all are gray, and the most objects."""
+def look_at_images(task: Task) -> tuple[list[int], bool, list[int], list[float]]:
+    """Return facts about a sample of training images.
+
+    Returns:
+        The shorter sides in pixels, whether all images are gray, the number of objects in each, and the sides of the
+        objects as shares of the shorter side of their image.
+    """
     splits = task.loaded.splits
     # Of a stream there may be none to train on.
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
-    sizes, are_gray, counts = [], [], [0]
+    sizes, are_gray, counts, shares = [], [], [0], list[float]()
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
         sizes.append(min(image.size) if box is None else round(min((box[2:] - box[:2]).tolist())))
         are_gray.append(image.mode in ("1", "L", "I;16", "LA"))
         counts.append(len(example.get("class_labels", ())))
-    return sizes, all(are_gray), max(counts)
+        if "boxes" in example:
+            sides = example["boxes"][:, 2:] - example["boxes"][:, :2]  # (N, 2)
+            shares += (sides.prod(dim=1).sqrt() / min(image.size)).tolist()
+    return sizes, all(are_gray), counts, shares
 
 
 def count_patches(config: Mapping[str, Any]) -> int | None:

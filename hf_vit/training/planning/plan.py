@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,9 +18,10 @@ from ...options.recipe import shareable
 from ..arguments import StreamArguments
 from ..checkpoints import on_first_process, read_conditions
 from ..load_data import chooses_step
+from ..probe import MOST_IMAGES
 from ..tasks.base import Task
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
-from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
+from .defaults import TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, is_settled, needed_steps
 from .facts import Facts
 from .gather import gather_facts
 
@@ -114,13 +116,13 @@ class Planner:
         """Returns the budget, None if there is none."""
         if self.task.args.minutes is not None:
             return self.task.args.minutes
-        is_open = not (LENGTHS | SIZE_FIELDS) & self.given
+        is_open = not LENGTHS & self.given
         return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
 
     def sizes(self, task: Task, facts: Facts) -> Sequence[Size | None]:
-        """Returns the sizes of model and images to choose from, None where these are given."""
-        is_open = facts.start == "scratch" and not SIZE_FIELDS & self.given
-        return task.defaults.sizes(facts.native_size) if is_open else [None]
+        """Return the sizes of model and images to choose from, the smallest first; None stands for what is given."""
+        has_preset = task.options.preset is not None
+        return [None] if has_preset else task.defaults.sizes(facts, task.options.overrides())
 
     def known_batch(self, task: Task, facts: Facts) -> int:
         """Returns the images of a step on all processes."""
@@ -145,7 +147,8 @@ class Planner:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
         num_scored = facts.num_scored + num_validated * task.chooses_threshold
-        budget = Budget(60 * minutes, num_scored, num_validated, self.seconds)
+        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
+        budget = Budget(60 * minutes, num_scored, num_validated, num_probed * task.defaults.probes, self.seconds)
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
@@ -153,7 +156,14 @@ class Planner:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch)
             return measure_pace(self.task_with(trial, task), seconds)
 
-        choice = budget.choose(self.sizes(task, facts), needed, measure)
+        sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
+        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # which may be slower
+            in_bf16 = measure(sizes[0])
+            facts = replace(facts, has_bf16=False)
+            in_float32 = measure(sizes[0])
+            facts = replace(facts, has_bf16=in_bf16.step < in_float32.step)
+            paces[sizes[0]] = min(in_bf16, in_float32)
+        choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
         if choice.steps < LEAST_STEPS:
             raise ValueError(
                 f"--minutes {minutes:g} leaves time for {choice.steps} of at least {LEAST_STEPS} steps, each of "
@@ -212,8 +222,9 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     size, pace = choice.size, choice.pace
     model = "as given"
     if size is not None:
+        shape = "the saved model" if size.hidden_size is None else f"width {size.hidden_size}, depth {size.num_layers}"
         model = (
-            f"width {size.hidden_size}, depth {size.num_layers}; images of {size.image_size} pixels (most have "
+            f"{shape}; images of {size.image_size} pixels (most have "
             f"{facts.native_size}) in patches of {size.patch_size}"
         )
     epochs = facts.epochs_of(choice.steps, batch)
