@@ -116,7 +116,7 @@ class TaskDefaults:
         else:
             patch = facts.patch_size
             sides = dict.fromkeys(round(side / patch) * patch for side in self.tuned_sides)
-            largest = max(min(facts.image_size, facts.native_size + patch), next(iter(sides)))
+            largest = math.inf if self.enlarges else max(facts.native_size + patch, next(iter(sides)))
             sizes = [Size(None, None, side, patch) for side in sides if side <= min(largest, facts.image_size)]
             sizes = sizes or [Size(None, None, facts.image_size, patch)]
         share = facts.object_share or 1.0
@@ -374,9 +374,8 @@ def choose_config(
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
         # A width that the heads of attention divide at half of it; else the head stays as it is by default.
-        is_fitted = (size is not None and size.hidden_size is not None) or (
-            is_small and width is not None and width % 8 == 0
-        )
+        is_new = size is not None and size.hidden_size is not None
+        is_fitted = is_new or (is_small and width is not None and width % 8 == 0)
         config |= table.head(facts, width if is_fitted else None)
     config = {name: value for name, value in config.items() if name not in given}
     nested = {

@@ -18,7 +18,7 @@ class Facts:
         native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
         is_regression: Whether the labels are values rather than classes.
         is_gray: Whether the images have no colors.
-        object_share: Side of most objects, as a share of the shorter side of their image; None for tasks without boxes.
+        object_share: Median side of objects, as a share of the shorter side of their image; None without boxes.
         max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
         num_scored: Images that are evaluated at the end.
         has_validation: Whether there are images to evaluate in between.
