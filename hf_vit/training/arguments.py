@@ -282,7 +282,7 @@ class ClassificationArguments(StreamArguments):
     )
     probe_classifier: bool = model_option(
         False,
-        "Start a fresh classifier on a saved model as a linear probe: logistic regression on the features of the "
+        "Start a fresh classifier on a saved model as a linear probe: ridge regression on the features of the "
         "training images.",
     )
     token_drop_rate: float = regularization_option(

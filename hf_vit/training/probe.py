@@ -1,39 +1,36 @@
-"""Linear probe: a fresh classifier starts as logistic regression on the features of the training images.
+"""Linear probe: a fresh classifier starts as ridge regression on the features of the training images.
 
 Shapes: M images, F features, K classes, B batch, C channels, H W pixels.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from ..model.task_image_classification import HfViTForImageClassification
 from .arguments import ClassificationArguments
 
 
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # inverse strengths of the regularization
-NUM_FOLDS = 5
-MAX_ITERATIONS = 200
+PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # of ridge regression on standardized features
+SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # from scores to logits
 MOST_IMAGES = 20_000  # more change a linear classifier little
-UNSEEN = 5.0  # how far the logits of classes without an image lie below those of the rarest class
-NOISE = 1.0  # standard errors by which fine-tuning must be better than the probe
 
 
 class Probe(NamedTuple):
-    """A linear classifier: weights (K, F) and biases (K,), and its cross-validated accuracy on the training images."""
+    """A linear classifier: weights (K, F) and biases (K,), and its leave-one-out accuracy on the training images."""
 
-    weight: np.ndarray
-    bias: np.ndarray
+    weight: Tensor
+    bias: Tensor
     accuracy: float
     num_images: int
 
     def __str__(self) -> str:
         return (
-            f"Linear probe: {self.accuracy:.1%} of {self.num_images:,} training images right in {NUM_FOLDS}-fold "
-            "cross-validation; the classifier starts from it."
+            f"Linear probe: {self.accuracy:.1%} of {self.num_images:,} training images right, each left out in turn; "
+            "the classifier starts from it."
         )
 
 
@@ -49,7 +46,7 @@ def prepare_probe(model: HfViTForImageClassification, args: ClassificationArgume
 
 
 @torch.no_grad()
-def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
     """Return the pooled features (M, F) of batches of images, and their classes (M,)."""
     was_training, features, classes = model.training, [], []
     model.eval()
@@ -57,42 +54,43 @@ def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, An
         features.append(model.model(batch["pixel_values"].to(model.device)).pooler_output.float().cpu())
         classes.append(batch["labels"])
     model.train(was_training)
-    return torch.cat(features).numpy(), torch.cat(classes).numpy()
+    return torch.cat(features), torch.cat(classes)
 
 
-def fit_probe(features: np.ndarray, classes: np.ndarray, num_classes: int) -> Probe:
-    """Fit logistic regression on standardized features, with the regularization that cross-validates best.
+def fit_probe(features: Tensor, classes: Tensor, num_classes: int) -> Probe:
+    """Fit ridge regression to one-hot classes; leave-one-out predictions choose the penalty and the logit scale.
 
     Args:
-        features: (M, F) float32.
-        classes: (M,) class numbers from 0, of at least two classes.
-        num_classes: K; a class without images gets logits below those of all others.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import KFold, cross_val_score
+        features: (M, F).
+        classes: (M,) int64 class numbers from 0.
+        num_classes: K.
 
-    mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-6
-    scaled = (features - mean) / deviation
-    folds = KFold(min(NUM_FOLDS, len(classes)), shuffle=True, random_state=0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "lbfgs failed to converge")
-        warnings.filterwarnings("ignore", message="The number of unique classes")
-        models = [LogisticRegression(C=strength, max_iter=MAX_ITERATIONS) for strength in STRENGTHS]
-        scores = [cross_val_score(model, scaled, classes, cv=folds).mean() for model in models]
-        best = int(np.nanargmax(scores))
-        fitted = models[best].fit(scaled, classes)
-    weight, bias = fitted.coef_, fitted.intercept_
-    if len(weight) == 1:  # of two classes scikit-learn keeps the difference of the logits
-        weight, bias = np.concatenate((-weight, weight)) / 2, np.concatenate((-bias, bias)) / 2
-    weight, bias = weight / deviation, bias - (weight / deviation) @ mean
-    weights = np.zeros((num_classes, features.shape[1]))
-    biases = np.full(num_classes, bias.min() - UNSEEN)
-    weights[fitted.classes_], biases[fitted.classes_] = weight, bias
-    return Probe(weights, biases, float(scores[best]), len(classes))
+    Source: the closed form of the leave-one-out residual, e.g. https://hastie.su.domains/ElemStatLearn, section 7.10.
+    """
+    features = features.double()
+    mean, deviation = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
+    targets = F.one_hot(classes, num_classes).double()  # (M, K)
+    share = targets.mean(dim=0)
+    left, values, right = torch.linalg.svd((features - mean) / deviation, full_matrices=False)
+    projected = left.T @ (targets - share)  # (min(M, F), K)
+    best, accuracy, scores = PENALTIES[0], -1.0, targets
+    for penalty in PENALTIES:
+        shrinkage = values**2 / (values**2 + penalty)
+        fitted = share + left @ (shrinkage[:, None] * projected)
+        leverage = 1 / len(classes) + (left**2) @ shrinkage
+        left_out = targets - (targets - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]  # (M, K)
+        right_share = float((left_out.argmax(dim=1) == classes).double().mean())
+        if right_share > accuracy:
+            best, accuracy, scores = penalty, right_share, left_out
+    losses = torch.stack([F.cross_entropy(scale * scores, classes) for scale in SCALES])
+    scale = SCALES[losses.argmin()]
+    shrunk = (values / (values**2 + best))[:, None] * projected
+    weight = scale * (right.T @ shrunk).T / deviation  # (K, F)
+    return Probe(weight, scale * share - weight @ mean, accuracy, len(classes))
 
 
 @torch.no_grad()
 def start_from_probe(classifier: Any, probe: Probe) -> None:
     """Give a linear classifier the weights of a probe."""
-    classifier.weight.copy_(torch.from_numpy(probe.weight))
-    classifier.bias.copy_(torch.from_numpy(probe.bias))
+    classifier.weight.copy_(probe.weight)
+    classifier.bias.copy_(probe.bias)
