@@ -33,12 +33,13 @@ def load_targets(
     args: TaskArguments,
     training_args: HfViTTrainingArguments,
     *,
-    needs_validation: bool = False,
+    needs_validation: int | None = None,
 ) -> TargetData:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
 
-    Where `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores, of
-    which `needs_validation` tells too, or nothing else is there to evaluate; nothing is chosen by images that are
+    If `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores or nothing else
+    is there to evaluate. `needs_validation` is the number of training images from which on the task chooses something;
+    nothing is chosen by images that are
     reported, see `args.validation_as_test`. These two and `holds_out` then say what was done. Of the splits "train",
     "validation" and "test", those that exist are returned.
 
@@ -51,7 +52,8 @@ def load_targets(
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(data.splits)}.")
     splits = readable_images(data, args, training_args, "cannot be trained on")
     if args.train_val_split is None:
-        is_chosen = needs_validation or chooses_step(training_args)
+        is_chosen = chooses_step(training_args)
+        is_chosen |= needs_validation is not None and len(splits["train"]) >= needs_validation
         if args.validation_as_test is None:
             args.validation_as_test = is_chosen and "validation" in splits and "test" not in splits
         is_needed = is_chosen or "test" not in splits

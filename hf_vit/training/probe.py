@@ -17,15 +17,25 @@ from .arguments import ClassificationArguments
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # of ridge regression on standardized features
 SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # from scores to logits
 MOST_IMAGES = 20_000  # more change a linear classifier little
+LEAST_COMPARED = 400  # training images; a tenth of fewer says little about what is better
 
 
 class Probe(NamedTuple):
-    """A linear classifier: weights (K, F) and biases (K,), and its leave-one-out accuracy on the training images."""
+    """A linear classifier: weights (K, F) and biases (K,), and its accuracy.
+
+    `accuracy` is that of leave-one-out predictions of the training images, `held_out` that of other images.
+    """
 
     weight: Tensor
     bias: Tensor
     accuracy: float
     num_images: int
+    held_out: float | None = None
+
+    def score(self, features: Tensor, classes: Tensor) -> float:
+        """Return the accuracy on images with features (M, F) and classes (M,)."""
+        logits = features.double() @ self.weight.T + self.bias
+        return float((logits.argmax(dim=1) == classes).double().mean())
 
     def __str__(self) -> str:
         return (

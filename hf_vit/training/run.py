@@ -237,6 +237,8 @@ def finish(training: Training) -> None:
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
     task.choose_inference(trainer)  # before it is saved
+    if task.choice:
+        report(task.choice)
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)

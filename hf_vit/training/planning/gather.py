@@ -24,15 +24,11 @@ def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
     sizes, is_gray, counts, shares = look_at_images(task)
-    name = task.options.model_name_or_path
-    saved = {} if name is None else read_config_of(name)
-    config = plan_config(task.options) if name is None else saved | task.options.overrides()
-    architecture = str((saved.get("architectures") or [""])[0])
-    own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    start: Start = "head" if any(part in architecture for part in own_classes) else "backbone"
+    start, architecture, saved = find_start(task)
+    config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
     has_gpu = args.device.type != "cpu"
     return Facts(
-        start="scratch" if name is None else start,
+        start=start,
         is_unlabeled=architecture in UNLABELED,
         num_images=None if task.loaded.stream is not None else task.count_training_images(),
         native_size=int(median(sizes)),
@@ -52,6 +48,17 @@ def gather_facts(task: Task) -> Facts:
         num_processes=args.world_size,
         spare_cores=0 if has_gpu else usable_cores() - 1,
     )
+
+
+def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
+    """Return what the weights of a task come from, and the class and the configuration of a saved model."""
+    name = task.options.model_name_or_path
+    if name is None:
+        return "scratch", "", {}
+    saved = read_config_of(name)
+    architecture = str((saved.get("architectures") or [""])[0])
+    own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
+    return "head" if any(part in architecture for part in own_classes) else "backbone", architecture, saved
 
 
 def look_at_images(task: Task) -> tuple[list[int], bool, list[int], list[float]]:

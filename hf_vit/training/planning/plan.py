@@ -23,7 +23,7 @@ from ..tasks.base import Task
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, is_settled, needed_steps
 from .facts import Facts
-from .gather import gather_facts
+from .gather import find_start, gather_facts
 
 
 logger = logging.get_logger(__name__)
@@ -86,8 +86,13 @@ class Planner:
         return self.task_with(chosen), chosen
 
     def started(self) -> tuple[Task, Options]:
-        """Returns the task to open the data of, as far as it can be known before."""
-        return (self.task, {}) if self.is_planned else (self.task_with(UNPLANNED), UNPLANNED)
+        """Return the task to open the data of, as far as it can be known before."""
+        if not self.is_planned:
+            return self.task_with(UNPLANNED), UNPLANNED
+        can_probe = self.task.defaults.probes and "probe_classifier" not in self.given
+        if can_probe and find_start(self.task)[0] == "backbone":
+            return self.task_with({"probe_classifier": True}), {}
+        return self.task, {}
 
     def planned(self, task: Task) -> tuple[Task, Options]:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
@@ -147,7 +152,7 @@ class Planner:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
         num_scored = facts.num_scored + num_validated * task.chooses_threshold
-        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
+        num_probed = min(MOST_IMAGES, (facts.num_images or 0) + 2 * num_validated) if facts.start == "backbone" else 0
         budget = Budget(60 * minutes, num_scored, num_validated, num_probed * task.defaults.probes, self.seconds)
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4

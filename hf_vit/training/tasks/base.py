@@ -132,6 +132,7 @@ class Task(ABC):
     args: HfViTTrainingArguments
 
     loaded: TargetData = field(init=False)
+    choice: str = field(init=False, default="")  # made by held-out images at the end, for the user
     data_notes: list[str] = field(init=False, default_factory=list)  # what the data lack, for the card
 
     def __post_init__(self) -> None:
@@ -146,6 +147,11 @@ class Task(ABC):
     def num_needed_classes(self) -> int:
         """How many classes there must be at least in the training images for anything to be learned."""
         return 0
+
+    @property
+    def needs_validation(self) -> int | None:
+        """The number of training images from which on some are held out for a choice; None without one."""
+        return 1 if self.chooses_by_validation else None
 
     @classmethod
     def fields(cls) -> dict[str, Any]:
@@ -186,7 +192,7 @@ class Task(ABC):
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.options, self.args, needs_validation=self.chooses_by_validation)
+        return load_targets(self.open_data, self.options, self.args, needs_validation=self.needs_validation)
 
     def options_of_head(self) -> dict[str, Any]:
         """Return the options of the head that the data determine."""
@@ -338,10 +344,10 @@ class Task(ABC):
             whiten_patches(model, (batch["pixel_values"][0] for batch in batches), self.args.seed)
 
     def plain_batches(
-        self, model: PreTrainedModel, processor: Any, most_images: int, batch_size: int = 1
+        self, model: PreTrainedModel, processor: Any, most_images: int, batch_size: int = 1, split: str = "train"
     ) -> Iterator[dict[str, Any]]:
-        """Yield batches of at most so many training images, spread evenly, without augmentation."""
-        name = "train" if "train" in self.loaded.splits else next(iter(self.loaded.splits))  # beside a stream
+        """Yield batches of at most so many images of a split, spread evenly, without augmentation."""
+        name = split if split in self.loaded.splits else next(iter(self.loaded.splits))  # if the rest is a stream
         examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
         numbers = range(0, len(examples), -(-len(examples) // most_images))
         for start in range(0, len(numbers), batch_size):

@@ -40,10 +40,11 @@ from ..checkpoints import on_first_process, write_whole
 from ..class_weights import choose_weights
 from ..data_notes import SeenClasses
 from ..distillation import DistillationArguments
-from ..evaluator_trainer import EvaluatorTrainer
+from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
+from ..lora import is_adapted
 from ..models import load_model, read_config_of
 from ..planning.defaults import CLASSIFICATION
-from ..probe import MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
+from ..probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
 from ..publishing.model_card import Usage
 from ..regularization import regularize
 from ..streams import load_stream
@@ -270,6 +271,11 @@ class ImageClassification(SupervisedTask):
         return super().make_evaluation_trainer(saved)
 
     @property
+    def needs_validation(self) -> int | None:
+        """The number of training images from which on a tenth is held out to compare fine-tuning with the probe."""
+        return LEAST_COMPARED if self.options.probe_classifier else None
+
+    @property
     def num_needed_classes(self) -> int:
         """An image has one of several classes, unless it has any number of them."""
         return 2 if self.problem_type == SINGLE else 1
@@ -310,10 +316,30 @@ class ImageClassification(SupervisedTask):
             start_from_probe(model.classifier, self.probe)
 
     def fit_probe(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> Probe:
-        """Return a linear probe of a model on the training images."""
-        batches = self.plain_batches(model, processor, MOST_IMAGES, self.args.per_device_eval_batch_size)
-        features, classes = encode(model, batches)
-        return fit_probe(features, classes, len(self.loaded.names))
+        """Return a linear probe of a model on the training images, with its accuracy on those that are held out."""
+        batch_size = self.args.per_device_eval_batch_size
+        train = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size))
+        probe = fit_probe(*train, len(self.loaded.names))
+        if not self.options.holds_out:
+            return probe
+        held_out = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size, "validation"))
+        return probe._replace(held_out=probe.score(*held_out))
+
+    def choose_inference(self, trainer: EvaluatorTrainer) -> None:
+        """Return to the linear probe if fine-tuning does not predict more of the held-out images right."""
+        if self.probe is None or self.probe.held_out is None:
+            return
+        found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
+        tuned, probed = found[f"{CHOOSING}_accuracy"], self.probe.held_out
+        self.comparison = (
+            f"{tuned:.1%} of the held-out images right after fine-tuning, {probed:.1%} by the linear probe"
+        )
+        if tuned < probed and trainer.average is None and not is_adapted(trainer.model):
+            kept = "the linear probe is kept"
+            model, _ = self.open_model()
+            start_from_probe(model.classifier, self.probe)
+            trainer.plain_model.load_state_dict(model.state_dict())
+        self.choice = f"Held-out images: {tuned:.1%} right after fine-tuning, {probed:.1%} by the probe; {kept}."
 
     def describe_targets(self, trainer: EvaluatorTrainer) -> str:
         """Return the accuracy of the linear probe that the classifier starts from."""
@@ -375,7 +401,8 @@ class ImageClassification(SupervisedTask):
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
         kind = {} if self.problem_type == SINGLE else {"labels": self.problem_type.replace("_", " ")}
-        return {**kind, **self.options.describe()}
+        probe = {} if self.probe is None else {"linear probe": f"{self.probe} {self.choice}".strip()}
+        return {**kind, **probe, **self.options.describe()}
 
 
 def mean_labels(labels: np.ndarray) -> np.ndarray:
