@@ -295,6 +295,10 @@ class ClassificationArguments(StreamArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.probe_classifier and self.model_name_or_path is None:
+            raise ValueError(
+                "probe_classifier=True needs features: set model_name_or_path, or probe_classifier=False."
+            )
         if self.class_names is not None and not self.streaming:
             raise ValueError(
                 f"class_names={self.class_names!r} is for --streaming: all labels are known without. Leave it out."

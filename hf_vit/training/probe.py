@@ -45,9 +45,7 @@ class Probe(NamedTuple):
 
 
 def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Let a fresh classifier on a saved model see the CLS token and the mean patch; `ValueError` if it cannot."""
-    if args.model_name_or_path is None:
-        raise ValueError("probe_classifier=True needs features: set model_name_or_path, or probe_classifier=False.")
+    """Let a fresh classifier on a saved model see the CLS token and the mean patch."""
     config = model.config
     is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
     if is_plain and "pooling" not in args.overrides():

@@ -59,10 +59,10 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
         (replace(PHOTOGRAPHS, native_size=28, is_gray=True), {"horizontal_flip": 0.0, "auto_augment": "affine"}),
         (replace(PHOTOGRAPHS, native_size=32), {"crop_padding": 4, "min_crop_scale": 1.0}),
         (replace(PHOTOGRAPHS, start="head", hidden_size=768), {"learning_rate": 1e-4, "head_lr_multiplier": None}),
-        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"head_lr_multiplier": 5.0, "whiten_patches": None}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"probe_classifier": True, "whiten_patches": None}),
         (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 6e-4, "trainable_blocks": None}),
         (replace(OWN_ENCODER, hidden_size=768), {"layer_decay": 0.75, "use_muon": None}),
-        (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": 0, "learning_rate": 1e-3}),
+        (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": None, "probe_classifier": True}),
         (replace(PHOTOGRAPHS, has_validation=False), {"eval_strategy": "no", "save_strategy": "steps"}),
     ],
 )
@@ -213,7 +213,7 @@ class Clock:
 def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float, step: float) -> None:
     clock, sizes = Clock(), list(CLASSIFICATION.ladder)
     paces: dict[Size | None, Pace] = {size: Pace(step * 2**number, 0.01) for number, size in enumerate(sizes)}
-    made = Budget(60 * minutes, num_scored=100, num_validated=90, clock=clock)
+    made = Budget(60 * minutes, num_scored=100, num_validated=90, num_probed=0, clock=clock)
     choice = made.choose(sizes, 1500, clock.measure(paces))
     spent = clock.now + choice.steps * choice.pace.step + choice.evaluations * 90 * 0.01 + 100 * 0.01
     assert 0.8 * made.seconds < spent <= made.seconds
@@ -425,7 +425,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
         return load_semantic_segmentation(str(data))
 
     source = TaskArguments(dataset_name=str(data))
-    loaded = load_targets(load, source, args, needs_validation=chooses_threshold)
+    loaded = load_targets(load, source, args, needs_validation=1 if chooses_threshold else None)
     assert source.holds_out == chooses_threshold
     assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
     if not chooses_threshold:

@@ -331,9 +331,7 @@ class ImageClassification(SupervisedTask):
             return
         found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
         tuned, probed = found[f"{CHOOSING}_accuracy"], self.probe.held_out
-        self.comparison = (
-            f"{tuned:.1%} of the held-out images right after fine-tuning, {probed:.1%} by the linear probe"
-        )
+        kept = "the fine-tuned model is kept"
         if tuned < probed and trainer.average is None and not is_adapted(trainer.model):
             kept = "the linear probe is kept"
             model, _ = self.open_model()

@@ -1,0 +1,123 @@
+"""Linear probes: closed form, start of a classifier, and the comparison with fine-tuning on held-out images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.training import ImageClassification, probe
+from hf_vit.training.probe import PENALTIES, fit_probe
+
+from ..helpers.options import run, task_of
+
+
+NAMES = ["cat", "dog", "fox"]
+
+
+def draw_features(count: int = 40, width: int = 60) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.arange(count) % 3
+    centers = torch.randn(3, width, generator=generator, dtype=torch.float64)
+    noise = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    return 5 + 0.5 * centers[classes] + 2 * noise, classes
+
+
+def test_the_accuracy_is_that_of_images_left_out_one_by_one() -> None:
+    features, classes = draw_features()
+    found = fit_probe(features, classes, 3)
+    scaled = (features - features.mean(dim=0)) / features.std(dim=0)
+    accuracies = []
+    for penalty in PENALTIES:
+        hits = 0
+        for number in range(len(classes)):
+            kept = torch.arange(len(classes)) != number
+            targets = torch.nn.functional.one_hot(classes[kept], 3).double()
+            mean, center = targets.mean(dim=0), scaled[kept].mean(dim=0)
+            centered = scaled[kept] - center
+            penalized = centered.T @ centered + penalty * torch.eye(features.shape[1])
+            weight = torch.linalg.solve(penalized, centered.T @ (targets - mean))
+            hits += int(((scaled[number] - center) @ weight + mean).argmax() == classes[number])
+        accuracies.append(hits / len(classes))
+    assert found.accuracy == pytest.approx(max(accuracies))
+    assert 0.5 < found.accuracy < 1
+    assert found.score(features, classes) > found.accuracy
+
+
+def test_classes_without_images_are_not_predicted() -> None:
+    features, classes = draw_features()
+    found = fit_probe(features, classes, 5)
+    logits = features @ found.weight.T + found.bias
+    assert logits.shape == (40, 5)
+    assert int(logits.argmax(dim=1).max()) < 3
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 4)):
+        for number, name in enumerate(NAMES):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(0, 120, (16, 16, 3), dtype=np.uint8)
+                pixels[..., number] += 60
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / name / f"{index}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def backbone(tmp_path: Path) -> Path:
+    config = HfViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=16, patch_size=4
+    )
+    torch.manual_seed(0)
+    model = HfViTModel(config, add_pooling_layer=False)
+    model.save_pretrained(tmp_path / "backbone")
+    HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "backbone")
+    return tmp_path / "backbone"
+
+
+def command_of(data: Path, backbone: Path, output: Path, *options: str) -> list[str]:
+    quiet = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--dataloader_num_workers", "0"]
+    places = ["--dataset_name", str(data), "--model_name_or_path", str(backbone), "--output_dir", str(output)]
+    return [*places, *quiet, "--max_steps", "2", "--per_device_train_batch_size", "8", *options]
+
+
+def test_a_fresh_classifier_starts_as_the_probe(photos: Path, backbone: Path, tmp_path: Path) -> None:
+    task = task_of(ImageClassification, command_of(photos, backbone, tmp_path / "out", "--probe_classifier", "true"))
+    task.load_data()
+    model = task.make_trainer().model
+    assert model.config.pooling == "cls_mean"
+    assert task.probe.accuracy > 0.8
+    torch.testing.assert_close(model.classifier.weight.double(), task.probe.weight, rtol=1e-5, atol=1e-6)
+    batches = task.plain_batches(model, task.make_processor(task.open_model()[1], model.config), 100, 8)
+    hits = [model.eval()(batch["pixel_values"]).logits.argmax(dim=1) == batch["labels"] for batch in batches]
+    assert torch.cat(hits).double().mean() >= task.probe.accuracy
+
+
+@pytest.mark.parametrize(("learning_rate", "kept"), [("30", "the linear probe is kept"), ("1e-6", "")])
+def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
+    learning_rate: str, kept: str, photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "LEAST_COMPARED", 40)
+    monkeypatch.setattr("hf_vit.training.tasks.image_classification.LEAST_COMPARED", 40)
+    told: list[str] = []
+    options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
+    run(ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=told.append)
+    assert any("are held out" in line for line in told)
+    assert any(line.startswith("Linear probe: ") for line in told)
+    (comparison,) = (line for line in told if line.startswith("Held-out images: "))
+    assert (kept or "the fine-tuned model is kept") in comparison
+    saved = HfViTForImageClassification.from_pretrained(tmp_path / "out")
+    then, now = HfViTModel.from_pretrained(backbone).encoder.state_dict(), saved.model.encoder.state_dict()
+    assert all(torch.equal(then[name], now[name]) for name in then) == bool(kept)
+    assert comparison in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_probe_needs_a_saved_model(photos: Path, tmp_path: Path) -> None:
+    command = [*command_of(photos, tmp_path, tmp_path / "out")[:2], "--output_dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match="probe_classifier=True needs features"):
+        task_of(ImageClassification, [*command, "--probe_classifier", "true"])
