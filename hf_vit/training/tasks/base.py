@@ -123,6 +123,7 @@ class Task(ABC):
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
     data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
+    least_held_from: ClassVar[int] = 1  # training images, of which some are held out for `held_out_for`
     chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # in place of those of `HfViTTrainingArguments`
     argument_help: ClassVar[Mapping[str, str]] = {}  # the same of help texts
@@ -139,19 +140,14 @@ class Task(ABC):
         check_apart(self.options.sources, self.args.output_dir)
 
     @property
-    def chooses_by_validation(self) -> bool:
-        """Whether the end of a training chooses anything by validation images, which are then not those reported."""
-        return self.chooses_threshold
+    def held_out_for(self) -> str:
+        """What the end of a training run chooses by validation images, which are then not those reported; or nothing."""
+        return "choose the threshold" if self.chooses_threshold else ""
 
     @property
     def num_needed_classes(self) -> int:
         """How many classes there must be at least in the training images for anything to be learned."""
         return 0
-
-    @property
-    def needs_validation(self) -> int | None:
-        """The number of training images from which on some are held out for a choice; None without one."""
-        return 1 if self.chooses_by_validation else None
 
     @classmethod
     def fields(cls) -> dict[str, Any]:
@@ -192,7 +188,12 @@ class Task(ABC):
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.options, self.args, needs_validation=self.needs_validation)
+        return load_targets(
+            self.open_data,
+            self.options,
+            self.args,
+            needs_validation=self.least_held_from if self.held_out_for else None,
+        )
 
     def options_of_head(self) -> dict[str, Any]:
         """Return the options of the head that the data determine."""
@@ -445,8 +446,7 @@ class Task(ABC):
             return "no training image is held out"
         purposes = [
             *(["choose the best step"] if chooses_step(self.args) else []),
-            *(["choose the threshold"] if self.chooses_threshold else []),
-            *(["choose the scale"] if self.chooses_by_validation and not self.chooses_threshold else []),
+            *([self.held_out_for] if self.held_out_for else []),
             *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
         ]
         as_test = "; the validation split is the test" if self.options.validation_as_test else ""

@@ -224,6 +224,7 @@ class ImageClassification(SupervisedTask):
     """Image classification with one label per image or several, and regression."""
 
     model_class = HfViTForImageClassification
+    least_held_from = LEAST_COMPARED
     load_source = staticmethod(open_labeled)
     collator_class = ImageClassificationCollator
     augment = staticmethod(image_classification_augmentation)
@@ -271,9 +272,9 @@ class ImageClassification(SupervisedTask):
         return super().make_evaluation_trainer(saved)
 
     @property
-    def needs_validation(self) -> int | None:
-        """The number of training images from which on a tenth is held out to compare fine-tuning with the probe."""
-        return LEAST_COMPARED if self.options.probe_classifier else None
+    def held_out_for(self) -> str:
+        """The comparison of the fine-tuned model with the linear probe."""
+        return "tell whether fine-tuning is better than the probe" if self.options.probe_classifier else ""
 
     @property
     def num_needed_classes(self) -> int:

@@ -243,15 +243,16 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU of each that was tried
 
     @property
-    def chooses_by_validation(self) -> bool:
-        """Whether the scale is open, and the training not known to be too short to choose it."""
+    def held_out_for(self) -> str:
+        """The choice of the scale, if it is open and the training run is not known to be too short for it."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
         num_trained = self.args.max_steps * self.args.train_batch_size
-        return is_open and not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
+        is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
+        return "choose the scale" if is_open and is_long else ""
 
     def count_choosing_images(self, num_trained: int) -> int:
         """Returns the number of windows that choosing the scale evaluates at most."""
-        is_choosing = self.chooses_by_validation and "validation" in self.loaded.splits
+        is_choosing = self.held_out_for and "validation" in self.loaded.splits
         return int(COST_OF_CHOICE * num_trained) if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
@@ -261,7 +262,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         the difference. Scales beyond the size of the images are not tried, nor those beyond one that is worse.
         """
         examples, processor = trainer.eval_dataset, trainer.processing_class
-        if examples is None or not self.chooses_by_validation:
+        if examples is None or not self.held_out_for:
             return
         args = self.args
         batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
