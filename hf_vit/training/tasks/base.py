@@ -141,7 +141,7 @@ class Task(ABC):
 
     @property
     def held_out_for(self) -> str:
-        """What the end of a training run chooses by validation images, which are then not those reported; or nothing."""
+        """What a training run chooses by validation images at its end, which are then not those reported."""
         return "choose the threshold" if self.chooses_threshold else ""
 
     @property
