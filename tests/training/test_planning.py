@@ -59,8 +59,8 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
         (replace(PHOTOGRAPHS, native_size=28, is_gray=True), {"horizontal_flip": 0.0, "auto_augment": "affine"}),
         (replace(PHOTOGRAPHS, native_size=32), {"crop_padding": 4, "min_crop_scale": 1.0}),
         (replace(PHOTOGRAPHS, start="head", hidden_size=768), {"learning_rate": 1e-4, "head_lr_multiplier": None}),
-        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"probe_classifier": True, "whiten_patches": None}),
-        (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 6e-4, "trainable_blocks": None}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"probe_classifier": True, "learning_rate": 1.5e-5}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 9e-5, "trainable_blocks": None}),
         (replace(OWN_ENCODER, hidden_size=768), {"layer_decay": 0.75, "use_muon": None}),
         (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": None, "probe_classifier": True}),
         (replace(PHOTOGRAPHS, has_validation=False), {"eval_strategy": "no", "save_strategy": "steps"}),
@@ -174,13 +174,62 @@ def test_attention_is_eager_where_the_fused_one_trains_slowly(
 def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]
     for native in (28, 100):
-        for bounded in kind.defaults.sizes(native):
+        for bounded in kind.defaults.sizes(Facts(native_size=native), {}):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
             task = planner_of(kind, command).task_with(options)
             config = plan_config(task.options)
             assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
             assert 25 <= (config["image_size"] // config["patch_size"]) ** 2 <= 800
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"image_size": 192}, {(128, 6, 192, 24), (192, 8, 192, 16), (256, 8, 192, 12)}),
+        ({"patch_size": 16}, {(128, 6, 64, 16), (192, 8, 96, 16)}),
+        ({"hidden_size": 96, "num_hidden_layers": 3}, {(96, 3, 64, 8), (96, 3, 112, 8)}),
+    ],
+)
+def test_a_given_field_keeps_the_choice_of_the_others(given: dict[str, int], expected: set[tuple[int, ...]]) -> None:
+    sizes = CLASSIFICATION.sizes(PHOTOGRAPHS, given)
+    assert expected <= {*sizes}
+    assert all(size.image_size % size.patch_size == 0 for size in sizes if size is not None)
+    names = {"hidden_size": 0, "num_hidden_layers": 1, "image_size": 2, "patch_size": 3}
+    assert all(size[names[name]] == value for size in sizes if size is not None for name, value in given.items())
+
+
+SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, patch_size=14)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "expected"),
+    [
+        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger ones would show no more
+        ({"native_size": 32}, {}, [112]),
+        ({"image_size": 224}, {}, [112, 168, 224]),
+        ({"image_size": 64, "patch_size": 8}, {}, [64]),
+        ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),  # objects of 9 and 13 pixels are too small
+        ({}, {"image_size": 256}, [None]),
+        ({"image_size": None}, {}, [None]),
+    ],
+)
+def test_saved_models_see_images_of_several_sizes(
+    changes: dict[str, Any], given: dict[str, int], expected: list[int | None]
+) -> None:
+    sizes = CLASSIFICATION.sizes(replace(SAVED, **changes), given)
+    assert [None if size is None else size.image_size for size in sizes] == expected
+
+
+def test_the_faster_precision_is_chosen(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = planner_of(ImageClassification, command_of(photos, tmp_path / "out", "--minutes", "1"))
+    planner.task.load_data()
+    times = {True: 0.1, False: 0.1}
+    monkeypatch.setattr(plan, "measure_pace", lambda task, seconds: Pace(times[task.args.bf16], 0.0))
+    facts = replace(PHOTOGRAPHS, has_bf16=True, has_validation=False)
+    for slower, expected in ((True, None), (False, True)):
+        times[slower], times[not slower] = 0.2, 0.1
+        assert planner.fit(planner.task, facts, 1.0, 32).get("bf16") is expected
 
 
 def parse_task(kind: Any, command: list[str]) -> Any:
@@ -369,13 +418,13 @@ def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, ph
         (["--learning_rate", "1e-3"], True),
         (["--max_steps", "5"], False),
         (["--num_train_epochs", "5"], False),
-        (["--image_size", "32"], False),
-        (["--preset", "tiny"], False),
-        (["--config_overrides", '{"hidden_size": 64}'], False),
+        (["--image_size", "32"], True),
+        (["--preset", "tiny"], True),
+        (["--model_name_or_path", "backbone"], True),
         (["--config_overrides", '{"pooling": "cls"}'], True),
     ],
 )
-def test_ten_minutes_are_the_default_where_neither_length_nor_size_is_given(
+def test_ten_minutes_are_the_default_if_no_length_is_given(
     options: list[str], is_budgeted: bool, tmp_path: Path
 ) -> None:
     command = command_of(tmp_path / "photos", tmp_path / "out", *options)

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
-from hf_vit.training import ImageClassification, probe
+from hf_vit.training import ImageClassification
 from hf_vit.training.probe import PENALTIES, fit_probe
 
 from ..helpers.options import run, task_of
@@ -102,8 +102,7 @@ def test_a_fresh_classifier_starts_as_the_probe(photos: Path, backbone: Path, tm
 def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
     learning_rate: str, kept: str, photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "LEAST_COMPARED", 40)
-    monkeypatch.setattr("hf_vit.training.tasks.image_classification.LEAST_COMPARED", 40)
+    monkeypatch.setattr(ImageClassification, "least_held_from", 40)
     told: list[str] = []
     options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
     run(ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=told.append)

@@ -128,6 +128,7 @@ class TaskDefaults:
 
 WIDEST_START = 384  # with a larger deviation than usual
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
+PROBED_RATE = 1.5e-5  # if the head starts as a linear probe, which larger rates destroy
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # times that of the rest
 MOST_EAGER_PATCHES = 400  # with which plain products of attention train faster than SDPA where that is slow
@@ -337,7 +338,8 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
     options: Options = {"learning_rate": rate, "layer_decay": TUNED_LAYER_DECAY, "warmup_steps": 0.1}
     if facts.start == "backbone":
-        options |= {"probe_classifier": True} if table.probes else {"head_lr_multiplier": FRESH_HEAD_RATE}
+        probed = {"probe_classifier": True, "learning_rate": min(1e-3, PROBED_RATE * TUNED_WIDTH / width)}
+        options |= probed if table.probes else {"head_lr_multiplier": FRESH_HEAD_RATE}
     is_few = facts.num_images is not None and facts.num_images < FEW_IMAGES
     is_frozen = is_few and width >= LARGE_WIDTH and facts.start == "backbone"
     return {**options, **table.tuned, **(table.few if is_frozen else {})}
