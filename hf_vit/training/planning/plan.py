@@ -151,14 +151,16 @@ class Planner:
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        num_scored = facts.num_scored + num_validated * task.chooses_threshold
+        num_scored = facts.num_scored + task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
         num_probed = min(MOST_IMAGES, (facts.num_images or 0) + 2 * num_validated) if facts.start == "backbone" else 0
         budget = Budget(60 * minutes, num_scored, num_validated, num_probed * task.defaults.probes, self.seconds)
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
+        frozen: Options = {}
+
         def measure(size: Size | None) -> Pace:
-            trial = self.choose(task, facts, size=size, steps=needed, batch=batch)
+            trial = self.choose(task, facts, size=size, steps=needed, batch=batch) | frozen
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
@@ -169,6 +171,11 @@ class Planner:
             facts = replace(facts, has_bf16=in_bf16.step < in_float32.step)
             paces[sizes[0]] = min(in_bf16, in_float32)
         choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
+        starts_as_probe = facts.start == "backbone" and task.defaults.probes
+        if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
+            frozen = {"trainable_blocks": 0}  # the head alone, which is a linear probe already
+            choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
+            choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
         if choice.steps < LEAST_STEPS:
             raise ValueError(
                 f"--minutes {minutes:g} leaves time for {choice.steps} of at least {LEAST_STEPS} steps, each of "
@@ -176,7 +183,7 @@ class Planner:
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
-        chosen = self.choose(task, facts, batch=batch, **known)
+        chosen = self.choose(task, facts, batch=batch, **known) | frozen
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         warn_of_few_steps(task, choice.steps)
         self.budget = budget, choice.pace
