@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.training import ImageClassification
-from hf_vit.training.probe import PENALTIES, fit_probe
+from hf_vit.training.finetuning.probe import PENALTIES, fit_probe
 
 from ..helpers.options import run, task_of
 

@@ -17,8 +17,8 @@ from ...options.library import options_of
 from ...options.recipe import shareable
 from ..arguments import StreamArguments
 from ..checkpoints import on_first_process, read_conditions
+from ..finetuning.probe import MOST_IMAGES
 from ..load_data import chooses_step
-from ..probe import MOST_IMAGES
 from ..tasks.base import Task
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, is_settled, needed_steps

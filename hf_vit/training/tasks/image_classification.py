@@ -41,10 +41,10 @@ from ..class_weights import choose_weights
 from ..data_notes import SeenClasses
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
+from ..finetuning.probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
 from ..lora import is_adapted
 from ..models import load_model, read_config_of
 from ..planning.defaults import CLASSIFICATION
-from ..probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
 from ..publishing.model_card import Usage
 from ..regularization import regularize
 from ..streams import load_stream

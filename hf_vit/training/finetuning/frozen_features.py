@@ -27,18 +27,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Subset
 from transformers.utils import logging
 
-from .. import __version__
-from ..data.augmentation.datasets import AugmentedDataset
-from ..data.collators import ObjectDetectionCollator
-from ..data.datasets import TargetDataset
-from ..data.fingerprint import digest, digest_weights, fingerprint
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.task_joint_embedding import HfViTForJointEmbedding
-from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
-from .checkpoints import on_first_process
-from .errors import in_words
-from .optimizer import find_backbone
-from .regularization import Mixing
+from ... import __version__
+from ...data.augmentation.datasets import AugmentedDataset
+from ...data.collators import ObjectDetectionCollator
+from ...data.datasets import TargetDataset
+from ...data.fingerprint import digest, digest_weights, fingerprint
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.task_joint_embedding import HfViTForJointEmbedding
+from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
+from ..checkpoints import on_first_process
+from ..errors import in_words
+from ..optimizer import find_backbone
+from ..regularization import Mixing
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..model.task_image_classification import HfViTForImageClassification
-from .arguments import ClassificationArguments
+from ...model.task_image_classification import HfViTForImageClassification
+from ..arguments import ClassificationArguments
 
 
 PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # of ridge regression on standardized features
