@@ -42,7 +42,7 @@ from ..regularization import Mixing
 
 
 if TYPE_CHECKING:
-    from .trainer import HfViTTrainer
+    from ..trainer import HfViTTrainer
 
 FOLDER = "hf_vit_features"
 ROWS_PER_SHARD = 256  # what one process writes at a time, and at most loses if it is killed
