@@ -3,16 +3,16 @@
 Shapes: N images, K labels or values.
 """
 
-import math
-import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from ..model.task_image_classification import classification_loss
-from .base import StreamedMetric, mean_of_known
+from .base import StreamedMetric
 
 
 class LabelValueMetric(StreamedMetric):
@@ -32,15 +32,25 @@ class LabelValueMetric(StreamedMetric):
         """Returns the logits (K,) and the labels of an image."""
         return prediction.numpy(force=True), target
 
-    def scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the scores of logits and labels, both (N, K) float64."""
-        raise NotImplementedError
+    def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Returns the logits and the labels of all images so far, a column of float64 for each name."""
+        parts = zip(*self.records, strict=True)
+        logits, labels = (pd.DataFrame(np.array(part, dtype=np.float64), columns=[*self.names]) for part in parts)
+        return logits, labels
+
+    @abstractmethod
+    def table(self) -> pd.DataFrame:
+        """Returns the scores, in columns, of each class or value, in rows."""
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class or value, if there are several."""
+        return self.table().to_dict("index") if len(self.names) > 1 else {}
 
     def compute(self) -> dict[str, float]:
-        """Returns `loss` and the scores of all images so far; those of nothing are NaN."""
-        logits, labels = (np.array(values, dtype=np.float64) for values in zip(*self.records, strict=True))
-        loss = classification_loss(torch.from_numpy(logits), torch.from_numpy(labels), self.problem_type)
-        return {"loss": loss.item(), **self.scores(logits, labels)}
+        """Returns `loss` and the means of the scores over classes or values; those of nothing are NaN."""
+        logits, labels = (torch.from_numpy(table.to_numpy(copy=True)) for table in self.tables())
+        loss = classification_loss(logits, labels, self.problem_type)
+        return dict(zip(("loss", *self.score_names), (loss.item(), *self.table().mean()), strict=False))
 
     def constant_scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         """Returns the scores on labels (N, K) of the same logits (K,) for every image."""
@@ -59,32 +69,27 @@ class MultiLabelMetric(LabelValueMetric):
     problem_type = "multi_label_classification"
     score_names = ("mean_ap", "macro_f1", "micro_f1")
 
-    def per_class(self) -> dict[str, dict[str, float]]:
+    def table(self) -> pd.DataFrame:
         """Returns `ap` and `f1` of each class."""
-        logits, labels = (np.array(values, dtype=np.float64) for values in zip(*self.records, strict=True))
-        aps, f1s, _ = self._of_classes(logits, labels)
-        return {name: {"ap": ap, "f1": f1} for name, ap, f1 in zip(self.names, aps, f1s, strict=True)}
+        from sklearn.metrics import average_precision_score, f1_score  # here, as not every training needs them
 
-    def scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the scores of logits and labels, both (N, K) float64."""
-        aps, f1s, micro = self._of_classes(logits, labels)
-        return {"mean_ap": mean_of_known(aps), "macro_f1": mean_of_known(f1s), "micro_f1": micro}
+        logits, labels = self.tables()
+        found = {}
+        for name in self.names:
+            is_right = labels[name].dropna() > 0.5
+            own = logits[name][is_right.index]
+            ap = average_precision_score(is_right, own) if is_right.any() else np.nan
+            found[name] = {"ap": ap, "f1": f1_score(is_right, own > 0, zero_division=np.nan)}
+        return pd.DataFrame(found).T
 
-    def _of_classes(self, logits: np.ndarray, labels: np.ndarray) -> tuple[list[float], list[float], float]:
-        """Returns the average precision and the F1 of each class, NaN where there is none, and the F1 of all."""
-        from sklearn.metrics import (
-            average_precision_score,  # here, as training needs this module but not always its score
-        )
+    def compute(self) -> dict[str, float]:
+        """Returns `loss` and the scores of all images so far; those of nothing are NaN."""
+        from sklearn.metrics import f1_score
 
-        aps, counts = [], np.zeros((2, len(self.names)))  # of right answers, and of answers and right labels together
-        for number in range(len(self.names)):
-            is_known = ~np.isnan(labels[:, number])
-            is_right, own = labels[is_known, number] > 0.5, logits[is_known, number]
-            aps.append(float(average_precision_score(is_right, own)) if is_right.any() else math.nan)
-            counts[:, number] = (is_right & (own > 0)).sum(), is_right.sum() + (own > 0).sum()
-        f1s = [2 * hits / total if total else math.nan for hits, total in counts.T.tolist()]
-        hits, total = counts.sum(axis=1).tolist()
-        return aps, f1s, 2 * hits / total if total else math.nan
+        logits, labels = (table.to_numpy() for table in self.tables())
+        is_known = ~np.isnan(labels)
+        micro = f1_score(labels[is_known] > 0.5, logits[is_known] > 0, zero_division=np.nan)
+        return {**super().compute(), "micro_f1": float(micro)}
 
 
 class RegressionMetric(LabelValueMetric):
@@ -93,20 +98,10 @@ class RegressionMetric(LabelValueMetric):
     problem_type = "regression"
     score_names = ("r2", "mae", "rmse")
 
-    def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each value, if there are several."""
-        logits, labels = (np.array(values, dtype=np.float64) for values in zip(*self.records, strict=True))
-        several = len(self.names) > 1
-        return {
-            name: self.scores(logits[:, [number]], labels[:, [number]])
-            for number, name in enumerate(self.names if several else ())
-        }
-
-    def scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the scores of values that are predicted and right, both (N, K) float64."""
-        with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)  # of values without a label, which are NaN
-            squares = np.nanmean((logits - labels) ** 2, axis=0)  # (K,)
-            r2 = 1 - squares / np.nanvar(labels, axis=0)
-            found = {"r2": r2, "mae": np.nanmean(abs(logits - labels), axis=0), "rmse": squares**0.5}
-        return {name: mean_of_known(values[np.isfinite(values)].tolist()) for name, values in found.items()}
+    def table(self) -> pd.DataFrame:
+        """Returns the scores, in columns, of each value, in rows."""
+        logits, labels = self.tables()
+        errors = logits - labels
+        squares, deviations = (errors**2).mean(), labels.var(ddof=0)
+        r2 = 1 - squares / deviations.where(deviations > 0)
+        return pd.DataFrame({"r2": r2, "mae": errors.abs().mean(), "rmse": squares**0.5})

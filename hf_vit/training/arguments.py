@@ -30,6 +30,7 @@ from ..options.resolve import Options, values_of
 
 MAX_WORKERS = 8  # by default
 regularization_option = partial(option, group="Regularization")
+LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
 CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5}  # of how rare a class is, by which it counts more in the loss
 class_weights_option = partial(
     regularization_option,
@@ -216,7 +217,7 @@ class StreamArguments(TaskArguments):
 class ClassificationArguments(StreamArguments):
     """Which classifier to train, and on which images."""
 
-    loader_options = (*TaskArguments.loader_options, "label_column_name", "problem_type", "label_separator")
+    loader_options = (*TaskArguments.loader_options, *LABEL_OPTIONS)
 
     dataset_name: str = source_option(
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
@@ -225,10 +226,11 @@ class ClassificationArguments(StreamArguments):
         None, "Column of the labels, where it is not clear by itself; several columns of 0 and 1 or of numbers: a,b,c."
     )
     problem_type: ProblemType | None = data_option(
-        None, "One label per image, several, or numbers (regression); by default what the labels look like."
+        None,
+        "One label per image, several, or numbers (regression); by default by the labels, each text being one.",
     )
     label_separator: str | None = data_option(
-        None, 'What separates several names in a cell of a table; "|" and ";" are found by themselves.'
+        None, 'What separates several names in a cell of a table; of several labels, "|", ";" or "," by default.'
     )
     class_names: Names | None = training_images_option(
         None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True

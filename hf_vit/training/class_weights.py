@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from ..data.formats.files import listed, parse_json, read_text
@@ -29,11 +29,10 @@ def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayL
         ValueError: if there is no such file, or it holds anything but weights of these classes.
     """
     if (power := CLASS_POWERS.get(option)) is not None:
-        counts = np.asarray(count(), dtype=np.float64)
-        shares = counts / counts.sum()
-        weights = np.where(shares > 0, shares, 1) ** -power
-        weights = np.where(shares > 0, weights / (weights * shares).sum(), 1)
-        return [round(weight, 4) for weight in weights.tolist()]
+        counts = pd.Series(count(), dtype=float)
+        shares = counts[counts > 0] / counts.sum()
+        weights = shares**-power / (shares ** (1 - power)).sum()
+        return weights.round(4).reindex(counts.index, fill_value=1.0).tolist()
     kinds = " or ".join(CLASS_POWERS)
     try:
         found = dict(parse_json(read_text(Path(option).expanduser())))

@@ -93,6 +93,8 @@ def classes_in(target: Any) -> tuple[Tensor, float]:
         counts = target.flatten().bincount(minlength=IGNORED_LABEL + 1)
         ignored = float(counts[IGNORED_LABEL]) / target.numel()
         return counts[:IGNORED_LABEL].nonzero().flatten(), ignored
+    if isinstance(target, list):  # several labels or values (C,), NaN for missing ones
+        return torch.tensor(target).nan_to_num().nonzero().flatten(), 0.0
     if "keypoints" in target:
         return (target["keypoints"][:, 2] > 0).nonzero().flatten(), 0.0
     labels, ignored = target["class_labels"], 0.0

@@ -16,7 +16,7 @@ from ..data import check_dense, hold_out
 from ..data.checks import without_unreadable
 from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
-from ..data.formats.label_values import value_column, values_target
+from ..data.formats.label_values import SINGLE, problem_type_of, values_target
 from ..data.loaders.image_classification import held_out_of_stream
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import TaskArguments
@@ -232,11 +232,10 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
         return replace(data, splits=data.splits.remove_columns(LABEL).rename_column(MODEL_LABEL, LABEL))
-    if column := next(filter(None, map(value_column, data.splits.values())), None):
-        names = tuple(sorted(label2id, key=label2id.__getitem__))
-        return replace(data, read_target=partial(values_target, names=names, column=column), names=names)
     known = torch.tensor([label2id[name] for name in data.names])
     names = tuple(sorted(label2id, key=label2id.__getitem__))
+    if any(problem_type_of(rows) != SINGLE for rows in data.splits.values()):
+        return replace(data, read_target=partial(values_target, names=names), names=names)
     if isinstance(data, KeypointData):
         read_target = partial(_reordered, read_target=data.read_target, numbers=known, count=len(names))
         return replace(data, read_target=read_target, names=names, flip_pairs=(), skeleton=(), oks_sigmas=None)

@@ -225,10 +225,12 @@ class BinaryCrossEntropy:
                 labels = labels > self.target_threshold
             labels = labels.to(logits.dtype)
             losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)  # (B,)
-        if num_items_in_batch is None:
-            return losses.mean()
-        # Where one process has several GPUs, there is an entry for each.
-        return losses.sum() / torch.as_tensor(num_items_in_batch).sum()
+        return mean_of(losses, num_items_in_batch)
+
+
+def mean_of(losses: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Returns the sum of losses over the number of items of a step, an entry for each GPU, or else the mean."""
+    return losses.mean() if num_items_in_batch is None else losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
 @dataclass(frozen=True)
@@ -247,16 +249,12 @@ class WeightedLoss:
         """Returns the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
         logits = at_least_float32(outputs.logits)
         weights = logits.new_tensor(self.weights)
-        if self.is_multi:
-            targets = labels.nan_to_num().to(logits.dtype)
-            losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
-            losses = losses.where(~labels.isnan(), 0)
-        else:
+        if not self.is_multi:
             labels = labels.to(logits.dtype) if labels.is_floating_point() else labels
-            losses = F.cross_entropy(logits, labels, weights, reduction="none")  # (B,)
-        if num_items_in_batch is None:
-            return losses.mean()
-        return losses.sum() / torch.as_tensor(num_items_in_batch).sum()  # the library counts the entries of labels
+            return mean_of(F.cross_entropy(logits, labels, weights, reduction="none"), num_items_in_batch)
+        weights, targets = weights * ~labels.isnan(), labels.nan_to_num().to(logits.dtype)  # (B, K)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
+        return mean_of(losses, num_items_in_batch)  # the library counts the entries of labels
 
 
 class PatchDropout:
@@ -339,10 +337,9 @@ def regularize(
     """
     transforms: list[BatchTransform] = []
     is_binary, is_multi = args.classification_loss == "bce", model.config.problem_type == MULTI
-    mixes = {name: value for name, value in args.given_values("Regularization").items() if name != "token_drop_rate"}
-    if model.config.problem_type == REGRESSION and (mixes or label_smoothing):
-        given = mixes | ({"label_smoothing_factor": label_smoothing} if label_smoothing else {})
-        raise ValueError(f"{given}: regression has no classes to mix, smooth or weigh. Leave it out.")
+    given = {"label_smoothing_factor": label_smoothing, **args.given_values("Regularization"), "token_drop_rate": 0.0}
+    if model.config.problem_type == REGRESSION and (wrong := {name: value for name, value in given.items() if value}):
+        raise ValueError(f"{wrong}: regression has no classes to mix, smooth or weigh. Leave it out.")
     if is_binary and (is_multi or class_weights):
         raise ValueError("classification_loss=bce has weights of one label per image, all the same. Leave it out.")
     if args.mixup_alpha or args.cutmix_alpha or is_binary or class_weights or (is_multi and label_smoothing):

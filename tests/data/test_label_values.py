@@ -10,7 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
 from hf_vit.data import load_image_classification
-from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_matrix
+from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, VALUES, value_table
 from hf_vit.training.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import picture, write_class_folders, write_pictures
@@ -31,7 +31,7 @@ def read(source: Path, problem_type: Any = None, **options: Any) -> tuple[str, l
     """The column of labels, their names, and their numbers in the first split."""
     rows = next(iter(load_image_classification(str(source), problem_type=problem_type, **options).values()))
     column = FLAGS if FLAGS in rows.column_names else VALUES
-    return column, list(rows.features[column]), value_matrix(rows)
+    return column, list(rows.features[column]), value_table(rows).to_numpy()
 
 
 def expect(found: tuple[str, list[str], np.ndarray], column: str, names: list[str], rows: list[list[float]]) -> None:
@@ -50,25 +50,35 @@ def test_columns_of_0_and_1_are_labels_and_empty_cells_are_missing(tmp_path: Pat
     assert str(data.examples("train")[1]["label"]) == "[1.0, nan]"
 
 
-@pytest.mark.parametrize("separator", ["|", ";", " + "])
+@pytest.mark.parametrize("separator", ["|", ";", ",", " + "])
 def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     cells = ["label", *('"' + separator.join(names) + '"' for names in (["dog", "cat"], ["cat"], [], ["fox", "dog"]))]
     table = write_table(tmp_path, "file," + cells[0], *cells[1:])
-    given = {} if separator in "|;" else {"label_separator": separator}
     expected = [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1]]
-    expect(read(table, **given), FLAGS, ["cat", "dog", "fox"], expected)
-    if not given:  # one label each, if that is said, of which an empty one is missing
+    expect(read(table, label_separator=separator), FLAGS, ["cat", "dog", "fox"], expected)
+    if separator in "|;,":
+        expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
+    for problem_type in (SINGLE, None):  # one label each, of which an empty one is missing
         with pytest.raises(ValueError, match="missing"):
-            load_image_classification(str(table), problem_type=SINGLE)
+            load_image_classification(str(table), problem_type=problem_type)
 
 
-def test_names_that_never_recur_are_one_label_each(tmp_path: Path) -> None:
-    table = write_table(tmp_path, "file,label", "a|b", "c|d", "e", "e")
-    assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == [
-        "a|b",
-        "c|d",
-        "e",
-    ]
+@pytest.mark.parametrize("mark", ["|", ",", ";"])
+def test_names_are_one_label_each_unless_several_are_asked_for(mark: str, tmp_path: Path) -> None:
+    names = [f"a{mark}b", f"b{mark}c", "c"]  # whose parts recur
+    table = write_table(tmp_path, "file,label", *(f'"{name}"' for name in (*names, "c")))
+    assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == names
+    expected = [[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 1]]
+    expect(read(table, MULTI), FLAGS, ["a", "b", "c"], expected)
+    expect(read(table, label_separator=mark), FLAGS, ["a", "b", "c"], expected)
+    images = [picture(number) for number in range(4)]
+    for number, feature in enumerate((ClassLabel(names=names), Value("string"))):
+        labels = [0, 1, 2, 2] if number == 0 else [*names, "c"]
+        features = Features({"image": Image(), "label": feature})
+        saved = Dataset.from_dict({"image": images, "label": labels}, features=features)
+        DatasetDict({"train": saved}).save_to_disk(tmp_path / f"saved_{number}")
+        rows = load_image_classification(str(tmp_path / f"saved_{number}"), problem_type=None)["train"]
+        assert (rows.features["label"].names, rows["label"][:]) == (names, [0, 1, 2, 2])
 
 
 def test_lists_in_json_lines_and_null_is_missing(tmp_path: Path) -> None:
@@ -147,7 +157,7 @@ def test_a_name_that_training_images_lack_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path, "file,label", "a|b", "a")
     write_table(tmp_path, "file,label", "a|c", "b", name="test.csv")
     with pytest.raises(ValueError, match="The split 'test' has the labels 'c', but the classes are 'a', 'b'"):
-        read(tmp_path)
+        read(tmp_path, MULTI)
 
 
 def test_lists_of_values_are_as_long(tmp_path: Path) -> None:

@@ -233,10 +233,11 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
     """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
-    return _by_name(_sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
+    return _by_name(sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
 
-def _sorted_names(names: set[str]) -> list[str]:
+def sorted_names(names: set[str]) -> list[str]:
+    """Returns names in the order of numbers, or else of the alphabet."""
     return sorted(names, key=int if all(name.isdecimal() for name in names) else None)
 
 
@@ -316,7 +317,7 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
 def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     """Returns the names of all classes in order, and warns of those without an example."""
     occurring = set(names)
-    classes: list[str] = feature.names if isinstance(feature, ClassLabel) else _sorted_names(occurring)
+    classes: list[str] = feature.names if isinstance(feature, ClassLabel) else sorted_names(occurring)
     if missing := [name for name in classes if name not in occurring]:
         logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
     if split == "train" and len(occurring) < 2:

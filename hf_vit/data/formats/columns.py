@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
-from datasets import Dataset, DatasetDict, Image, List, Value
+from datasets import Dataset, DatasetDict, Image, Value
 
 from .files import (
     SPLIT_NAMES,
@@ -25,6 +25,7 @@ from .files import (
 )
 
 
+Columns = Mapping[str, tuple[Any, Any]]  # cells by column name, and their type
 LABEL_NAMES = ("label", "labels")
 ANNOTATION_NAMES = ("annotation", "annotations")
 USUAL_NAMES = {
@@ -241,32 +242,15 @@ def load_tables(
     return DatasetDict({name: images_at(images[name], name, **{kind: (values[name], feature)}) for name in known})
 
 
-def load_all_columns(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Read `image` and the other columns of tables by split, as text or, if any cell has a list, as lists of text."""
-    found = defaultdict[str, list[TableRow]](list)
-    for table_split, table in tables.items():
-        for row in read_rows(table, table_split, options):
-            found[row.split].append(row)
-    check_exist([row.image for rows in found.values() for row in rows], MISSING, "images")
-    every = list(chain.from_iterable(found.values()))
-    columns = {name: [row.cells.get(name) for row in every] for name in columns_of(every)}
-    lists = {name for name, cells in columns.items() if any(isinstance(cell, list) for cell in cells)}
-
-    def as_text(cell: Any, is_list: bool) -> Any:
-        if cell is None or not is_list:
-            return None if cell is None else str(cell)
-        return [as_text(item, False) for item in (cell if isinstance(cell, list) else [cell])]
-
-    splits = DatasetDict()
-    for split in (name for name in SPLITS if name in found):
-        texts = {
-            name: ([as_text(row.cells.get(name), name in lists) for row in found[split]], Value("string"))
-            for name in columns
-            if name not in ("image", "split", "file", "paths")
-        }
-        typed = {name: (cells, List(kind) if name in lists else kind) for name, (cells, kind) in texts.items()}
-        splits[split] = images_at([row.image for row in found[split]], split, **typed)
-    return splits
+def read_columns(tables: Mapping[str, Path], options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
+    """Read the images (paths that are opened on access) of tables, and all cells, by split."""
+    rows = [row for split, table in tables.items() for row in read_rows(table, split, options)]
+    check_exist([row.image for row in rows], MISSING, "images")
+    splits = {split: own for split in SPLITS if (own := [row for row in rows if row.split == split])}
+    return DatasetDict({split: images_at([row.image for row in own], split) for split, own in splits.items()}), {
+        split: {name: ([row.cells.get(name) for row in own], Value("string")) for name in columns_of(own)}
+        for split, own in splits.items()
+    }
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:

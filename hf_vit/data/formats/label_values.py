@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value, concatenate_datasets
 from datasets.table import InMemoryTable
 from transformers.utils import logging
 
-from .columns import USUAL_NAMES, SourceOptions, take_columns
-from .files import listed, with_files
-from .stored import KEY, URL, tar_label
+from .classes import sorted_names
+from .columns import USUAL_NAMES, Columns
+from .files import listed
+from .stored import tar_label
 
 
 logger = logging.get_logger(__name__)
@@ -25,108 +27,96 @@ MULTI: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
 FLAGS, VALUES = "label_flags", "label_values"  # columns of a number for each name, NaN if it is missing
 NEEDED = {MULTI: "0 or 1 for each class", REGRESSION: "numbers, as problem_type='regression' needs"}
-SEPARATORS = "|;"  # between names, if none is given
+SEPARATORS = "|;,"  # between names, if there are several labels and no separator is given
 SPECIAL_CELLS = dict.fromkeys(("", "nan", "na", "none", "null"), math.nan) | {"true": 1.0, "false": 0.0}
-FLOATS = (Value("float32"), Value("float64"))
-Cells = list[Any]
 
 
-def value_column(rows: Dataset) -> str | None:
-    """Returns the column of several labels or of values, `FLAGS` or `VALUES`; None if there is none."""
-    return next((name for name in (FLAGS, VALUES) if name in rows.column_names), None)
+def problem_type_of(rows: Dataset) -> ProblemType:
+    """Returns what the labels of images are for."""
+    return MULTI if FLAGS in rows.column_names else REGRESSION if VALUES in rows.column_names else SINGLE
 
 
-def value_matrix(rows: Dataset) -> np.ndarray:
-    """Returns the labels or values of images, (N, K) float64, NaN for missing ones."""
-    return np.array([[*row.values()] for row in rows[value_column(rows)][:]], dtype=np.float64)
+def value_table(rows: Dataset) -> pd.DataFrame:
+    """Returns the labels or values of images, a column of float64 for each name, NaN for missing ones."""
+    return pd.DataFrame(rows[FLAGS if FLAGS in rows.column_names else VALUES][:], dtype=np.float64)
 
 
-def values_target(row: Mapping[str, Any], names: Sequence[str], column: str) -> dict[str, list[float]]:
+def values_target(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[float]]:
     """Read the number of each name as `label`, a list of K floats, NaN if it is missing or there is no such name."""
-    return {"label": [row[column].get(name, math.nan) for name in names]}
+    return {"label": [(row.get(FLAGS) or row[VALUES]).get(name, math.nan) for name in names]}
 
 
-def number_in(cell: Any) -> float | None:
-    """Returns the number in a cell, NaN if it is empty, None if it is text."""
-    text = "" if cell is None else str(cell).strip().lower()
+def number_in(cell: Any) -> float:
+    """Returns the number in a cell, NaN if the cell is empty, infinity if it holds anything else."""
+    text = str(cell).strip().lower()
     try:
-        number = SPECIAL_CELLS[text] if text in SPECIAL_CELLS else float(text)
+        return SPECIAL_CELLS[text] if text in SPECIAL_CELLS else float(text)
     except ValueError:
-        return None
-    return None if math.isinf(number) else number
+        return math.inf
 
 
-def is_flag(cell: Any) -> bool:
-    """Returns whether a cell is 0 or 1, or empty."""
-    number = number_in(cell)
-    return number is not None and not (number < 0 or number > 1 or number % 1 > 0)  # NaN is neither
+def are_flags(numbers: pd.DataFrame | pd.Series) -> Any:
+    """Returns whether each number is 0, 1 or missing."""
+    return numbers.isna() | numbers.isin([0, 1])
 
 
-def inner_type(feature: Any) -> Any:
-    """Returns the type of the items of a list, of anything else its own."""
-    return feature.feature if isinstance(feature, List | LargeList) else feature
+def class_names_of(feature: Any) -> list[str]:
+    """Returns the names of the classes of a column of class numbers, or of lists of them; none of another one."""
+    inner = feature.feature if isinstance(feature, List | LargeList) else feature
+    return inner.names if isinstance(inner, ClassLabel) else []
 
 
-def read_cells(rows: Dataset, column: str, split: str) -> Cells:
-    """Returns the cells of a column, with the names of class numbers, None for those below 0."""
-    if column not in rows.features:
-        raise ValueError(f"The split {split!r} has no column {column!r}, which others have. Add it.")
-    cells, kind = list(rows[column][:]), inner_type(rows.features[column])
-    if not isinstance(kind, ClassLabel):
-        return cells
-    names: dict[int | None, str | None] = {None: None, -1: None, **dict(enumerate(kind.names))}
-    return [[names[item] for item in cell] if isinstance(cell, list) else names[cell] for cell in cells]
-
-
-def find_columns(rows: Dataset, image: str, given: str | None) -> list[str]:
+def find_columns(columns: Columns, given: str | None) -> list[str]:
     """Returns the columns of labels: those given, with commas between them, else of type, name, or of 0 and 1."""
-    others = (image, "split", "file", KEY, URL)
-    features = {name: kind for name, kind in rows.features.items() if name not in others}
     if given is not None:
-        names = [given] if given in features else [name.strip() for name in given.split(",")]
-        return names if features.keys() >= {*names} else []
-    typed = [name for name, kind in features.items() if isinstance(inner_type(kind), ClassLabel)]
-    usual = [name for name in features if name.strip().lower() in USUAL_NAMES["label"]]
-    if found := typed or tar_label(rows.features) or usual:
+        names = [given] if given in columns else [name.strip() for name in given.split(",")]
+        return names if columns.keys() >= {*names} else []
+    typed = [name for name, (_, kind) in columns.items() if class_names_of(kind)]
+    usual = [name for name in columns if name.strip().lower() in USUAL_NAMES["label"]]
+    if found := typed or tar_label(columns) or usual:
         return found if len(found) == 1 else []
-    flags = [name for name, kind in features.items() if isinstance(kind, Value) and all(map(is_flag, rows[name][:]))]
+    texts = {name: cells for name, (cells, kind) in columns.items() if isinstance(kind, Value)}
+    flags = [name for name, cells in texts.items() if are_flags(pd.Series(map(number_in, cells[:]))).all()]
     return flags if len(flags) > 1 else []
 
 
-def find_separator(cells: Cells) -> str | None:
-    """Returns what separates the names in cells, if some name occurs in several cells."""
-    texts = {cell.strip() for cell in cells if isinstance(cell, str)}
-    for separator in SEPARATORS:
-        parts = [part.strip() for text in texts if separator in text for part in text.split(separator)]
-        if len({*parts}) < len(parts) or not texts.isdisjoint(parts):
-            return separator
-    return None
+def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFrame:
+    """Returns the cells of columns, class numbers replaced by names, which are None for those below 0."""
+    if lacking := [name for name in names if name not in columns]:
+        raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, which others have. Add it.")
+    found = {}
+    for name, (cells, kind) in ((name, columns[name]) for name in names):
+        known = dict(enumerate(class_names_of(kind))) or None
+        named = known and [[*map(known.get, cell)] if isinstance(cell, list) else known.get(cell) for cell in cells]
+        found[name] = named or cells[:]
+    return pd.DataFrame(found, dtype=object)
 
 
-def detect(columns: Sequence[Cells], feature: Any, separator: str | None) -> ProblemType:
-    """Returns what columns of labels are for, of which the first is of the type `feature`."""
-    if len(columns) > 1:
-        return MULTI if all(is_flag(cell) for cells in columns for cell in cells) else REGRESSION
-    numbers, is_named = [number_in(cell) for cell in columns[0]], isinstance(feature, ClassLabel)
-    has_fractions = None not in numbers and any(number is not None and number % 1 > 0 for number in numbers)
-    if feature in FLOATS or (has_fractions and not is_named):
+def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
+    """Returns what labels are for; text in a single column is one label, unless a separator is given."""
+    if cells.shape[1] > 1:
+        return MULTI if are_flags(numbers).all(axis=None) else REGRESSION
+    types = {*map(type, cells.iloc[:, 0])}
+    has_fractions = float in types or (numbers % 1 > 0).any(axis=None)
+    if has_fractions and not is_named and not np.isinf(numbers).any(axis=None):
         return REGRESSION
-    is_several = feature != inner_type(feature) or separator or (not is_named and find_separator(columns[0]))
-    return MULTI if is_several else SINGLE
+    return MULTI if list in types or separator else SINGLE
 
 
 def label_values(
-    splits: DatasetDict,
-    options: SourceOptions,
+    images: DatasetDict,
+    columns: Mapping[str, Columns],
+    given: str | None,
     problem_type: ProblemType | None,
     separator: str | None = None,
     class_names: Sequence[str] = (),
 ) -> DatasetDict | None:
-    """Return `image`, `file` and `FLAGS` or `VALUES`, a number for each name; None if images have one label each.
+    """Return images with `FLAGS` or `VALUES`, a number for each name; None if images have one label each.
 
     Args:
-        splits: Images and columns of any names.
-        options: The columns to take; several ones with commas between them.
+        images: The images by split.
+        columns: Their other columns by split.
+        given: The columns to take, several ones with commas between them; by default `find_columns` finds them.
         problem_type: What the labels are for; by default `detect` finds out.
         separator: What separates the names in a cell, by default one of `SEPARATORS`.
         class_names: All names of classes, for cells of names; by default those that occur in the first split.
@@ -134,84 +124,78 @@ def label_values(
     Raises:
         ValueError: if a label is of the wrong kind or unknown, or all are missing.
     """
-    first = "train" if "train" in splits else next(iter(splits))
-    images = {name: options.choose_image(rows.features, f"The split {name!r}") for name, rows in splits.items()}
-    names = find_columns(splits[first], images[first], options.target_column)
-    if not names:
+    first = "train" if "train" in images else next(iter(images))
+    if problem_type == SINGLE or not (names := find_columns(columns[first], given)):
         return None
-    columns = {split: [read_cells(rows, name, split) for name in names] for split, rows in splits.items()}
-    feature = splits[first].features[names[0]]
-    if feature != inner_type(feature) and (inner_type(feature) in FLOATS or problem_type == REGRESSION):
-        names, columns = _one_by_one(names[0], columns)
-    kind = problem_type or detect(columns[first], feature, separator)
+    known = class_names_of(columns[first][names[0]][1])
+    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # by split and row
+    lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
+    if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
+        cells = one_by_one(cells[names[0]], {*map(len, lists)})
+        lists = []
+    numbers = pd.DataFrame(np.vectorize(number_in, [float])(cells), cells.index, cells.columns)
+    kind = problem_type or detect(cells, numbers, separator, bool(known))
     if kind == SINGLE:
         return None
-    known = inner_type(feature).names if isinstance(inner_type(feature), ClassLabel) else []
-    if kind == MULTI and len(names) == 1 and (known or separator or not all(map(is_flag, columns[first][0]))):
-        names, columns = _flag_names(columns, first, separator, known or class_names)
+    is_one = cells.shape[1] == 1 and (known or separator or lists or not are_flags(numbers).all(axis=None))
+    if kind == MULTI and is_one:
+        numbers = flags_of_names(cells.iloc[:, 0], first, separator, known or class_names)
     if problem_type is None:
-        logger.warning("Labels are read for %s: %s. If that is wrong, set problem_type.", kind, listed(names))
+        logger.warning("Labels are read for %s: %s. If that is wrong, set problem_type.", kind, listed([*numbers]))
+    wrong = ~are_flags(numbers) if kind == MULTI else np.isinf(numbers)
+    if wrong.any(axis=None):
+        name = wrong.any().idxmax()
+        split, row = wrong[name].idxmax()
+        raise ValueError(
+            f"{wrong.loc[split][name].sum()} of {len(images[split])} labels of the split {split!r} in the column "
+            f"{name!r} are not {NEEDED[kind]}; the first is {cells[name][split, row]!r} in row {row + 1}. Empty cells "
+            "are missing labels."
+        )
     found = DatasetDict()
-    for split, cells in columns.items():
-        table = [_numbers_in(own, name, split, kind) for own, name in zip(cells, names, strict=True)]  # (K, N)
-        if not np.isnan(table).all():
-            struct = pa.StructArray.from_arrays([*map(pa.array, table)], names=[*names])
+    for split, rows in images.items():
+        own = numbers[numbers.index.get_level_values(0) == split]
+        if not own.isna().all(axis=None):
+            struct = pa.StructArray.from_arrays([pa.array(own[name].to_numpy()) for name in own], names=[*own])
             values = Dataset(InMemoryTable(pa.table({FLAGS if kind == MULTI else VALUES: struct})))
-            found[split] = concatenate_datasets(
-                [take_columns(splits[split], {images[split]: "image"}), values], axis=1
-            )
+            found[split] = concatenate_datasets([rows, values], axis=1)
         elif split == first:
-            raise ValueError(f"All labels of the split {split!r} are missing ({listed(names)}). Fill them in.")
+            raise ValueError(f"All labels of the split {split!r} are missing ({listed([*own])}). Fill them in.")
         else:
             logger.warning("The split %r has no labels; it is left out.", split)
-    return with_files(found)
+    return found
 
 
-def _one_by_one(column: str, columns: Mapping[str, list[Cells]]) -> tuple[list[str], dict[str, list[Cells]]]:
-    """Returns the numbers of lists, which are as long, in columns of their own by split, and names for these."""
-    lengths = {len(cell) for (cells,) in columns.values() for cell in cells if cell is not None}
+def one_by_one(cells: pd.Series, lengths: set[int]) -> pd.DataFrame:
+    """Returns lists of numbers, all of one of the lengths, as a column for each place."""
     if len(lengths) != 1 or lengths == {0}:
-        raise ValueError(f"Lists of {listed(sorted(lengths))} numbers are in {column!r}. All must be as long.")
-    names = [f"{column}_{number}" for number in range(*lengths)]
-    filled = {split: [cell or [None] * len(names) for cell in cells] for split, (cells,) in columns.items()}
-    return names, {split: [list(values) for values in zip(*cells, strict=True)] for split, cells in filled.items()}
+        raise ValueError(f"Lists of {listed(sorted(lengths))} numbers are in {cells.name!r}. All must be as long.")
+    rows = [cell if isinstance(cell, list) else [cell] * max(lengths) for cell in cells]
+    return pd.DataFrame(rows, cells.index, [f"{cells.name}_{number}" for number in range(*lengths)], dtype=object)
 
 
-def _numbers_in(cells: Cells, name: str, split: str, kind: ProblemType) -> np.ndarray:
-    """Returns the numbers in a column of a split, (N,) float64."""
-    numbers = [number_in(cell) for cell in cells]
-    if wrong := [row for row, n in enumerate(numbers) if n is None or (kind == MULTI and not is_flag(cells[row]))]:
-        raise ValueError(
-            f"{len(wrong)} of {len(cells)} labels of the split {split!r} in the column {name!r} are not "
-            f"{NEEDED[kind]}; the first is {cells[wrong[0]]!r} in row {wrong[0] + 1}. Empty cells are missing labels."
-        )
-    return np.array(numbers, dtype=np.float64)
+def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: Sequence[str]) -> pd.DataFrame:
+    """Returns for each class whether cells, lists or texts, name it; NaN for None.
 
-
-def _flag_names(
-    columns: Mapping[str, list[Cells]], first: str, separator: str | None, known: Sequence[str]
-) -> tuple[list[str], dict[str, list[Cells]]]:
-    """Returns the names of all classes and, by split, for each of them whether a cell names it; None stays."""
-    separator = separator or find_separator(columns[first][0])
-
-    def names_in(cell: Any) -> set[str]:
-        parts = [] if cell is None else cell if isinstance(cell, list) else str(cell).split(separator or "\0")
-        return {str(part).strip() for part in parts if part is not None} - {""}
-
-    found = {split: [*map(names_in, cells)] for split, (cells,) in columns.items()}
-    occurring = {split: set[str]().union(*rows) for split, rows in found.items()}
-    are_numbers = all(name.isdecimal() for name in occurring[first])
-    names = [*known] or sorted(occurring[first], key=int if are_numbers else None)
+    Args:
+        cells: By split and row.
+        first: The split whose names are those of all classes, if `names` is empty.
+        separator: What separates names in text, by default one of `SEPARATORS`.
+        names: Names of all classes.
+    """
+    marks = (mark for mark in SEPARATORS if any(isinstance(cell, str) and mark in cell for cell in cells))
+    separator = separator or next(marks, "\0")
+    lists = cells.dropna().map(lambda cell: cell if isinstance(cell, list) else str(cell).split(separator))
+    items = lists.explode().dropna().astype(str).str.strip()
+    items = items[items != ""]
+    occurring = {split: {*own} for split, own in items.groupby(level=0)}
+    names = [*names] or sorted_names(occurring.get(first, set()))
     for split, own in occurring.items():
         if unknown := sorted(own - {*names}):
             raise ValueError(
                 f"The split {split!r} has the labels {listed(unknown)}, but the classes are {listed(names)}. Spell "
                 f"them the same, or give {first!r} examples of them."
             )
-    return names, {
-        split: [
-            [None if cell is None else name in own for own, cell in zip(found[split], cells, strict=True)]
-            for name in names
-        ]
-        for split, (cells,) in columns.items()
-    }
+    flags = np.zeros((len(cells), len(names)))
+    flags[cells.index.get_indexer(items.index), pd.Index(names, dtype=object).get_indexer(items)] = 1
+    flags[cells.isna()] = math.nan
+    return pd.DataFrame(flags, cells.index, names)

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,12 +27,13 @@ from ..formats.classes import (
 from ..formats.columns import (
     TABLE_SUFFIXES,
     USUAL_NAMES,
+    Columns,
     SourceKeywords,
     SourceOptions,
     find_tables,
     list_tables,
-    load_all_columns,
     load_tables,
+    read_columns,
     take_columns,
 )
 from ..formats.files import SPLITS, with_files
@@ -83,7 +84,7 @@ def load_image_classification(
     label_column_name: str | None = None,
     problem_type: ProblemType | None = SINGLE,
     label_separator: str | None = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> DatasetDict:
     """Load images with labels, by default one each, whatever the form in which they lie on disk or on the Hub.
@@ -107,9 +108,10 @@ def load_image_classification(
     Args:
         source: Path, or name on the Hub.
         label_column_name: Column of labels, or several with commas between them; by default found by type or name.
-        problem_type: What labels are for. With None, lists, names with "|" or ";" between them and columns of 0 and 1
-            are several labels, and numbers with fractions are values.
-        label_separator: What separates several names in a cell.
+        problem_type: What labels are for. With None, lists and several columns of 0 and 1 are several labels, and
+            numbers with fractions are values. A name is one label, whatever characters it has.
+        label_separator: What separates several names in a cell. With several labels per image, "|", ";" and "," are
+            found by default; without a `problem_type`, a separator says that there are several.
         class_names: All names of several labels; by default those that occur in the training images.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
@@ -124,27 +126,31 @@ def load_image_classification(
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
-    several = None if problem_type == SINGLE else (problem_type, label_separator, class_names)
-    if (columns := load_columns(options, _formats(options))) is not None:
-        return _settled(columns, several, options, partial(take_from, columns, image_and_label, options))
-    inner = replace(options, image_column_name="image")
-    if tables := find_tables(options.path):
-        rows = DatasetDict() if several is None else load_all_columns(tables, options)
-        return _settled(rows, several, inner, partial(load_labeled_tables, tables, options))
-    known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-    if not options.path.is_dir():
-        raise ValueError(
-            f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
-        )
-    return _settled(folders := _load_class_folders(options.path, options), several, inner, lambda: folders)
+    rows, tables = load_columns(options, _formats(options)), find_tables(options.path)
+    if rows is None and not tables:
+        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+        if not options.path.is_dir():
+            raise ValueError(
+                f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+            )
+        rows = _load_class_folders(options.path)
+    if problem_type != SINGLE:
+        images, columns = read_columns(tables, options) if rows is None else _split_columns(rows, options)
+        found = label_values(images, columns, label_column_name, problem_type, label_separator, class_names or ())
+        if found is not None:
+            return with_files(found)
+    single = load_labeled_tables(tables, options) if rows is None else take_from(rows, image_and_label, options)
+    return with_files(with_class_labels(single))
 
 
-def _settled(
-    rows: DatasetDict, several: Any, options: SourceOptions, read_single: Callable[[], DatasetDict]
-) -> DatasetDict:
-    """Returns the several labels or values of rows, by the arguments of `label_values`, or else one label each."""
-    found = None if several is None else label_values(rows, options, *several)
-    return with_files(with_class_labels(read_single())) if found is None else found
+def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
+    """Returns the images of splits, and their other columns with the types of these."""
+    images = {name: options.choose_image(rows.features, f"The split {name!r}") for name, rows in splits.items()}
+    others = (*images.values(), "split", "file", "__key__")
+    return DatasetDict({name: take_columns(rows, {images[name]: "image"}) for name, rows in splits.items()}), {
+        split: {name: (rows[name], kind) for name, kind in rows.features.items() if name not in others}
+        for split, rows in splits.items()
+    }
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
@@ -162,13 +168,13 @@ def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> D
     return load_tables(tables, options, "label", _label_in, Value("string"))
 
 
-def _load_class_folders(folder: Path, options: SourceOptions) -> DatasetDict:
+def _load_class_folders(folder: Path) -> DatasetDict:
     if not has_class_folders(folder) and (loose := list_tables(folder)):
         names = " or ".join(repr(str(table)) for table in loose)
         raise ValueError(
             f"{folder} holds a table whose name says no split. Give the table rather than its folder: {names}."
         )
-    return take_from(load_image_folder(folder), image_and_label, options)
+    return load_image_folder(folder)
 
 
 def _label_in(cell: Any, where: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data.formats.label_values import VALUES
+from ...data.formats.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
@@ -32,7 +32,7 @@ def gather_facts(task: Task) -> Facts:
         is_unlabeled=architecture in UNLABELED,
         num_images=None if task.loaded.stream is not None else task.count_training_images(),
         native_size=int(median(sizes)),
-        is_regression=VALUES in next(iter(splits.values())).column_names,
+        is_regression=problem_type_of(next(iter(splits.values()))) == REGRESSION,
         is_gray=is_gray,
         object_share=median(shares) if shares else None,
         max_objects=max(counts),

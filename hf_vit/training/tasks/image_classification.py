@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import DatasetDict, IterableDataset
 from torch import Tensor, nn
@@ -18,27 +19,18 @@ from ...data.augmentation.classification import image_classification_augmentatio
 from ...data.augmentation.datasets import AugmentedDataset, AugmentedStream
 from ...data.datasets import TargetData
 from ...data.formats.files import with_files
-from ...data.formats.label_values import (
-    FLAGS,
-    MULTI,
-    REGRESSION,
-    SINGLE,
-    ProblemType,
-    value_column,
-    value_matrix,
-    values_target,
-)
+from ...data.formats.label_values import MULTI, REGRESSION, SINGLE, problem_type_of, value_table, values_target
 from ...data.targets import label_target
 from ...evaluation.base import BaseEvaluator, Batch, ImageResult
 from ...evaluation.classification import ClassificationMetric, majority_baseline
 from ...evaluation.label_values import LabelValueMetric, MultiLabelMetric, RegressionMetric
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
+from ...options.field import Names
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationArguments
 from ..checkpoints import on_first_process, write_whole
 from ..class_weights import choose_weights
-from ..data_notes import SeenClasses
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
 from ..finetuning.probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
@@ -57,7 +49,7 @@ def load_classifier(
     args: ClassificationArguments,
     names: Sequence[str],
     use_distillation_token: bool = False,
-    problem_type: ProblemType = SINGLE,
+    problem_type: str = SINGLE,
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns the classifier to train, of one label per image by default, and its image processor; see `load_model`.
 
@@ -118,32 +110,25 @@ class MultiLabelEvaluator(ClassificationEvaluator):
     class_score = "AP"
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns the right classes, those with a probability above 0.5, and all probabilities."""
+        """Returns by name the labels, null where they are missing, and the predicted probabilities or values."""
         check_finite(prediction)
-        shares = dict(zip(self.metric.names, prediction.double().sigmoid().tolist(), strict=True))
-        right = [name for name, value in zip(self.metric.names, target, strict=True) if value > 0.5]
-        found = [name for name, share in shares.items() if share > 0.5]
-        return {"labels": right, "prediction": found, "scores": {name: round(x, 6) for name, x in shares.items()}}
+        right = [None if np.isnan(value) else value for value in target]
+        values = prediction.double().sigmoid() if isinstance(self.metric, MultiLabelMetric) else prediction
+        names = self.metric.names
+        return {
+            "labels": dict(zip(names, right, strict=True)),
+            "prediction": dict(zip(names, values.tolist(), strict=True)),
+        }
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws nothing: several classes of an image have no confusion matrix."""
+        """Draws nothing: neither several classes of an image nor values have a confusion matrix."""
         return {}
 
 
 class RegressionEvaluator(MultiLabelEvaluator):
     """Predicts and scores the values of each image."""
 
-    parts = "values"
-    class_score = "R2"
-
-    def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns the right values, null where they are missing, and the predicted ones."""
-        check_finite(prediction)
-        names, right = self.metric.names, [None if np.isnan(value) else value for value in target]
-        return {
-            "values": dict(zip(names, right, strict=True)),
-            "prediction": dict(zip(names, prediction.tolist(), strict=True)),
-        }
+    parts, class_score = "values", "R2"
 
 
 def check_finite(logits: Tensor) -> None:
@@ -189,9 +174,9 @@ def make_trainer(
 def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> TargetData:
     """Returns images with labels as data whose classes or values, and files, have names."""
     first = next(iter(splits.values()))
-    if (column := value_column(first)) is not None:
-        names = tuple(first.features[column])
-        return TargetData(splits, partial(values_target, names=names, column=column), names)
+    if problem_type_of(first) != SINGLE:
+        names = tuple(value_table(first.select([0])))
+        return TargetData(splits, partial(values_target, names=names), names)
     named = splits if "file" in first.column_names else with_files(splits)
     return TargetData(named, label_target, tuple(first.features["label"].names), stream=stream)
 
@@ -199,24 +184,6 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
 def open_labeled(dataset_name: str, **options: Any) -> TargetData:
     """Return the images with labels that `load_image_classification` finds, of whatever type they look like."""
     return with_names(load_image_classification(dataset_name, **options))
-
-
-USAGES = {
-    MULTI: Usage(
-        name="classify",
-        stock='print([found for found in classify("image.png", top_k=None) if found["score"] > 0.5])',
-        own="print([model.config.id2label[int(k)] for k in (outputs.logits[0] > 0).nonzero()])",
-    ),
-    REGRESSION: Usage(
-        name="predict",
-        stock='print(predict("image.png", top_k=None))',
-        own="print(dict(zip(model.config.id2label.values(), outputs.logits[0].tolist())))",
-    ),
-}
-LIMITS = {
-    MULTI: "It knows {num_classes} classes, and gives each a probability of its own, whatever it is shown. ",
-    REGRESSION: "It predicts {num_classes} values, whatever it is shown, and none far beyond those of its training. ",
-}
 
 
 @dataclass
@@ -246,29 +213,22 @@ class ImageClassification(SupervisedTask):
     options: ClassificationArguments
 
     probe: Probe | None = field(init=False, default=None)
-    known_names: Sequence[str] = field(init=False, default=())  # of the classes of the model that is evaluated
 
     @property
-    def problem_type(self) -> ProblemType:
+    def problem_type(self) -> str:
         """What the labels of the data are for."""
-        column = value_column(next(iter(self.loaded.splits.values())))
-        return SINGLE if column is None else MULTI if column == FLAGS else REGRESSION
+        return problem_type_of(next(iter(self.loaded.splits.values())))
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
-    def open_data(self) -> TargetData:
-        """Opens images and labels; names of several labels are those of the model that is evaluated, if any."""
-        return open_labeled(self.options.dataset_name, **self.options.source_options(), class_names=self.known_names)
-
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
         """Returns the trainer that evaluates a saved model on labels of the type that it predicts; raises as it."""
         config = read_config_of(saved.model_name_or_path)
-        if self.options.problem_type is None:
-            self.options.problem_type = config.get("problem_type") or SINGLE
+        self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
-            self.known_names = [*(config.get("id2label") or {}).values()]
+            self.options.class_names = Names((config.get("id2label") or {}).values())
         return super().make_evaluation_trainer(saved)
 
     @property
@@ -281,15 +241,6 @@ class ImageClassification(SupervisedTask):
         """An image has one of several classes, unless it has any number of them."""
         return 2 if self.problem_type == SINGLE else 1
 
-    def see_classes(self, split: str) -> SeenClasses:
-        """Return which classes or values the images of a split have."""
-        rows = self.loaded.splits[split]
-        if self.problem_type == SINGLE:
-            return super().see_classes(split)
-        labels = value_matrix(rows)
-        is_seen = (labels > 0).any(axis=0) if self.problem_type == MULTI else ~np.isnan(labels).all(axis=0)
-        return SeenClasses(torch.from_numpy(is_seen), [], 0.0, len(rows), len(rows))
-
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""
         uses_token = self.distillation.uses_token
@@ -300,7 +251,7 @@ class ImageClassification(SupervisedTask):
             )
         model, processor = load_classifier(self.options, self.loaded.names, uses_token, self.problem_type)
         if self.problem_type == REGRESSION:
-            start_at_mean(model.classifier, value_matrix(self.loaded.splits["train"]))
+            start_at_mean(model.classifier, value_table(self.loaded.splits["train"]))
         return model, processor
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
@@ -357,7 +308,7 @@ class ImageClassification(SupervisedTask):
         rows = self.loaded.splits["train"]
         if self.problem_type == SINGLE:
             return np.bincount(rows["label"][:], minlength=len(self.loaded.names))
-        return np.nansum(value_matrix(rows), axis=0)
+        return value_table(rows).sum().to_numpy()
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
         """Returns the augmented examples to train on; of several labels of an image, the rarest one is balanced."""
@@ -366,8 +317,8 @@ class ImageClassification(SupervisedTask):
             if self.problem_type == SINGLE:
                 examples.classes = rows["label"][:]
             else:
-                counts = np.where(value_matrix(rows) > 0.5, self.count_labels(), len(rows) + 1)  # (N, K)
-                examples.classes = np.where(counts.min(axis=1) > len(rows), -1, counts.argmin(axis=1)).tolist()
+                rarity = ((value_table(rows) > 0.5) / self.count_labels()).fillna(0).to_numpy()  # (N, K)
+                examples.classes = np.where(rarity.any(axis=1), rarity.argmax(axis=1), -1).tolist()
         return examples
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
@@ -380,22 +331,26 @@ class ImageClassification(SupervisedTask):
         if self.problem_type == SINGLE:
             train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
             return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
-        train, labels = (value_matrix(self.loaded.splits[name]) for name in ("train", split))
-        means, metric = mean_labels(train), trainer.evaluator.metric
+        train, labels = (value_table(self.loaded.splits[name]) for name in ("train", split))
+        means, metric = torch.tensor(train.mean().fillna(0).tolist(), dtype=torch.float64), trainer.evaluator.metric
         assert isinstance(metric, LabelValueMetric)
         if self.problem_type == REGRESSION:
-            return "mean of the training labels", metric.constant_scores(means, labels)
-        means = means.clip(1e-6, 1 - 1e-6)
-        logits = np.log(means / (1 - means))
-        return "share of each class in training", metric.constant_scores(logits, labels)
+            return "mean of the training labels", metric.constant_scores(means.numpy(), labels.to_numpy())
+        return "share of each class in training", metric.constant_scores(
+            means.logit(eps=1e-6).numpy(), labels.to_numpy()
+        )
 
     def card_texts(self) -> tuple[Usage, str, str]:
         """Returns the usage, the limits and what the data have names of, by the type of the labels."""
-        kind = self.problem_type
-        if kind == SINGLE:
+        if self.problem_type == SINGLE:
             return super().card_texts()
-        parts = "{} values" if kind == REGRESSION else "any of {} classes each"
-        return USAGES[kind], LIMITS[kind] + SIMILAR_IMAGES, parts
+        own = "print(dict(zip(model.config.id2label.values(), outputs.logits[0]{}.tolist())))"
+        stock = 'print(predict("image.png", top_k=None))'
+        if self.problem_type == MULTI:
+            limits = "It knows {num_classes} classes, and gives each a probability of its own, whatever it is shown. "
+            return Usage("predict", stock, own.format(".sigmoid()")), limits + SIMILAR_IMAGES, "any of {} classes each"
+        limits = "It predicts {num_classes} values, whatever it is shown, and none far beyond those of its training. "
+        return Usage("predict", stock, own.format("")), limits + SIMILAR_IMAGES, "{} values"
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on what happens to batches, and on the loss."""
@@ -404,18 +359,12 @@ class ImageClassification(SupervisedTask):
         return {**kind, **probe, **self.options.describe()}
 
 
-def mean_labels(labels: np.ndarray) -> np.ndarray:
-    """Returns the means of labels (N, K) that are not NaN, (K,), 0 without any."""
-    return np.nansum(labels, axis=0) / np.maximum((~np.isnan(labels)).sum(axis=0), 1)
-
-
 @torch.no_grad()
-def start_at_mean(classifier: nn.Module, labels: np.ndarray) -> None:
-    """Lets a fresh linear layer predict values of the mean and the deviation of labels (N, K), whatever their unit."""
+def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
+    """Lets a fresh linear layer predict values of the mean and the deviation of labels, whatever their unit."""
     assert isinstance(classifier, nn.Linear)
     if classifier.bias.any():  # which is 0 in fresh ones alone
         return
-    means = mean_labels(labels)
-    deviations = mean_labels((labels - means) ** 2) ** 0.5
-    classifier.bias.copy_(torch.from_numpy(means))
-    classifier.weight.mul_(torch.from_numpy(np.where(deviations > 0, deviations, 1)).to(classifier.weight)[:, None])
+    means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
+    classifier.bias.copy_(torch.tensor(means.tolist()))
+    classifier.weight.mul_(torch.tensor(deviations.tolist()).to(classifier.weight)[:, None])
