@@ -84,21 +84,28 @@ def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]
     return scores | MacroF1(keep_in_memory=True).compute(predictions=ranked[:, 0], references=labels)
 
 
-class ClassificationMetric(StreamedMetric):
-    """The scores of `image_classification_metrics`, including `loss`, and the confusion matrix.
+class LogitsMetric(StreamedMetric):
+    """Base of metrics that compare the logits (K,) of each image with its label or labels.
 
     Args:
-        names: Names of the classes.
+        names: Names of the classes or values.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self.names = names
-        self.score_names = ("accuracy", *(["top_5_accuracy"] if len(names) > 5 else []), "macro_f1")
 
-    def record(self, prediction: Tensor, target: int) -> tuple[np.ndarray, int]:
-        """Returns the logits (K,) and the class number of an image."""
+    def record(self, prediction: Tensor, target: Any) -> tuple[np.ndarray, Any]:
+        """Returns the logits (K,) and the target of an image."""
         return prediction.numpy(force=True), target
+
+
+class ClassificationMetric(LogitsMetric):
+    """The scores of `image_classification_metrics`, including `loss`, and the confusion matrix."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.score_names = ("accuracy", *(["top_5_accuracy"] if len(names) > 5 else []), "macro_f1")
 
     def compute(self) -> dict[str, float]:
         """Returns the scores of all images so far."""

@@ -4,33 +4,19 @@ Shapes: N images, K labels or values.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from ..model.task_image_classification import classification_loss
-from .base import StreamedMetric
+from .classification import LogitsMetric
 
 
-class LabelValueMetric(StreamedMetric):
-    """Base of metrics that compare the logits (K,) of an image with K labels or values, NaN where one is missing.
-
-    Args:
-        names: Names of the labels or values.
-    """
+class LabelValueMetric(LogitsMetric):
+    """Base of metrics that compare the logits (K,) of an image with K labels or values, NaN where one is missing."""
 
     problem_type: str
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self.names = names
-
-    def record(self, prediction: Tensor, target: Sequence[float]) -> tuple[np.ndarray, Sequence[float]]:
-        """Returns the logits (K,) and the labels of an image."""
-        return prediction.numpy(force=True), target
 
     def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Returns the logits and the labels of all images so far, a column of float64 for each name."""

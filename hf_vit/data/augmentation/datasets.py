@@ -244,12 +244,8 @@ class BalancedSampler(torch.utils.data.Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         generator = np.random.default_rng((self.dataset.seed, int(self.dataset.epoch)))
         classes = np.asarray(self.dataset.classes)
-        groups = [np.flatnonzero(classes == number) for number in generator.permutation(np.unique(classes))]
-        quotas = [len(part) for part in np.array_split(np.empty(len(self)), len(groups))]
-        drawn = [
-            (image, repeat)
-            for group, quota in zip(groups, quotas, strict=True)
-            for repeat, start in enumerate(range(0, quota, len(group)))
-            for image in generator.permutation(group)[: quota - start].tolist()
-        ]
-        yield from (drawn[place] for place in generator.permutation(len(drawn)))
+        numbers = generator.permutation(np.unique(classes))
+        groups = [generator.permutation(np.flatnonzero(classes == number)).tolist() for number in numbers]
+        for place in generator.permutation(len(self)).tolist():
+            turn, group = place // len(groups), groups[place % len(groups)]
+            yield group[turn % len(group)], turn // len(group)

@@ -84,21 +84,21 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
     """Returns the cells of columns, class numbers replaced by names, which are None for those below 0."""
     if lacking := [name for name in names if name not in columns]:
         raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, which others have. Add it.")
-    found = {}
-    for name, (cells, kind) in ((name, columns[name]) for name in names):
-        known = dict(enumerate(class_names_of(kind))) or None
-        named = known and [[*map(known.get, cell)] if isinstance(cell, list) else known.get(cell) for cell in cells]
-        found[name] = named or cells[:]
-    return pd.DataFrame(found, dtype=object)
+    found = pd.DataFrame({name: columns[name][0][:] for name in names}, dtype=object)
+    for name in names:
+        if known := dict(enumerate(class_names_of(columns[name][1]))):
+            found[name] = [
+                [*map(known.get, cell)] if isinstance(cell, list) else known.get(cell) for cell in found[name]
+            ]
+    return found
 
 
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
     """Returns what labels are for; text in a single column is one label, unless a separator is given."""
     if cells.shape[1] > 1:
         return MULTI if are_flags(numbers).all(axis=None) else REGRESSION
-    types = {*map(type, cells.iloc[:, 0])}
-    has_fractions = float in types or (numbers % 1 > 0).any(axis=None)
-    if has_fractions and not is_named and not np.isinf(numbers).any(axis=None):
+    types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)
+    if are_numbers and (float in types or (numbers % 1 > 0).any(axis=None)):
         return REGRESSION
     return MULTI if list in types or separator else SINGLE
 
@@ -125,20 +125,19 @@ def label_values(
         ValueError: if a label is of the wrong kind or unknown, or all are missing.
     """
     first = "train" if "train" in images else next(iter(images))
-    if problem_type == SINGLE or not (names := find_columns(columns[first], given)):
+    if not (names := find_columns(columns[first], given)):
         return None
     known = class_names_of(columns[first][names[0]][1])
     cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # by split and row
     lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
     if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
-        cells = one_by_one(cells[names[0]], {*map(len, lists)})
-        lists = []
+        cells, lists = one_by_one(cells[names[0]], {*map(len, lists)}), []
     numbers = pd.DataFrame(np.vectorize(number_in, [float])(cells), cells.index, cells.columns)
     kind = problem_type or detect(cells, numbers, separator, bool(known))
     if kind == SINGLE:
         return None
-    is_one = cells.shape[1] == 1 and (known or separator or lists or not are_flags(numbers).all(axis=None))
-    if kind == MULTI and is_one:
+    has_names = known or separator or lists or not are_flags(numbers).all(axis=None)
+    if kind == MULTI and cells.shape[1] == 1 and has_names:
         numbers = flags_of_names(cells.iloc[:, 0], first, separator, known or class_names)
     if problem_type is None:
         logger.warning("Labels are read for %s: %s. If that is wrong, set problem_type.", kind, listed([*numbers]))
@@ -155,7 +154,7 @@ def label_values(
     for split, rows in images.items():
         own = numbers[numbers.index.get_level_values(0) == split]
         if not own.isna().all(axis=None):
-            struct = pa.StructArray.from_arrays([pa.array(own[name].to_numpy()) for name in own], names=[*own])
+            struct = pa.StructArray.from_arrays([*map(pa.array, own.to_numpy().T)], names=[*own])
             values = Dataset(InMemoryTable(pa.table({FLAGS if kind == MULTI else VALUES: struct})))
             found[split] = concatenate_datasets([rows, values], axis=1)
         elif split == first:
