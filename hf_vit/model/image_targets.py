@@ -209,7 +209,7 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     try:
         numbers = torch.as_tensor(classes)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} is {classes!r}, but class numbers are whole. Give integers.") from error
+        raise TypeError(f"{name} is {classes!r}, but class numbers are whole. Give those of label2id.") from error
     if numbers.shape != (count,):
         raise ValueError(f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give as many.")
     if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch

@@ -32,6 +32,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "patch_size": 4,
+    "key_bias": False,  # whose gradient is rounding noise, which Adam scales up to full steps
 }
 SMALL = [
     "--preset",
@@ -272,7 +273,7 @@ def test_a_balanced_training_resumes_and_is_the_same_on_two_processes(tables: Pa
     )
     assert process.returncode == 0, process.stderr
     for name, weight in load_file(tmp_path / "two" / "model.safetensors").items():
-        assert_close(weight, expected[name], 1e-3, name)
+        assert_close(weight, expected[name], 1e-4, name)
 
 
 def test_several_labels_on_two_processes_have_the_scores_of_one(tables: Path, tmp_path: Path) -> None:
@@ -283,4 +284,4 @@ def test_several_labels_on_two_processes_have_the_scores_of_one(tables: Path, tm
         "train_image_classification", tmp_path / "work", *places, "--per_device_train_batch_size", "4", processes=2
     )
     assert process.returncode == 0, process.stderr
-    assert json.loads((tmp_path / "two" / "test_scores.json").read_text()) == pytest.approx(scores, abs=1e-3)
+    assert json.loads((tmp_path / "two" / "test_scores.json").read_text()) == pytest.approx(scores, abs=1e-4)
