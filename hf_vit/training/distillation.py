@@ -211,7 +211,7 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
     if loss is not None:
         raise ValueError(
             "A loss beside that of the model takes the labels from the student, which learns from them beside the "
-            "teacher. Leave out compute_loss_func (--classification_loss bce, --class_weights)."
+            "teacher. Leave out compute_loss_func (--classification_loss bce) or --class_weights."
         )
 
 

@@ -42,6 +42,7 @@ from ..formats.idx import find_idx, load_idx
 from ..formats.label_values import SINGLE, ProblemType, label_values
 from ..formats.stored import (
     COLUMN_FORMATS,
+    KEY,
     TAR_SUFFIXES,
     Formats,
     Take,
@@ -146,7 +147,7 @@ def load_image_classification(
 def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
     """Returns the images of splits, and their other columns with the types of these."""
     images = {name: options.choose_image(rows.features, f"The split {name!r}") for name, rows in splits.items()}
-    others = (*images.values(), "split", "file", "__key__")
+    others = (*images.values(), "split", "file", KEY)
     return DatasetDict({name: take_columns(rows, {images[name]: "image"}) for name, rows in splits.items()}), {
         split: {name: (rows[name], kind) for name, kind in rows.features.items() if name not in others}
         for split, rows in splits.items()
