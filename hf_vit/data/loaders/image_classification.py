@@ -129,11 +129,6 @@ def load_image_classification(
     options = SourceOptions(source, label_column_name, **keywords)
     rows, tables = load_columns(options, _formats(options)), find_tables(options.path)
     if rows is None and not tables:
-        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
-        if not options.path.is_dir():
-            raise ValueError(
-                f"{options.path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
-            )
         rows = _load_class_folders(options.path)
     if problem_type != SINGLE:
         images, columns = read_columns(tables, options) if rows is None else _split_columns(rows, options)
@@ -170,6 +165,11 @@ def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> D
 
 
 def _load_class_folders(folder: Path) -> DatasetDict:
+    if not folder.is_dir():
+        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+        raise ValueError(
+            f"{folder} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+        )
     if not has_class_folders(folder) and (loose := list_tables(folder)):
         names = " or ".join(repr(str(table)) for table in loose)
         raise ValueError(
