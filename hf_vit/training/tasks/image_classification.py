@@ -28,7 +28,7 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import Names
 from ...visualize.plots import draw_confusion_matrix
-from ..arguments import ClassificationArguments
+from ..arguments import ClassificationArguments, TaskArguments
 from ..checkpoints import on_first_process, write_whole
 from ..class_weights import choose_weights
 from ..distillation import DistillationArguments
@@ -46,10 +46,7 @@ from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
 def load_classifier(
-    args: ClassificationArguments,
-    names: Sequence[str],
-    use_distillation_token: bool = False,
-    problem_type: str = SINGLE,
+    args: TaskArguments, names: Sequence[str], use_distillation_token: bool = False, problem_type: str = SINGLE
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns the classifier to train, of one label per image by default, and its image processor; see `load_model`.
 
@@ -58,8 +55,6 @@ def load_classifier(
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
     )
-    if args.probe_classifier and problem_type == SINGLE:
-        prepare_probe(model, args)
     if args.model_name_or_path is not None or problem_type != SINGLE:
         model.config.problem_type = problem_type
     return model, processor
@@ -105,7 +100,7 @@ class ClassificationEvaluator(BaseEvaluator):
 
 
 class MultiLabelEvaluator(ClassificationEvaluator):
-    """Predicts and scores the classes of each image, of which it has any number."""
+    """Predicts and scores several labels or values of each image."""
 
     class_score = "AP"
 
@@ -114,11 +109,8 @@ class MultiLabelEvaluator(ClassificationEvaluator):
         check_finite(prediction)
         right = [None if np.isnan(value) else value for value in target]
         values = prediction.double().sigmoid() if isinstance(self.metric, MultiLabelMetric) else prediction
-        names = self.metric.names
-        return {
-            "labels": dict(zip(names, right, strict=True)),
-            "prediction": dict(zip(names, values.tolist(), strict=True)),
-        }
+        answers = {"labels": right, "prediction": values.tolist()}
+        return {kind: dict(zip(self.metric.names, own, strict=True)) for kind, own in answers.items()}
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
         """Draws nothing: neither several classes of an image nor values have a confusion matrix."""
@@ -250,6 +242,8 @@ class ImageClassification(SupervisedTask):
                 "--distillation_type features, or leave the teacher out."
             )
         model, processor = load_classifier(self.options, self.loaded.names, uses_token, self.problem_type)
+        if self.options.probe_classifier and self.problem_type == SINGLE:
+            prepare_probe(model, self.options)
         if self.problem_type == REGRESSION:
             start_at_mean(model.classifier, value_table(self.loaded.splits["train"]))
         return model, processor
@@ -336,9 +330,8 @@ class ImageClassification(SupervisedTask):
         assert isinstance(metric, LabelValueMetric)
         if self.problem_type == REGRESSION:
             return "mean of the training labels", metric.constant_scores(means.numpy(), labels.to_numpy())
-        return "share of each class in training", metric.constant_scores(
-            means.logit(eps=1e-6).numpy(), labels.to_numpy()
-        )
+        logits = means.logit(eps=1e-6).numpy()
+        return "share of each class in training", metric.constant_scores(logits, labels.to_numpy())
 
     def card_texts(self) -> tuple[Usage, str, str]:
         """Returns the usage, the limits and what the data have names of, by the type of the labels."""
