@@ -116,6 +116,21 @@ def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
     assert comparison in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_classifier_of_other_classes_starts_as_a_probe(photos: Path, backbone: Path, tmp_path: Path) -> None:
+    config = HfViTConfig.from_pretrained(backbone)
+    config.id2label = {0: "car", 1: "house"}
+    model = HfViTForImageClassification(config)
+    model.save_pretrained(tmp_path / "classifier")
+    HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "classifier")
+    told: list[str] = []
+    run(ImageClassification, command_of(photos, tmp_path / "classifier", tmp_path / "out"), None, report=told.append)
+    assert any(line.startswith("Linear probe: ") for line in told)
+    again = command_of(photos, tmp_path / "out", tmp_path / "again")  # whose classes it knows
+    told.clear()
+    run(ImageClassification, again, None, report=told.append)
+    assert not any(line.startswith("Linear probe: ") for line in told)
+
+
 def test_a_probe_needs_a_saved_model(photos: Path, tmp_path: Path) -> None:
     command = [*command_of(photos, tmp_path, tmp_path / "out")[:2], "--output_dir", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="probe_classifier=True needs features"):

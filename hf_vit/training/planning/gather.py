@@ -51,14 +51,20 @@ def gather_facts(task: Task) -> Facts:
 
 
 def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
-    """Return what the weights of a task come from, and the class and the configuration of a saved model."""
+    """Return what the weights of a task come from, and the class and the configuration of a saved model.
+
+    A saved classifier of other classes than those of loaded data counts as a backbone.
+    """
     name = task.options.model_name_or_path
     if name is None:
         return "scratch", "", {}
     saved = read_config_of(name)
     architecture = str((saved.get("architectures") or [""])[0])
     own_classes = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
-    return "head" if any(part in architecture for part in own_classes) else "backbone", architecture, saved
+    names = list(task.loaded.names) if "loaded" in vars(task) and task.defaults.probes else []
+    has_classes = not names or list((saved.get("id2label") or {}).values()) == names
+    has_head = has_classes and any(part in architecture for part in own_classes)
+    return "head" if has_head else "backbone", architecture, saved
 
 
 def look_at_images(task: Task) -> tuple[list[int], bool, list[int], list[float]]:

@@ -257,7 +257,8 @@ class ImageClassification(SupervisedTask):
     def start_weights(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> None:
         """Set fresh weights by the training images: the patch embedding, or the classifier of a saved model."""
         super().start_weights(model, processor)
-        if self.options.probe_classifier and self.problem_type == SINGLE:
+        is_open = self.problem_type == SINGLE and not model.config.use_distillation_token
+        if self.options.probe_classifier and is_open and self.loaded.stream is None:
             self.probe = self.probe or on_first_process(self.args, lambda: self.fit_probe(model, processor))
             start_from_probe(model.classifier, self.probe)
 
@@ -266,7 +267,8 @@ class ImageClassification(SupervisedTask):
         batch_size = self.args.per_device_eval_batch_size
         train = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size))
         probe = fit_probe(*train, len(self.loaded.names))
-        if not self.options.holds_out:
+        splits = self.loaded.splits
+        if "validation" not in splits or not (self.options.holds_out or "test" in splits):
             return probe
         held_out = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size, "validation"))
         return probe._replace(held_out=probe.score(*held_out))
