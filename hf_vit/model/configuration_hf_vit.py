@@ -188,7 +188,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         elif type(num_labels) is not int or num_labels < 0:
             raise ValueError(f"num_labels={num_labels!r} must be a whole number of at least 0.")
         elif self.id2label is not None and num_labels != len(self.id2label):
-            raise ValueError(f"num_labels={num_labels} but id2label names {len(self.id2label)}. Give id2label alone.")
+            raise ValueError(
+                f"num_labels={num_labels} but id2label names {len(self.id2label)} labels. Give id2label alone."
+            )
         super().__post_init__(**kwargs)
         if out_features is not None or out_indices is not None:
             self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
@@ -383,7 +385,10 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     def _check_tokens(self) -> None:
         if "cls" in self.pooling and not self.use_cls_token:
-            raise ValueError(f"pooling={self.pooling!r} needs the CLS token. Set pooling='mean' or use_cls_token.")
+            raise ValueError(
+                f"pooling={self.pooling!r} needs the CLS token, but use_cls_token=False. Set pooling='mean' or "
+                "use_cls_token=True."
+            )
         if self.use_distillation_token and not self.use_cls_token:
             raise ValueError("use_distillation_token=True needs the CLS token. use_cls_token=False; set it to True.")
         if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):

@@ -178,8 +178,8 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     expected = (*heatmaps.shape[:2], 3)
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
-            f"labels must be floats (batch, keypoints, 3) = {expected}, not {labels.dtype} of shape "
-            f"{tuple(labels.shape)}. The image processor makes them; num_labels is the number of keypoints."
+            f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
+            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; num_labels is their number."
         )
     if not may_read(labels):
         return

@@ -296,10 +296,10 @@ def test_card_marks_what_is_better_and_says_where_a_baseline_is(
 
 
 def test_card_takes_the_users_word_for_which_scores_are_better_when_lower(tmp_path: Path) -> None:
-    info = dataclasses.replace(RECORD, metrics={"mae": 1.0}, baselines={"a peer": {"mae": 2.0}})
-    assert "| mae | 1.0000 | **2.0000** |" in write_model_card(tmp_path, info).read_text()
-    info = dataclasses.replace(info, lower_is_better=["mae"])
-    assert "| mae | **1.0000** | 2.0000 |" in write_model_card(tmp_path, info).read_text()
+    info = dataclasses.replace(RECORD, metrics={"cost": 1.0}, baselines={"a peer": {"cost": 2.0}})
+    assert "| cost | 1.0000 | **2.0000** |" in write_model_card(tmp_path, info).read_text()
+    info = dataclasses.replace(info, lower_is_better=["cost"])
+    assert "| cost | **1.0000** | 2.0000 |" in write_model_card(tmp_path, info).read_text()
 
 
 def test_card_marks_all_that_share_the_best_score(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_vit import HfViTModel
-from hf_vit.training.models import LEAST_VARIANCE, whiten_patches
+from hf_vit.training.models import LEAST_VARIANCE, NUM_IMAGES, whiten_patches
 
 from ..helpers.models import small_config
 from ..helpers.pretraining import A_FEW, make_task, write_colors
@@ -73,7 +73,8 @@ def test_a_training_starts_with_whitened_patches(tmp_path: Path) -> None:
         task = make_task(data, tmp_path / "output", "--whiten_patches", "true", *options)
         trainer = task.make_trainer()
         embeddings = trainer.model.base_model.embeddings.patch_embeddings
-        inputs = torch.stack(list(task.sample_inputs(trainer.model, trainer.processing_class)))
+        batches = task.plain_batches(trainer.model, trainer.processing_class, NUM_IMAGES)
+        inputs = torch.cat([batch["pixel_values"] for batch in batches])
         states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
         assert 0.4 < covariance(states).diagonal().mean() < 1.01  # of random weights: 0.02
