@@ -190,14 +190,16 @@ def tune(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Holds back the library's table of weights that a checkpoint lacks, where something else reports them."""
-    library = logging.get_logger("transformers.modeling_utils")
-    level = library.level
-    library.setLevel(logging.ERROR)
+    """Hold back what the library and this module report on the weights of a checkpoint that is reported elsewhere."""
+    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
+    levels = {each: each.level for each in map(logging.get_logger, names)}
+    for each in levels:
+        each.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        library.setLevel(level)
+        for each, level in levels.items():
+            each.setLevel(level)
 
 
 def open_with_options(

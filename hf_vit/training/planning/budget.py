@@ -17,6 +17,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..arguments import ClassificationArguments
 from ..checkpoints import on_first_process
+from ..models import without_load_report
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
 from ..trainer import HfViTTrainer
@@ -158,7 +159,8 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         task.options.whiten_patches = False  # which reads images, and changes no step's time
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        trainer = task.make_trainer()
+        with without_load_report():  # which the training run reports
+            trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
