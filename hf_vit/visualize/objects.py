@@ -101,7 +101,7 @@ def draw_detections(
 
 
 def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
-    """Write above, into or below a box (4,), where there is room, and notes the place that it takes."""
+    """Write text above, inside or below a box (4,), and record the area that it covers."""
     draw, pad = ImageDraw.Draw(picture), line_width(picture)
     text, font = fit_line(text, picture.width - 2 * pad, LETTER_SHARE * max(picture.size))
     left, top, right, bottom = draw.textbbox((0, 0), text, font)

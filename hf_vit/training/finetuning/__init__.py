@@ -1,1 +1,1 @@
-"""What training from a saved backbone needs: a linear probe, and stored features of frozen blocks."""
+"""Fine-tuning of a saved backbone: linear probe and stored features of frozen blocks."""

@@ -372,7 +372,7 @@ class FrozenFeatures:
         os.replace(part, file)
 
     def _rounded(self, states: Tensor) -> pa.Array:
-        """Returns features (B, ...) as they are stored, a flat list for each image."""
+        """Flatten the features (B, ...) of each image into a list, as stored on disk."""
         stored = states.to(self.dtype).flatten(1)
         if not stored.isfinite().all():
             raise ValueError(

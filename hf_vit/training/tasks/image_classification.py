@@ -113,7 +113,7 @@ class MultiLabelEvaluator(ClassificationEvaluator):
         return {kind: dict(zip(self.metric.names, own, strict=True)) for kind, own in answers.items()}
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws nothing: neither several classes of an image nor values have a confusion matrix."""
+        """Draw nothing: a confusion matrix needs one label per image."""
         return {}
 
 
@@ -208,7 +208,7 @@ class ImageClassification(SupervisedTask):
 
     @property
     def problem_type(self) -> str:
-        """What the labels of the data are for."""
+        """The problem type of the labels, as in `config.problem_type`."""
         return problem_type_of(next(iter(self.loaded.splits.values())))
 
     def load_training_data(self) -> TargetData:
@@ -216,7 +216,7 @@ class ImageClassification(SupervisedTask):
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Returns the trainer that evaluates a saved model on labels of the type that it predicts; raises as it."""
+        """Return the trainer that evaluates a saved model on labels of its problem type; raises as the base class."""
         config = read_config_of(saved.model_name_or_path)
         self.options.problem_type = self.options.problem_type or config.get("problem_type") or SINGLE
         if self.options.problem_type == MULTI:
@@ -230,7 +230,7 @@ class ImageClassification(SupervisedTask):
 
     @property
     def num_needed_classes(self) -> int:
-        """An image has one of several classes, unless it has any number of them."""
+        """The least number of classes: two for one label per image, else one."""
         return 2 if self.problem_type == SINGLE else 1
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
@@ -274,7 +274,7 @@ class ImageClassification(SupervisedTask):
         return probe._replace(held_out=probe.score(*held_out))
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Return to the linear probe if fine-tuning does not predict more of the held-out images right."""
+        """Return to the linear probe if it predicts more held-out images correctly than the fine-tuned model."""
         if self.probe is None or self.probe.held_out is None:
             return
         found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
@@ -356,7 +356,7 @@ class ImageClassification(SupervisedTask):
 
 @torch.no_grad()
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
-    """Lets a fresh linear layer predict values of the mean and the deviation of labels, whatever their unit."""
+    """Scale a fresh linear layer to the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
     if classifier.bias.any():  # which is 0 in fresh ones alone
         return
