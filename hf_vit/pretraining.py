@@ -25,7 +25,8 @@ METHODS = tuple(name for name, task in TASKS.items() if issubclass(task, Unlabel
 LABELED_TASKS = tuple(name for name in TASKS if name not in METHODS)
 PRETRAINING_SHARE = 0.6  # of the time; with and without it, models are fine-tuned for equal shares of the rest
 GEOMETRY = ("image_size", "patch_size")  # which an encoder takes over from the model that it is compared with
-REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # by what starts from scratch, or from an encoder
+REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # which do not apply to all three trainings
+ADAPTED = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # only for the pretraining
 CHANCE = 2.0  # standard errors that two equally good models may lie apart
 DEFAULT_TASK = "image-classification"
 
@@ -37,27 +38,27 @@ class PretrainingResult:
     Args:
         encoder: The pretraining; its `output_dir` is what any task starts from.
         tuned: A training with labels that started from the encoder; None without labels.
-        scratch: One of the same time that started from scratch; None without labels.
+        baseline: One of the same time without the pretraining; None without labels.
     """
 
     encoder: TrainingResult
     tuned: TrainingResult | None = None
-    scratch: TrainingResult | None = None
+    baseline: TrainingResult | None = None
 
     @property
     def gain(self) -> float | None:
         """By how much pretraining made the main score better, in points of it times 100; None without labels."""
-        return None if self.tuned is None or self.scratch is None else gain_of(self.tuned, self.scratch)
+        return None if self.tuned is None or self.baseline is None else gain_of(self.tuned, self.baseline)
 
     @property
     def best(self) -> TrainingResult | None:
         """The better one of the two models that were trained with labels; None without them."""
-        return None if self.gain is None else self.tuned if self.gain >= 0 else self.scratch
+        return None if self.gain is None else self.tuned if self.gain >= 0 else self.baseline
 
 
-def gain_of(tuned: TrainingResult, scratch: TrainingResult) -> float:
+def gain_of(tuned: TrainingResult, baseline: TrainingResult) -> float:
     """Return by how much one training has a better main score than another, in points of it times 100."""
-    difference = 100 * (tuned.scores[tuned.metric] - scratch.scores[tuned.metric])
+    difference = 100 * (tuned.scores[tuned.metric] - baseline.scores[tuned.metric])
     return difference if tuned.greater_is_better else -difference
 
 
@@ -65,6 +66,7 @@ def pretrain(
     data: Paths,
     labels: str | os.PathLike[str] | None = None,
     *,
+    model: str | os.PathLike[str] | None = None,
     task: Annotated[str | None, LABELED_TASKS] = None,
     method: Annotated[str, METHODS] = "joint-embedding",
     minutes: float = 60.0,
@@ -74,19 +76,22 @@ def pretrain(
     report: Callable[[str], None] = print,
     **options: Any,
 ) -> PretrainingResult:
-    """Trains with labels from scratch, pretrains on images, trains with labels from there, as `hf-vit pretrain` does.
+    """Trains with labels, pretrains on images, trains with labels from there, as `hf-vit pretrain` does.
 
     Args:
         data: Folder, file, or name on the Hub; several for more images.
         labels: The same of the images with labels; by default `data`, if labels are found there.
+        model: Saved or published model whose pretraining is continued; by default a new one. The first training with
+            labels starts from it too.
         task: What to train with them; classes of images by default.
         method: "joint-embedding" (LeJEPA) or "masked-image-modeling" (MAE).
         minutes: Time for all of it: 3/5 of it for pretraining, 1/5 for each of the other two.
-        output_dir: Folder for `encoder`, `tuned` and `scratch`; by default a new one below `outputs`.
+        output_dir: Folder for `encoder`, `tuned` and `baseline`; by default a new one below `outputs`.
         resume: Go on with what has begun in `output_dir`.
         seed: Of all three trainings.
         report: Called with lines of text on how it goes.
-        **options: Of all three trainings, by the names of their flags: `bf16`, `use_cpu`.
+        **options: Of all three trainings, by the names of their flags: `bf16`, `use_cpu`. Those of LoRA (`lora_rank`)
+            only change the pretraining.
 
     Returns:
         The three trainings.
@@ -95,28 +100,33 @@ def pretrain(
         ValueError: if an option, the data or the labels are bad, before anything is trained.
         OSError: if a file is missing or cannot be written, or an image cannot be read.
     """
+    adapted = {name: options.pop(name) for name in ADAPTED if name in options}
     options["seed"] = seed
     check(task, method, minutes, options)
+    if adapted and model is None:
+        raise ValueError(f"{next(iter(adapted))} changes a model that has learned already. Give it as model.")
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
     known = data if labels is None else labels
-    has_labels = find_labels(task, method, data, labels, partial(train, **{"max_steps": 1, **options}), report)
+    dry_run = partial(train, **{"max_steps": 1, "model": model, **options})
+    has_labels = find_labels(task, method, data, labels, dry_run, report)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
     run = partial(train_part, partial(train, report=report, **options), folder)
+    start = "scratch" if model is None else f"{model} as it is"
     if has_labels:
-        report(f"With labels, for comparison: {task} from scratch, {shared:g} min.")
-    scratch = run("scratch", task, known, shared) if has_labels else None
+        report(f"With labels, for comparison: {task} from {start}, {shared:g} min.")
+    baseline = run("baseline", task, known, shared, model=model) if has_labels else None
     report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
-    encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes)
-    if scratch is None:
+    encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes, model=model, **adapted)
+    if baseline is None:
         report(f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}")
         return PretrainingResult(encoder)
     report(f"With labels: {task} from the encoder, {shared:g} min.")
-    fields = keep_geometry(options, scratch.model.config)
+    fields = keep_geometry(options, baseline.model.config)
     tuned = run("tuned", task, known, shared, model=encoder.output_dir, config_overrides=fields)
-    report(describe_gain(encoder, tuned, scratch))
-    return PretrainingResult(encoder, tuned, scratch)
+    report(describe_gain(encoder, tuned, baseline))
+    return PretrainingResult(encoder, tuned, baseline)
 
 
 def train_part(
@@ -148,8 +158,8 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
         raise ValueError(f"minutes={minutes} must {MINUTES}. 60 is usual.")
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
-            f"{refused[0]} is not for three trainings of which two start from scratch and one from the encoder. "
-            f"Leave it out, give sizes as config_overrides, or call hf_vit.train({method!r}, …) and that of a task."
+            f"{refused[0]} does not apply to all three trainings. Leave it out; give a saved or published model as "
+            f"model and sizes as config_overrides, or call hf_vit.train({method!r}, …) and that of a task."
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
@@ -194,11 +204,11 @@ def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[
     return {**{name: vars(config)[name] for name in GEOMETRY if name not in settled}, **fields}
 
 
-def describe_gain(encoder: TrainingResult, tuned: TrainingResult, scratch: TrainingResult) -> str:
+def describe_gain(encoder: TrainingResult, tuned: TrainingResult, baseline: TrainingResult) -> str:
     """Return how much pretraining changed the main score, its random error, and the model to use."""
-    gain = gain_of(tuned, scratch)
+    gain = gain_of(tuned, baseline)
     name, count = tuned.metric, tuned.num_scored
-    one, other = tuned.scores[name], scratch.scores[name]
+    one, other = tuned.scores[name], baseline.scores[name]
     chance = ""
     if name == "accuracy":  # a mean over images, whose error is known
         deviation = math.sqrt((one * (1 - one) + other * (1 - other)) / count)
@@ -206,6 +216,6 @@ def describe_gain(encoder: TrainingResult, tuned: TrainingResult, scratch: Train
     verdict = "helped by" if gain >= 0 else "cost"
     return (
         f"Pretraining on your images {verdict} {abs(gain):.1f} points: {name} {one:.4f} with it, {other:.4f} without"
-        f"{chance}.\nThe model to use: {(tuned if gain >= 0 else scratch).output_dir}\n"
+        f"{chance}.\nThe model to use: {(tuned if gain >= 0 else baseline).output_dir}\n"
         f"The encoder, for the --model_name_or_path of any task: {encoder.output_dir}"
     )

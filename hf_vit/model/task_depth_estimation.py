@@ -133,6 +133,7 @@ class HfViTResidualConv(nn.Module):
         super().__init__()
         self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
         self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+        self.conv2.initial_gain = 0.1
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) to the same shape."""
@@ -147,6 +148,8 @@ class HfViTFusion(nn.Module):
         self.residual1 = None if is_first else HfViTResidualConv(size)
         self.residual2 = HfViTResidualConv(size)
         self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
+        # The sum of two levels keeps the scale of each; growing with each fusion, it would saturate the sigmoid.
+        self.projection.initial_gain = 0.5
 
     def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
         """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""

@@ -6,7 +6,9 @@ whose rate follows the clock, so that it has exactly the seconds of our training
 train_results.json) and no step more or less, or else a number of steps. Of several learning rates, tried with the
 first seed, the best counts; the other seeds repeat it.
 
-Peers: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
+Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
+Peers from a published DINOv2, all weights of which they train: `Dinov2ForImageClassification`, a linear head on
+`Dinov2Backbone`, DPT and RF-DETR.
 """
 
 import json
@@ -20,6 +22,7 @@ from statistics import mean
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -38,7 +41,10 @@ from .harness import OutputArguments, describe_run, print_header, print_row, sav
 
 
 # What in a recipe says how our own model learns.
-OWN_LEARNING = ("learning_rate", "use_muon", "ema_decay", "layer_decay", "head_learning_rate", "progressive_sizes")
+OWN_LEARNING = (
+    *("learning_rate", "use_muon", "ema_decay", "layer_decay", "head_learning_rate", "progressive_sizes"),
+    *("head_lr_multiplier", "probe_classifier", "trainable_blocks", "cached_views", "lora_rank", "token_drop_rate"),
+)
 
 
 @dataclass(kw_only=True)
@@ -223,6 +229,82 @@ def make_pose_estimator(ours: Any) -> Peer:
     return KeypointPeer(ours, transformers.VitPoseForPoseEstimation(config))
 
 
+class LinearSegmenter(Peer):
+    """Batch norm and a linear layer on the patches of a backbone."""
+
+    def __init__(self, ours: Any, backbone: transformers.PreTrainedModel) -> None:
+        super().__init__(ours, backbone)
+        self.norm = nn.BatchNorm2d(ours.config.hidden_size)
+        self.classifier = nn.Conv2d(ours.config.hidden_size, ours.config.num_labels, 1)
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model; logits have the size of the grid of patches."""
+        logits = self.classifier(self.norm(self.peer(pixel_values).feature_maps[-1]))
+        loss = None
+        if labels is not None:
+            enlarged = F.interpolate(logits, labels.shape[-2:], mode="bilinear", align_corners=False)
+            loss = F.cross_entropy(enlarged, labels, ignore_index=255)
+        return transformers.modeling_outputs.SemanticSegmenterOutput(loss=loss, logits=logits)
+
+
+def open_classifier(ours: Any, name: str) -> Peer:
+    """Returns `Dinov2ForImageClassification` with the weights of a published encoder."""
+    kind = transformers.Dinov2ForImageClassification
+    return Peer(ours, kind.from_pretrained(name, num_labels=ours.config.num_labels))
+
+
+def open_segmenter(ours: Any, name: str) -> Peer:
+    """Returns a linear head on a published encoder."""
+    return LinearSegmenter(ours, transformers.Dinov2Backbone.from_pretrained(name))
+
+
+def open_depth_estimator(ours: Any, name: str) -> Peer:
+    """Returns DPT on a published encoder, with the neck of ours."""
+    options = {"out_indices": list(ours.depth_head.out_indices), "reshape_hidden_states": False}
+    config = transformers.DPTConfig(
+        backbone_config=transformers.Dinov2Config.from_pretrained(name, **options),
+        neck_hidden_sizes=list(ours.options.neck_hidden_sizes),
+        fusion_hidden_size=ours.options.fusion_hidden_size,
+        depth_estimation_type=ours.options.depth_estimation_type,
+        max_depth=ours.options.max_depth,
+        is_hybrid=False,
+    )
+    peer = transformers.DPTForDepthEstimation(config)
+    peer.backbone = transformers.Dinov2Backbone.from_pretrained(name, **options)
+    *_, last, _ = peer.head.head
+    nn.init.constant_(last.bias, START_DEPTH)
+    return DepthPeer(ours, peer)
+
+
+def open_detector(ours: Any, name: str) -> Peer:
+    """Returns RF-DETR on a published encoder, without windows, with the width and queries of ours."""
+    encoder, options = transformers.Dinov2Config.from_pretrained(name).to_dict(), ours.options
+    blocks = encoder["num_hidden_layers"]
+    whole: dict[str, Any] = {"num_windows": 1, "out_indices": [blocks // 2, blocks], "out_features": None}
+    encoder = {key: value for key, value in encoder.items() if key != "model_type"}
+    config = transformers.RfDetrConfig(
+        backbone_config=transformers.RfDetrDinov2Config(**{**encoder, **whole}),
+        d_model=options.hidden_size,
+        decoder_layers=options.num_layers or NUM_LAYERS,
+        decoder_self_attention_heads=options.num_attention_heads,
+        decoder_cross_attention_heads=options.num_attention_heads,
+        num_queries=options.num_queries,
+        group_detr=options.num_groups,
+        num_labels=ours.config.num_labels,
+    )
+    peer = transformers.RfDetrForObjectDetection(config)
+    weights = transformers.AutoModel.from_pretrained(name).state_dict()
+    lacking, unknown = peer.model.backbone.backbone.load_state_dict(weights, strict=False)
+    assert not lacking and not unknown, (lacking, unknown)
+    return DetectionPeer(ours, peer)
+
+
+OPEN_PEER: dict[str, Callable[[Any, str], Peer]] = {
+    "image_classification": open_classifier,
+    "semantic_segmentation": open_segmenter,
+    "depth_estimation": open_depth_estimator,
+    "object_detection": open_detector,
+}
 MAKE_PEER: dict[str, Callable[[Any], Peer]] = {
     "image_classification": make_classifier,
     "semantic_segmentation": make_segmenter,
@@ -300,7 +382,9 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         task.load_data()
         transformers.set_seed(seed)
         trainer = task.make_trainer()
-        peer = MAKE_PEER[args.task](trainer.model).to(trainer.args.device)
+        name = task.options.model_name_or_path
+        peer = MAKE_PEER[args.task](trainer.model) if name is None else OPEN_PEER[args.task](trainer.model, name)
+        peer.to(trainer.args.device)
         steps = learn(peer, trainer, rate, seconds, args.steps)
         trainer.model = trainer.model_wrapped = peer
         scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))

@@ -185,7 +185,7 @@ def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None],
 def depth_head(width: int) -> Options:
     """Returns levels no wider than the model."""
     widths = [width // part for part in (8, 4, 2, 1)]
-    return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": 32}}
+    return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": max(32, width // 6)}}
 
 
 def small_tower(width: int) -> Options:
@@ -376,8 +376,7 @@ def choose_config(
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
         # A width that the heads of attention divide at half of it; else the head stays as it is by default.
-        is_new = size is not None and size.hidden_size is not None
-        is_fitted = is_new or (is_small and width is not None and width % 8 == 0)
+        is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)
     config = {name: value for name, value in config.items() if name not in given}
     nested = {
