@@ -33,7 +33,7 @@ OPTIONS = {
 class Trainings:
     """Stands in for `train`: notes the calls, and has the scores of each folder."""
 
-    scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "scratch": 0.25, "encoder": 0.0})
+    scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
     greater_is_better: bool = True
     missing: bool = False  # no labels
@@ -86,6 +86,16 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
     assert "less than 13.2 points may be chance" in said[-1]
 
 
+def test_pretraining_of_a_saved_model_is_continued_and_compared_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainings = Trainings()
+    _, said = call(monkeypatch, trainings, "photos", model="saved", output_dir=tmp_path / "out", lora_rank=4)
+    assert [called[0][-1] for called in trainings.calls] == ["saved", "saved", tmp_path / "out" / "encoder"]
+    assert [called[1].get("lora_rank") for called in trainings.calls] == [None, 4, None]
+    assert "With labels, for comparison: image-classification from saved as it is, 12 min." in said
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -108,7 +118,7 @@ def test_pretraining_that_does_not_pay_is_said_to_cost(monkeypatch: pytest.Monke
     result, said = call(monkeypatch, errors, "rooms", task="depth-estimation", output_dir=tmp_path / "out")
     assert result.gain == pytest.approx(-25)
     assert "cost 25.0 points: abs_rel 0.5000 with it, 0.2500 without." in said[-1]
-    assert f"The model to use: {tmp_path / 'out' / 'scratch'}" in said[-1]
+    assert f"The model to use: {tmp_path / 'out' / 'baseline'}" in said[-1]
 
 
 def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,9 +156,10 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ({"minutes": 1e-9}, "minutes=1e-09 must be at least 0.01"),
         ({"minutes": float("nan")}, "minutes=nan must be at least"),
         ({"output_dir": "/dev/null/out"}, "Nothing can be written to /dev/null/out"),
-        ({"preset": "tiny"}, "preset is not for three trainings.*config_overrides"),
-        ({"whiten_patches": True}, "whiten_patches is not for three trainings"),
-        ({"model_name_or_path": "saved"}, "model_name_or_path is not for three trainings"),
+        ({"preset": "tiny"}, "preset does not apply to all three trainings.*config_overrides"),
+        ({"whiten_patches": True}, "whiten_patches does not apply"),
+        ({"model_name_or_path": "saved"}, "model_name_or_path does not apply"),
+        ({"lora_rank": 4}, "lora_rank changes a model that has learned already. Give it as model"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -184,9 +195,9 @@ def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkey
     result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.05, report=said.append, **OPTIONS)
     assert result.encoder.output_dir == Path("outputs/photos-pretraining/encoder")
     assert result.tuned is not None
-    assert result.scratch is not None
-    assert result.tuned.model.config.hidden_size == result.scratch.model.config.hidden_size == 16
-    assert result.best in (result.tuned, result.scratch)
+    assert result.baseline is not None
+    assert result.tuned.model.config.hidden_size == result.baseline.model.config.hidden_size == 16
+    assert result.best in (result.tuned, result.baseline)
     recipes = [yaml.safe_load((folder / "recipe.yaml").read_text()) for folder in Path().glob("outputs/*/*")]
     assert [(recipe["use_muon"], recipe["learning_rate"]) for recipe in recipes] == [(True, 4e-3)] * 3
     assert said[-1].startswith("Pretraining on your images")

@@ -51,12 +51,13 @@ def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
 def pretrain(*args: Any, **options: Any) -> None:
     """Pretrains on your images without their labels, and measures with the labels what that is worth.
 
-    Three fifths of the time go to pretraining. The rest goes to two training runs with labels, one from scratch before
-    it and one from the pretrained encoder after it, whose scores are compared. Without labels it ends with the
-    encoder.
+    Three fifths of the time go to pretraining. The rest goes to two training runs with labels, one before it and one
+    from the pretrained encoder after it, whose scores are compared. Without labels it ends with the encoder. With
+    --model, pretraining continues from a saved or published model; --lora_rank 8 then trains low-rank updates of it.
 
     Examples:
         hf-vit pretrain photos --minutes 60
+        hf-vit pretrain photos --model facebook/dinov2-small --minutes 30
         hf-vit pretrain photos more_photos --labels labeled_photos --task semantic-segmentation
     """
     pretraining.pretrain(*args, **options)

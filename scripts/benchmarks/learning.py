@@ -6,7 +6,7 @@ whose rate follows the clock, so that it has exactly the seconds of our training
 train_results.json) and no step more or less, or else a number of steps. Of several learning rates, tried with the
 first seed, the best counts; the other seeds repeat it.
 
-Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
+Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, LW-DETR of the same width and depth.
 Peers from a published DINOv2, all weights of which they train: `Dinov2ForImageClassification`, a linear head on
 `Dinov2Backbone`, DPT and RF-DETR.
 """
@@ -295,7 +295,7 @@ def open_detector(ours: Any, name: str) -> Peer:
     peer = transformers.RfDetrForObjectDetection(config)
     weights = transformers.AutoModel.from_pretrained(name).state_dict()
     lacking, unknown = peer.model.backbone.backbone.load_state_dict(weights, strict=False)
-    assert not lacking and not unknown, (lacking, unknown)
+    assert not [*lacking, *unknown]
     return DetectionPeer(ours, peer)
 
 

@@ -364,7 +364,7 @@ def choose_config(
         width, patches = size.hidden_size or width, size.num_patches
     is_small = is_small_encoder(facts)
     is_slow = facts.has_bf16 and facts.has_slow_sdpa and not is_settled("bf16", given)
-    if (facts.start == "scratch" or is_small) and is_slow and (patches or math.inf) <= MOST_EAGER_PATCHES:
+    if is_slow and (patches or math.inf) <= MOST_EAGER_PATCHES:
         config["attn_implementation"] = "eager"
     if is_small:
         config |= {name: value for name, value in table.config.items() if name == "drop_path_rate"}
