@@ -84,7 +84,8 @@ class TaskDefaults:
         enlarges: Whether images smaller than a size are enlarged to it.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
             head is to fit it; None where heads stay as they are by default.
-        augmentation: Options of the augmentation, given how often each image is seen.
+        augmentation: Options of the augmentation, given how often each image is seen, and the side of a patch as a
+            share of the shorter side of an image, None if it is not known.
     """
 
     batch: int
@@ -99,7 +100,7 @@ class TaskDefaults:
     probes: bool = False
     enlarges: bool = False
     head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
-    augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
+    augmentation: Callable[[Facts, float, float | None], Options] = lambda facts, epochs, patch_share: {}
 
     def sizes(self, facts: Facts, given: Mapping[str, Any]) -> list[Size | None]:
         """Return the sizes to choose from, the smallest first; None stands for that of a saved model.
@@ -140,11 +141,12 @@ TOO_FEW_STEPS = 300  # to learn anything from scratch
 GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
 EVALUATIONS, CHECKPOINTS = 10, 4
 SOME_EPOCHS, MANY_EPOCHS = 30, 150  # from which on a classifier overfits without augmentation, and with a little
+MOST_ENLARGED = 2.0  # times the size that a model is trained at, beyond which a window shows too little of an image
 CROPPED_EPOCHS = 4  # below which thumbnails are seen too seldom to be shifted
 SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
 
 
-def augment_classes(facts: Facts, epochs: float) -> Options:
+def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Returns how images of a classifier are changed: the more the more often they are seen."""
     if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols, which a mirror changes
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
@@ -204,7 +206,18 @@ def text_tower(width: int) -> Options:
     return {"text_config": small_tower(width), "contrastive_config": {"projection_dim": width}}
 
 
-def draw_views(facts: Facts, epochs: float) -> Options:
+def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> Options:
+    """Returns that images are trained on at scales at which most classes are half as wide as a patch or wider.
+
+    Windows slide over larger images in evaluations too: held-out images choose their scale.
+    """
+    if patch_share is None or facts.detail_share is None:
+        return {}
+    scale = min(patch_share / (2 * facts.detail_share), MOST_ENLARGED)
+    return {} if scale < 1 else {"min_scale": round(scale / 2, 2), "max_scale": round(2 * scale, 2)}
+
+
+def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Options:
     """Returns that views are cut out of larger images where there is more to see, and are few without a GPU."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
@@ -225,13 +238,14 @@ CLASSIFICATION = read_task("image-classification", augmentation=augment_classes)
 SEGMENTATION = read_task(
     "semantic-segmentation",
     head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}}),  # no wider than the model
+    augmentation=scale_to_details,
 )
 UNIVERSAL = read_task("universal-segmentation", head=universal_head)
 DEPTH = read_task(
     "depth-estimation",
     head=without_gpu(depth_head),
     # Not enlarged: by how much cannot be seen by what few images teach, and all depths come out too small by that.
-    augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
+    augmentation=lambda facts, epochs, patch_share: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
 )
 DETECTION = read_task("object-detection", head=detection_head)
 KEYPOINTS = read_task("keypoint-detection")
@@ -281,7 +295,7 @@ def choose(
         "per_device_train_batch_size": max(1, choose_batch(table, facts) // facts.num_processes),
         **choose_optimizer(table, facts),
         **choose_schedule(facts, steps, evaluations),
-        **table.augmentation(facts, epochs),
+        **table.augmentation(facts, epochs, share_of_patch(facts, size)),
         **({"bf16": True} if facts.has_bf16 else {}),
         **({"dataloader_num_workers": 1} if facts.spare_cores else {}),
     }
@@ -290,6 +304,12 @@ def choose(
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
     return chosen | ({"config_overrides": config} if config != overrides else {})
+
+
+def share_of_patch(facts: Facts, size: Size | None) -> float | None:
+    """Returns the side of a patch as a share of the shorter side of an image."""
+    image, patch = (facts.image_size, facts.patch_size) if size is None else (size.image_size, size.patch_size)
+    return None if image is None or patch is None else patch / image
 
 
 def is_settled(name: str, given: Collection[str]) -> bool:

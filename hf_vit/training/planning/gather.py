@@ -9,6 +9,7 @@ import torch
 
 from ...data.formats.label_values import REGRESSION, problem_type_of
 from ...model.configuration_hf_vit import to_pair
+from ...model.image_targets import IGNORED_LABEL
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
 from ..tasks.base import Task
@@ -23,19 +24,15 @@ SAMPLE = 32  # images that are opened
 def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
-    sizes, is_gray, counts, shares = look_at_images(task)
     start, architecture, saved = find_start(task)
     config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
     has_gpu = args.device.type != "cpu"
     return Facts(
+        **look_at_images(task),
         start=start,
         is_unlabeled=architecture in UNLABELED,
         num_images=None if task.loaded.stream is not None else task.count_training_images(),
-        native_size=int(median(sizes)),
         is_regression=problem_type_of(next(iter(splits.values()))) == REGRESSION,
-        is_gray=is_gray,
-        object_share=median(shares) if shares else None,
-        max_objects=max(counts),
         num_scored=task.count_evaluated_images(evaluation_split(splits)),
         has_validation="validation" in splits,
         hidden_size=config.get("hidden_size"),
@@ -67,27 +64,44 @@ def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
     return "head" if has_head else "backbone", architecture, saved
 
 
-def look_at_images(task: Task) -> tuple[list[int], bool, list[int], list[float]]:
-    """Return facts about a sample of training images.
-
-    Returns:
-        The shorter sides in pixels, whether all images are gray, the number of objects in each, and the sides of the
-        objects as shares of the shorter side of their image.
-    """
+def look_at_images(task: Task) -> dict[str, Any]:
+    """Return the fields of `Facts` that a sample of training images tells."""
     splits = task.loaded.splits
     # Of a stream there may be none to train on.
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts, shares = [], [], [0], list[float]()
+    extents = dict[int, np.ndarray]()  # of each class, its area and half its outline, for images with a side of 1
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
-        sizes.append(min(image.size) if box is None else round(min((box[2:] - box[:2]).tolist())))
+        side = min(image.size)
+        sizes.append(side if box is None else round(min((box[2:] - box[:2]).tolist())))
         are_gray.append(image.mode in ("1", "L", "I;16", "LA"))
         counts.append(len(example.get("class_labels", ())))
         if "boxes" in example:
             sides = example["boxes"][:, 2:] - example["boxes"][:, :2]  # (N, 2)
-            shares += (sides.prod(dim=1).sqrt() / min(image.size)).tolist()
-    return sizes, all(are_gray), counts, shares
+            shares += (sides.prod(dim=1).sqrt() / side).tolist()
+        for number, extent in measure_classes(example.get("segmentation_map")).items():
+            extents[number] = extents.get(number, 0) + extent / (side**2, side)
+    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # of a long strip, which has two long edges
+    return {
+        "native_size": int(median(sizes)),
+        "is_gray": all(are_gray),
+        "max_objects": max(counts),
+        "object_share": median(shares) if shares else None,
+        "detail_share": float(median(widths)) if widths else None,
+    }
+
+
+def measure_classes(mask: torch.Tensor | None) -> dict[int, np.ndarray]:
+    """Return the area and half the outline, in pixels, of each class in a mask (H, W)."""
+    extents = {}
+    for number in [] if mask is None else mask.unique().tolist():
+        if number != IGNORED_LABEL:
+            inside = (mask == number).numpy()  # (H, W)
+            outline = np.diff(inside, axis=0).sum() + np.diff(inside, axis=1).sum()
+            extents[number] = np.array([inside.sum(), outline / 2])
+    return extents
 
 
 def count_patches(config: Mapping[str, Any]) -> int | None:
