@@ -492,6 +492,17 @@ def test_queries_of_masks_pass_through_four_blocks_or_all_of_fewer(
     assert num_queries == [0] * (num_hidden_layers - expected) + [5] * expected
 
 
+def test_a_fresh_depth_head_is_not_saturated() -> None:
+    # Levels as a published encoder has them; the features of a head whose fusions add up were 8 times as large.
+    torch.manual_seed(0)
+    config = small_config(hidden_size=48, num_hidden_layers=4, depth_config={"neck_hidden_sizes": [16, 16, 16, 16]})
+    head = HfViTForDepthEstimation(config).depth_head
+    levels, prefixes = [3 * torch.randn(2, 48, 8, 8) for _ in range(4)], [3 * torch.randn(2, 1, 48) for _ in range(4)]
+    depth = head(levels, prefixes)
+    assert head.decoder.options.max_depth == 10
+    assert 2 < depth.min() < depth.max() < 8
+
+
 def test_depth_follows_a_new_patch_size() -> None:
     model = build_head("dpt_metric")
     model.resize_patch_embeddings(4)

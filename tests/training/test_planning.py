@@ -30,11 +30,13 @@ from hf_vit.training.planning.defaults import (
     DETECTION,
     IMAGE_TEXT,
     MASKED_IMAGES,
+    SEGMENTATION,
     Size,
     TaskDefaults,
     choose,
 )
 from hf_vit.training.planning.facts import Facts
+from hf_vit.training.planning.gather import measure_classes
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import plan_evaluation
 
@@ -45,6 +47,11 @@ from ..helpers.options import evaluation_values, given_arguments, run, task_of
 NAMES = ["cat", "dog", "fox"]
 PHOTOGRAPHS = Facts(num_images=900)
 OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_size=128)
+
+
+@pytest.fixture(autouse=True)
+def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # else a young test process would count as imports
 
 
 def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **known: Any) -> dict[str, Any]:
@@ -118,6 +125,27 @@ def test_depths_are_learned_as_they_are() -> None:
     assert all(torch.equal(transform(example)["depth_map"], torch.full((16, 16), 2.0)) for _ in range(3))
 
 
+def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
+    size = Size(None, None, 112, 14)  # a patch covers 1/8 of a side
+    thin, thick = (replace(PHOTOGRAPHS, detail_share=share) for share in (0.04, 0.2))
+    options = choose(SEGMENTATION, thin, (), {}, size=size)
+    assert (options["min_scale"], options["max_scale"]) == (0.78, 3.12)  # 1/8 / (2 · 0.04) = 1.5625
+    assert "max_scale" not in choose(SEGMENTATION, thick, (), {}, size=size)
+    assert choose(SEGMENTATION, replace(thin, detail_share=1e-3), (), {}, size=size)["max_scale"] == 4
+    assert "max_scale" not in choose(SEGMENTATION, thin, (), {})  # of images of an unknown size
+
+
+def test_the_width_of_classes_is_measured_without_what_is_ignored() -> None:
+    mask = torch.zeros(40, 60)
+    mask[:, 20:24] = 1  # a strip 4 pixels wide
+    mask[:10] = 255
+    extents = measure_classes(mask)
+    assert extents.keys() == {0, 1}
+    area, half = extents[1]
+    assert area / half == pytest.approx(4, rel=0.1)
+    assert measure_classes(None) == {}
+
+
 @pytest.mark.parametrize(
     ("given", "settled"),
     [
@@ -159,7 +187,7 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
         ({}, ("attn_implementation",), Size(128, 6, 64, 8), False),
         ({"has_bf16": False}, (), Size(128, 6, 64, 8), False),
         ({"has_slow_sdpa": False}, (), Size(128, 6, 64, 8), False),
-        ({"start": "backbone"}, (), Size(128, 6, 64, 8), False),
+        ({"start": "backbone"}, (), Size(None, None, 112, 14), True),
     ],
 )
 def test_attention_is_eager_where_the_fused_one_trains_slowly(
