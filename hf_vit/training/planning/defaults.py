@@ -237,7 +237,7 @@ GROUPS = [set(group) for group in TABLES["groups"]]
 CLASSIFICATION = read_task("image-classification", augmentation=augment_classes)
 SEGMENTATION = read_task(
     "semantic-segmentation",
-    head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}}),  # no wider than the model
+    head=without_gpu(lambda width: {"segmentation_config": {"hidden_size": 64}} if width < LARGE_WIDTH else {}),
     augmentation=scale_to_details,
 )
 UNIVERSAL = read_task("universal-segmentation", head=universal_head)

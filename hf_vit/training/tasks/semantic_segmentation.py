@@ -258,8 +258,9 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
         """Chooses by validation images at which scale windows slide over an image, or that it is seen as a whole.
 
-        A larger scale is chosen if its mean IoU is higher by more than `MARGIN` and `NUM_ERRORS` standard errors of
-        the difference. Scales beyond the size of the images are not tried, nor those beyond one that is worse.
+        Scales count if their mean IoU is higher than that of the whole image by more than `MARGIN` and `NUM_ERRORS`
+        standard errors of the difference; of these it is the smallest within `MARGIN` of the best. Scales beyond the
+        size of the images are not tried, nor those beyond one that is worse than the best before it.
         """
         examples, processor = trainer.eval_dataset, trainer.processing_class
         if examples is None or not self.held_out_for:
@@ -271,20 +272,24 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))
-        best, found = 1.0, dict[float, list[Any]]()
+        whole, better = list[Any](), dict[float, float]()  # records at scale 1; mean IoU of the scales that count
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
             with trainer.scoring_by(trainer.evaluator):
                 trainer.predict(images, metric_key_prefix=CHOOSING)
             metric = trainer.evaluator.metric
             assert isinstance(metric, SemanticSegmentationMetric)
-            found[scale] = metric.records
-            self.scale_scores[scale] = mean_iou(metric, found[scale])
-            if scale > 1 and is_better(metric, found[scale], found[best]):
-                best = scale
-            elif self.scale_scores[scale] < self.scale_scores[best]:
+            records = metric.records
+            self.scale_scores[scale] = score = mean_iou(metric, records)
+            if scale == 1:
+                whole = records
+            elif is_better(metric, records, whole):
+                better[scale] = score
+            if score < max(self.scale_scores.values()):
                 break
-        processor.window_scale = None if best == 1 else best
+        processor.window_scale = min(
+            (scale for scale, score in better.items() if score >= max(better.values()) - MARGIN), default=None
+        )
 
     @property
     def num_needed_classes(self) -> int:
