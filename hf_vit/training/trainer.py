@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 from huggingface_hub import CommitOperationAdd
 from torch import nn
@@ -42,7 +43,7 @@ from .checkpoints import (
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
-from .finetuning.frozen_features import FrozenFeatures, check_cache
+from .finetuning.frozen_features import FEATURE_FOLDER, FrozenFeatures, check_cache
 from .lora import as_peft_model, check_adapter, is_adapted, merge, prepare_adapter, save_adapter, unwrap_peft
 from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, make_parameter_groups, may_lack_gradients
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
@@ -162,6 +163,7 @@ class HfViTTrainer(Trainer):
         self.has_learned = False  # whether a step had a learning rate above 0
         self.most_steps = 0  # that a training may get when it has begun, see `change_length`
         self.features: FrozenFeatures | None = None  # that a training reads in place of images
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # where they are stored
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from accelerate.utils import send_to_device
-from datasets import Dataset, Features, List, Value, concatenate_datasets, config
+from datasets import Dataset, Features, List, Value, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 from datasets.fingerprint import Hasher
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ from ..regularization import Mixing
 if TYPE_CHECKING:
     from ..trainer import HfViTTrainer
 
-FOLDER = "hf_vit_features"
+FEATURE_FOLDER = "hf_vit_features"
 ROWS_PER_SHARD = 256  # what one process writes at a time, and at most loses if it is killed
 BATCH_SIZE = 32  # of the extraction; the same for every training batch, so that shards are always the same
 PROBED = 4  # images that show which features are read, and how large they are
@@ -216,6 +216,8 @@ def encode_target(example: Mapping[str, Any]) -> bytes:
 class FrozenFeatures:
     """The features of the frozen part of a model for some views of each training image, which stand on disk.
 
+    `seconds` is how long it took to compute those that were not stored yet.
+
     View v of an image is what an uncached training sees in its epoch v; in epoch e a training sees view e modulo
     `cached_views`. The features are kept in the cache of `datasets`, in files of `ROWS_PER_SHARD` rows. The name of
     their folder depends on images, targets, transform, frozen weights and precision, so that another training finds
@@ -255,7 +257,7 @@ class FrozenFeatures:
         self.size *= self.options.cached_views * len(self.source)
         self._check_size()
         self.error = max(float((one.to(self.dtype) - one).norm() / one.norm()) for one in read.values())
-        self.folder = Path(config.HF_DATASETS_CACHE) / FOLDER / self._key(batch["pixel_values"])
+        self.folder = trainer.feature_folder / self._key(batch["pixel_values"])
         self._extract()
         files = [str(self._file(*shard)) for shard in self._shards()]
         rows = concatenate_datasets([Dataset.from_file(file) for file in files]).with_format("arrow")
@@ -337,6 +339,7 @@ class FrozenFeatures:
             for shard in own:
                 self._write(*shard, bar.update)
         trainer.accelerator.wait_for_everyone()
+        self.seconds = time.monotonic() - start
         if trainer.is_world_process_zero():
             size = sum(self._file(*shard).stat().st_size for shard in is_missing)
             count, views = sum(is_missing.values()), self.options.cached_views
@@ -344,7 +347,7 @@ class FrozenFeatures:
             error = f", {self.error:.1e} off float32" if self.dtype != torch.float32 else ""
             trainer.report(
                 f"Frozen features ({', '.join(self.read)}): {len(self.source):,} images, {views} views, "
-                f"{in_words(size)} in {self.folder}{error}; {how} in {time.monotonic() - start:.1f} s."
+                f"{in_words(size)} in {self.folder}{error}; {how} in {self.seconds:.1f} s."
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:

@@ -7,7 +7,8 @@ steps is more than what a large one does in few. The table of the task has the s
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
@@ -33,6 +34,8 @@ LEAST_TIMED, MOST_TIMED = 3, 50  # steps
 LEAST_STEPS = 20  # of a training: a budget for fewer is refused
 LEFT_OUT = 1  # of them, the first ones, which prepare memory and find images that were read ahead
 TIMED_IMAGES = 32
+VIEW_SHARE = 0.3  # of the budget, for the features of views of images that a frozen backbone sees once
+LEAST_VIEWS, MOST_VIEWS = 2, 8
 
 
 # Arguments of a trial, which evaluates, saves and reports nothing
@@ -45,10 +48,12 @@ TRIAL = {
 
 
 class Pace(NamedTuple):
-    """Seconds of a step, and of an image in an evaluation."""
+    """Seconds of a step, of an image in an evaluation, and of a view whose features are stored, with its bytes."""
 
     step: float
     image: float
+    view: float = 0.0
+    view_bytes: int = 0
 
 
 class Candidate(NamedTuple):
@@ -58,6 +63,7 @@ class Candidate(NamedTuple):
     pace: Pace
     steps: int
     evaluations: int
+    views: int = 0  # of each image, whose features are stored
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ class Budget:
         num_scored: Images that are evaluated at the end.
         num_validated: Images of each evaluation before; 0 without.
         num_probed: Images whose features a linear probe takes before the first step.
+        num_trained: Images of a training whose features may be stored.
+        batch: Images of a step.
+        most_bytes: That stored features may take.
         clock: Tells how many seconds have gone by, the same on all processes.
     """
 
@@ -77,6 +86,9 @@ class Budget:
     num_validated: int
     num_probed: int
     clock: Callable[[], float]
+    num_trained: int = 0
+    batch: int = 1
+    most_bytes: float = 0.0
 
     def report_seconds(self, pace: Pace) -> float:
         """Returns what follows the last step."""
@@ -90,7 +102,17 @@ class Budget:
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
         evaluations *= evaluations > 1  # one alone would be that of the report
-        return Candidate(size, pace, max(1, int((left - evaluations * evaluation) / pace.step)), evaluations)
+        left -= evaluations * evaluation
+        of_view = self.num_trained * pace.view
+        views = self.count_views(pace, left) if of_view else 0
+        return Candidate(size, pace, max(1, int((left - views * of_view) / pace.step)), evaluations, views)
+
+    def count_views(self, pace: Pace, left: float) -> int:
+        """Returns the views of each image that pay: no more than the steps read; 0 if there is no room for a few."""
+        of_view, step_views = self.num_trained * pace.view, self.num_trained / self.batch * pace.step
+        most = min(VIEW_SHARE * self.seconds / of_view, self.most_bytes / (self.num_trained * pace.view_bytes))
+        views = int(min(most, MOST_VIEWS, left / (of_view + step_views)))
+        return views if views >= LEAST_VIEWS else 0
 
     def choose(
         self, sizes: Sequence[Size | None], needed_steps: int, measure: Callable[[Size | None], Pace]
@@ -104,6 +126,7 @@ class Budget:
         """
         deadline = self.clock() + TIMING_SHARE * self.seconds
         best = self.plan(sizes[0], measure(sizes[0]))
+        stores = best.views > 0
         for size in sizes[1:]:
             # A larger one takes at least as long as this one has: by how much, the number of patches tells.
             growth = 1.0 if size is None or best.size is None else max(1.0, size.num_patches / best.size.num_patches)
@@ -111,7 +134,7 @@ class Budget:
             if best.steps / growth < needed_steps or self.clock() + expected > deadline:
                 break
             candidate = self.plan(size, measure(size))
-            if candidate.steps < needed_steps:
+            if candidate.steps < needed_steps or (stores and not candidate.views):
                 break
             best = candidate
         return self.plan(best.size, best.pace)
@@ -164,8 +187,15 @@ def measure_pace(task: Task, seconds: float) -> Pace:
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
+        if args.cached_views:
+            examples: Any = trainer.train_dataset.dataset
+            few = examples.select(range(min(TIMED_IMAGES, len(examples))))
+            trainer.train_dataset, trainer.feature_folder = replace(trainer.train_dataset, dataset=few), Path(folder)
         trainer.train()
         pace = Pace(times.step(), time_evaluation(task, trainer))
+        if trainer.features is not None:
+            count = args.cached_views * len(trainer.train_dataset)
+            pace = pace._replace(view=trainer.features.seconds / count, view_bytes=trainer.features.size // count)
     return on_first_process(args, lambda: pace)
 
 

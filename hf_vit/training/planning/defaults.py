@@ -80,6 +80,7 @@ class TaskDefaults:
         tuned_sides: Sides of images to choose from for a saved model, in pixels, the smallest first.
         tuned_steps: How many steps such a side must get to be preferred to a smaller one.
         few: Those in addition where a large backbone meets few images.
+        stores: Whether without a GPU a head learns from stored features of a published backbone, which stays frozen.
         probes: Whether a fresh head on a saved backbone starts as a linear probe.
         enlarges: Whether images smaller than a size are enlarged to it.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
@@ -97,6 +98,7 @@ class TaskDefaults:
     tuned_sides: tuple[int, ...] = (112, 168, 224, 336, 448)
     tuned_steps: int = 100
     few: Mapping[str, Any] = field(default_factory=dict)
+    stores: bool = False
     probes: bool = False
     enlarges: bool = False
     head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
@@ -130,6 +132,7 @@ class TaskDefaults:
 WIDEST_START = 384  # with a larger deviation than usual
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
 PROBED_RATE = 1.5e-5  # if the head starts as a linear probe, which larger rates destroy
+FROZEN_RATE = 1e-3  # of heads on frozen features
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # times that of the rest
 MOST_EAGER_PATCHES = 400  # with which plain products of attention train faster than SDPA where that is slow
@@ -260,6 +263,11 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 
 # The rules
 
+# With one of these, features are not stored by default
+UNSTORED = {
+    *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
+    *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher_name_or_path"),
+}
 HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
 
 
@@ -273,6 +281,7 @@ def choose(
     steps: int | None = None,
     batch: int | None = None,
     evaluations: int = EVALUATIONS,
+    views: int = 0,
 ) -> Options:
     """Chooses what is not given.
 
@@ -285,6 +294,7 @@ def choose(
         steps: Those of the training, where they are to be chosen or are known.
         batch: Images of a step on all processes, if that is given.
         evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
+        views: Of each image, whose features are stored while the backbone stays frozen; 0 trains the backbone too.
 
     Returns:
         Values by the names of options; `config_overrides` as a mapping, with what is given.
@@ -293,7 +303,7 @@ def choose(
     epochs = facts.epochs_of(steps, batch or choose_batch(table, facts))
     chosen: Options = {
         "per_device_train_batch_size": max(1, choose_batch(table, facts) // facts.num_processes),
-        **choose_optimizer(table, facts),
+        **(choose_optimizer(table, facts) if not views else {"learning_rate": FROZEN_RATE, "warmup_steps": 0.1}),
         **choose_schedule(facts, steps, evaluations),
         **table.augmentation(facts, epochs, share_of_patch(facts, size)),
         **({"bf16": True} if facts.has_bf16 else {}),
@@ -303,6 +313,8 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
+    if views:  # whatever else of the optimizer is given
+        chosen |= {"trainable_blocks": 0, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
 
 

@@ -21,7 +21,17 @@ from ..finetuning.probe import MOST_IMAGES
 from ..load_data import chooses_step
 from ..tasks.base import Task
 from .budget import LEAST_STEPS, TIMING_SHARE, Budget, Candidate, Pace, measure_pace
-from .defaults import TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, is_settled, needed_steps
+from .defaults import (
+    TOO_FEW_STEPS,
+    UNSTORED,
+    Options,
+    Size,
+    choose,
+    choose_batch,
+    choose_steps,
+    is_settled,
+    needed_steps,
+)
 from .facts import Facts
 from .gather import find_start, gather_facts
 
@@ -153,14 +163,18 @@ class Planner:
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
         num_scored = facts.num_scored + task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
         num_probed = min(MOST_IMAGES, (facts.num_images or 0) + 2 * num_validated) if facts.start == "backbone" else 0
-        budget = Budget(60 * minutes, num_scored, num_validated, num_probed * task.defaults.probes, self.seconds)
+        trained, most_bytes = facts.num_images or 0, 10**9 * task.args.cache_gigabytes
+        of_data = num_scored, num_validated, num_probed * task.defaults.probes
+        budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
+        can_store = task.defaults.stores and facts.start == "backbone" and not facts.has_gpu and bool(trained)
+        views = int(can_store and UNSTORED.isdisjoint(self.given))  # of the trials
 
         def measure(size: Size | None) -> Pace:
-            trial = self.choose(task, facts, size=size, steps=needed, batch=batch) | frozen
+            trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
@@ -168,9 +182,12 @@ class Planner:
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])
-            facts = replace(facts, has_bf16=in_bf16.step < in_float32.step)
-            paces[sizes[0]] = min(in_bf16, in_float32)
+            paces[sizes[0]] = max(in_bf16, in_float32, key=lambda pace: budget.plan(sizes[0], pace).steps)
+            facts = replace(facts, has_bf16=paces[sizes[0]] is in_bf16)
         choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
+        if views and not choice.views:  # there are too many images to store features of all
+            views, paces = 0, {}
+            choice = budget.choose(sizes, needed, measure)
         starts_as_probe = facts.start == "backbone" and task.defaults.probes
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
             frozen = {"trainable_blocks": 0}  # the head alone, which is a linear probe already
@@ -182,7 +199,7 @@ class Planner:
                 f"{choice.pace.step:.3g} s. Set --minutes higher, --image_size smaller, or --max_steps {LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
-        known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
+        known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
         chosen = self.choose(task, facts, batch=batch, **known) | frozen
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         warn_of_few_steps(task, choice.steps)
@@ -239,6 +256,8 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
             f"{shape}; images of {size.image_size} pixels (most have "
             f"{facts.native_size}) in patches of {size.patch_size}"
         )
+    if choice.views:
+        model += f"; the head alone is trained, on stored features of {choice.views} views of each image"
     epochs = facts.epochs_of(choice.steps, batch)
     end = datetime.now() + timedelta(seconds=left)
     return (
