@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
 
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.data.datasets import TargetData
@@ -41,6 +43,7 @@ from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import plan_evaluation
 
 from ..helpers.dense_trainings import write_scenes
+from ..helpers.object_trainings import write_objects
 from ..helpers.options import evaluation_values, given_arguments, run, task_of
 
 
@@ -237,7 +240,7 @@ SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, 
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
-        ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),  # objects of 9 and 13 pixels are too small
+        ({"small_share": 0.08, "native_size": 400}, {}, [224, 336]),  # objects of 9 and 13 pixels are too small
         ({}, {"image_size": 256}, [None]),
         ({"image_size": None}, {}, [None]),
     ],
@@ -299,6 +302,56 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     assert choice.size in (enough or sizes[:1])
     if minutes == 60 and step > 0.01:  # with time enough to try them all
         assert choice.size == enough[-1]
+
+
+@pytest.mark.parametrize(
+    ("pace", "most_bytes", "views"),
+    [
+        (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),  # 10 s for a view of all, and 6.25 s for the steps that read it
+        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 3),  # within 30 % of the budget
+        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # more than the steps would read
+        (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
+        (Pace(0.5, 0.0, 1.0, 1000), 1e9, 0),
+        (Pace(0.5, 0.0), 1e9, 0),
+    ],
+)
+def test_features_are_stored_of_as_many_views_as_pay(pace: Pace, most_bytes: float, views: int) -> None:
+    kept = Budget(600.0, 0, 0, 0, lambda: 0.0, num_trained=100, batch=8, most_bytes=most_bytes)
+    choice = kept.plan(None, pace)
+    assert choice.views == views
+    assert choice.steps == int((600 - 8 - views * 100 * pace.view) / pace.step)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--learning_rate", "5e-4"], {"trainable_blocks": 0, "learning_rate": 5e-4}),
+        (["--trainable_blocks", "1"], {"trainable_blocks": 1, "cached_views": None}),
+    ],
+)
+def test_heads_of_detectors_learn_from_stored_features(
+    given: list[str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    HfViTModel(HfViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "saved")
+    HfViTImageProcessor(size=(32, 32)).save_pretrained(tmp_path / "saved")
+
+    def measure_in_time(*args: Any) -> Pace:
+        assert (measure_pace(*args).view > 0) is is_stored
+        return Pace(2.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
+
+    is_stored = "--trainable_blocks" not in given
+    monkeypatch.setattr(plan, "measure_pace", measure_in_time)
+    start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "2", *given]
+    told: list[str] = []
+    command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
+    run(TASKS["object-detection"], command, None, report=told.append)
+    recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert {name: recipe.get(name) for name in expected} == expected
+    assert any("stored features of" in line for line in told) is is_stored
+    folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
+    assert len(folders) == is_stored  # nothing of the timed steps is left
 
 
 def write_photos(folder: Path, with_test: bool) -> Path:

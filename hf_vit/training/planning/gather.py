@@ -19,6 +19,7 @@ from .facts import Facts, Start
 
 UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # what learns without labels
 SAMPLE = 32  # images that are opened
+SMALL = 0.1  # of the objects are smaller than what counts as a small one
 
 
 def gather_facts(task: Task) -> Facts:
@@ -89,6 +90,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
         "is_gray": all(are_gray),
         "max_objects": max(counts),
         "object_share": median(shares) if shares else None,
+        "small_share": float(np.quantile(shares, SMALL)) if shares else None,
         "detail_share": float(median(widths)) if widths else None,
     }
 
