@@ -262,6 +262,14 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
     }
 
 
+class Storing(HfViTTrainer):
+    """Stores features in the output folder."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.feature_folder = Path(self.args.output_dir) / "features"
+
+
 class OfSavedModel(HfViTTrainer):
     """Takes its model for one that was saved: others get no adapter."""
 
@@ -392,6 +400,9 @@ def compare_processes(folder: Path) -> None:
         "regularized": train_regularized(folder, GLOBAL_BATCH // 2),
         "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
         "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
+        "stored": train_augmented(
+            folder / "stored", GLOBAL_BATCH // 2, trainer_class=Storing, trainable_blocks=0, cached_views=3
+        ),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()

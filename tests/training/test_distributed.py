@@ -123,6 +123,15 @@ def test_two_processes_learn_the_adapter_of_one(two_processes: list[dict[str, An
         assert_close(process["adapter"]["weights"], alone["weights"], 1e-5, "weights")
 
 
+def test_two_processes_learn_from_stored_features_as_one_from_images(
+    two_processes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = train_augmented(tmp_path, GLOBAL_BATCH, trainable_blocks=0)
+    for process in two_processes:
+        assert_close(process["stored"]["losses"], alone["losses"], 1e-5, "losses")
+        assert_close(process["stored"]["weights"], alone["weights"], 1e-5, "weights")
+
+
 @pytest.mark.usefixtures("two_processes")
 def test_two_processes_print_no_warning(folder_of_two: Path) -> None:
     lines = (folder_of_two / "output.txt").read_text().splitlines()

@@ -16,7 +16,7 @@ from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.model.encoder import HfViTLayer
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.finetuning import frozen_features
-from hf_vit.training.finetuning.frozen_features import FOLDER
+from hf_vit.training.finetuning.frozen_features import FEATURE_FOLDER
 from hf_vit.training.optimizer import find_backbone
 
 from ..helpers.datasets import load_digits
@@ -39,7 +39,7 @@ SHORT += ["--learning_rate", "1e-3"]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which features are stored."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path / "cache" / FOLDER
+    return tmp_path / "cache" / FEATURE_FOLDER
 
 
 @pytest.fixture
