@@ -349,7 +349,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     run(TASKS["object-detection"], command, None, report=told.append)
     recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
     assert {name: recipe.get(name) for name in expected} == expected
-    assert any("stored features of" in line for line in told) is is_stored
+    assert any("features of frozen blocks are stored" in line for line in told) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
     assert len(folders) == is_stored  # nothing of the timed steps is left
 

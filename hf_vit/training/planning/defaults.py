@@ -80,7 +80,8 @@ class TaskDefaults:
         tuned_sides: Sides of images to choose from for a saved model, in pixels, the smallest first.
         tuned_steps: How many steps such a side must get to be preferred to a smaller one.
         few: Those in addition where a large backbone meets few images.
-        stores: Whether without a GPU a head learns from stored features of a published backbone, which stays frozen.
+        stores: Last blocks of a published backbone that train without a GPU, on stored features of the others; None
+            trains all blocks.
         probes: Whether a fresh head on a saved backbone starts as a linear probe.
         enlarges: Whether images smaller than a size are enlarged to it.
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
@@ -98,7 +99,7 @@ class TaskDefaults:
     tuned_sides: tuple[int, ...] = (112, 168, 224, 336, 448)
     tuned_steps: int = 100
     few: Mapping[str, Any] = field(default_factory=dict)
-    stores: bool = False
+    stores: int | None = None
     probes: bool = False
     enlarges: bool = False
     head: Callable[[Facts, int | None], Options] = lambda facts, width: {}
@@ -252,7 +253,10 @@ DEPTH = read_task(
     augmentation=lambda facts, epochs, patch_share: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
 )
 DETECTION = read_task("object-detection", head=detection_head)
-KEYPOINTS = read_task("keypoint-detection")
+KEYPOINTS = read_task(
+    "keypoint-detection",
+    head=without_gpu(lambda width: {"keypoint_config": {"hidden_size": 128}} if width >= LARGE_WIDTH else {}),
+)
 MASKED_IMAGES = read_task("masked-image-modeling", head=without_gpu(masked_head))
 JOINT_EMBEDDINGS = read_task(
     "joint-embedding",
@@ -295,7 +299,7 @@ def choose(
         steps: Those of the training, where they are to be chosen or are known.
         batch: Images of a step on all processes, if that is given.
         evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
-        views: Of each image, whose features are stored while the backbone stays frozen; 0 trains the backbone too.
+        views: Of each image, whose features are stored while all but `stores` blocks stay frozen; 0 trains all.
 
     Returns:
         Values by the names of options; `config_overrides` as a mapping, with what is given.
@@ -304,7 +308,8 @@ def choose(
     epochs = facts.epochs_of(steps, batch or choose_batch(table, facts))
     chosen: Options = {
         "per_device_train_batch_size": max(1, choose_batch(table, facts) // facts.num_processes),
-        **(choose_optimizer(table, facts) if not views else {"learning_rate": FROZEN_RATE, "warmup_steps": 0.1}),
+        **choose_optimizer(table, facts),
+        **({"learning_rate": FROZEN_RATE, "head_lr_multiplier": 1.0} if views and not table.stores else {}),
         **choose_schedule(facts, steps, evaluations),
         **table.augmentation(facts, epochs, share_of_patch(facts, size)),
         **({"bf16": True} if facts.has_bf16 else {}),
@@ -315,7 +320,7 @@ def choose(
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
     if views:  # whatever else of the optimizer is given
-        chosen |= {"trainable_blocks": 0, "cached_views": views}
+        chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
 
 

@@ -170,8 +170,8 @@ class Planner:
         seconds = TIMING_SHARE * budget.seconds / 4
 
         frozen: Options = {}
-        can_store = task.defaults.stores and facts.start == "backbone" and not facts.has_gpu and bool(trained)
-        views = int(can_store and UNSTORED.isdisjoint(self.given))  # of the trials
+        can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
+        views = int(bool(can_store) and task.defaults.stores is not None)  # of the trials
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
@@ -257,7 +257,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
             f"{facts.native_size}) in patches of {size.patch_size}"
         )
     if choice.views:
-        model += f"; the head alone is trained, on stored features of {choice.views} views of each image"
+        model += f"; features of frozen blocks are stored for {choice.views} views of each image"
     epochs = facts.epochs_of(choice.steps, batch)
     end = datetime.now() + timedelta(seconds=left)
     return (
