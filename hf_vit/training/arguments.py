@@ -31,12 +31,12 @@ from ..options.resolve import Options, values_of
 MAX_WORKERS = 8  # by default
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
-CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5}  # of how rare a class is, by which it counts more in the loss
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # of how rare a class is: its weight in the loss
 class_weights_option = partial(
     regularization_option,
     None,
-    "How much each class counts in the loss: balanced, by how rare it is; sqrt, by the root of that; or a JSON "
-    "file of weights by name.",
+    "How much each class counts in the loss: balanced, by how rare it is; sqrt, by the root of that; none, all alike; "
+    "or a JSON file of weights by name.",
 )
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
 
