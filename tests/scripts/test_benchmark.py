@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
 import yaml
 from benchmarks import learning
 from benchmarks.harness import in_rounds, median_ratio
 
+from ..helpers.datasets import write_class_folders
 from ..helpers.dense_trainings import CONFIG, write_scenes
 from ..helpers.fresh import run_script
 from ..helpers.object_trainings import write_figures, write_objects
@@ -151,6 +153,41 @@ def test_benchmark_of_learning_trains_a_peer_of_each_task(
     monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter=lambda: next(quarters)))
     scores = learning.train_peer(learning.Arguments(task=task, training=str(tmp_path)), 1e-3, 0, seconds=1.0)
     assert scores["steps"] == 3
+    assert 0 <= scores[learning.CHOOSES[task]] < 100
+
+
+@pytest.mark.parametrize(
+    ("task", "write"),
+    [
+        ("image_classification", lambda folder: write_class_folders(folder, ["cat", "dog"])),
+        ("semantic_segmentation", write_scenes),
+        ("depth_estimation", write_scenes),
+        ("object_detection", write_objects),
+    ],
+)
+def test_benchmark_of_learning_trains_a_peer_from_a_published_encoder(
+    task: str, write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    transformers.Dinov2Model(transformers.Dinov2Config(**shape)).save_pretrained(tmp_path / "saved")
+    transformers.BitImageProcessor(size={"shortest_edge": 32}, crop_size=32).save_pretrained(tmp_path / "saved")
+    heads = {
+        "depth_config": CONFIG["depth_config"] | {"head": "dpt", "fusion_hidden_size": 8},
+        "detection_config": {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1},
+    }
+    recipe = {
+        "dataset_name": str(write(tmp_path / "data")),
+        "model_name_or_path": str(tmp_path / "saved"),
+        "image_size": 32,
+        "config_overrides": heads,
+        "per_device_train_batch_size": 2,
+        "head_lr_multiplier": 5,
+        "use_cpu": True,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    args = learning.Arguments(task=task, training=str(tmp_path), steps=2)
+    scores = learning.train_peer(args, 1e-3, 0, seconds=1.0)
+    assert scores["steps"] == 2
     assert 0 <= scores[learning.CHOOSES[task]] < 100
 
 

@@ -268,10 +268,12 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 
 # The rules
 
+MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # which change images in each step
 # With one of these, features are not stored by default
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
     *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher_name_or_path"),
+    *MIXED,
 }
 HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
 
@@ -320,6 +322,7 @@ def choose(
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
     if views:  # whatever else of the optimizer is given
+        chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
 
