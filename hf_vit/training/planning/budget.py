@@ -34,7 +34,7 @@ LEAST_TIMED, MOST_TIMED = 3, 50  # steps
 LEAST_STEPS = 20  # of a training: a budget for fewer is refused
 LEFT_OUT = 1  # of them, the first ones, which prepare memory and find images that were read ahead
 TIMED_IMAGES = 32
-VIEW_SHARE = 0.3  # of the budget, for the features of views of images that a frozen backbone sees once
+VIEW_SHARE = 0.4  # of the budget, for the features of views of images that a frozen backbone sees once
 LEAST_VIEWS, MOST_VIEWS = 2, 8
 
 
