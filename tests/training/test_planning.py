@@ -311,7 +311,7 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
         (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # within 40 % of the budget
         (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # more than the steps would read
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
-        (Pace(0.5, 0.0, 1.0, 1000), 1e9, 0),
+        (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
         (Pace(0.5, 0.0), 1e9, 0),
     ],
 )
