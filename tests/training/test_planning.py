@@ -240,7 +240,7 @@ SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, 
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
-        ({"small_share": 0.08, "native_size": 400}, {}, [224, 336]),  # objects of 9 and 13 pixels are too small
+        ({"object_share": 0.08, "native_size": 400}, {}, [224, 336]),  # objects of 9 and 13 pixels are too small
         ({}, {"image_size": 256}, [None]),
         ({"image_size": None}, {}, [None]),
     ],

@@ -123,8 +123,7 @@ class TaskDefaults:
             largest = math.inf if self.enlarges else max(facts.native_size + patch, next(iter(sides)))
             sizes = [Size(None, None, side, patch) for side in sides if side <= min(largest, facts.image_size)]
             sizes = sizes or [Size(None, None, facts.image_size, patch)]
-        # A saved model sees small objects too, as it learns the faster.
-        share = (facts.object_share if facts.start == "scratch" else facts.small_share) or 1.0
+        share = facts.object_share or 1.0
         visible = [size for size in sizes if share * size.image_size >= LEAST_OBJECT] or sizes[-1:]
         return list(dict.fromkeys(visible))
 

@@ -19,7 +19,6 @@ class Facts:
         is_regression: Whether the labels are values rather than classes.
         is_gray: Whether the images have no colors.
         object_share: Median side of objects, as a share of the shorter side of their image; None without boxes.
-        small_share: The same of the class with the smallest objects.
         detail_share: Median width of what the classes of masks cover, as a share of the shorter side; None without.
         max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
         num_scored: Images that are evaluated at the end.
@@ -42,7 +41,6 @@ class Facts:
     is_regression: bool = False
     is_gray: bool = False
     object_share: float | None = None
-    small_share: float | None = None
     detail_share: float | None = None
     max_objects: int = 0
     num_scored: int = 100

@@ -1,8 +1,6 @@
 """Gathers the facts that defaults are chosen by from a task whose data are loaded."""
 
-from collections import defaultdict
 from collections.abc import Mapping
-from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -72,7 +70,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
     # Of a stream there may be none to train on.
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
-    sizes, are_gray, counts, shares = [], [], [0], defaultdict[int, list[float]](list)
+    sizes, are_gray, counts, shares = [], [], [0], list[float]()
     extents = dict[int, np.ndarray]()  # of each class, its area and half its outline, for images with a side of 1
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
@@ -82,8 +80,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
         counts.append(len(example.get("class_labels", ())))
         if "boxes" in example:
             sides = example["boxes"][:, 2:] - example["boxes"][:, :2]  # (N, 2)
-            for number, share in zip(example["class_labels"].tolist(), sides.prod(dim=1).sqrt() / side, strict=True):
-                shares[number].append(float(share))
+            shares += (sides.prod(dim=1).sqrt() / side).tolist()
         for number, extent in measure_classes(example.get("segmentation_map")).items():
             extents[number] = extents.get(number, 0) + extent / (side**2, side)
     widths = [area / max(half, 1e-9) for area, half in extents.values()]  # of a long strip, which has two long edges
@@ -91,8 +88,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
         "native_size": int(median(sizes)),
         "is_gray": all(are_gray),
         "max_objects": max(counts),
-        "object_share": median(chain.from_iterable(shares.values())) if shares else None,
-        "small_share": min(map(median, shares.values()), default=None),
+        "object_share": median(shares) if shares else None,
         "detail_share": float(median(widths)) if widths else None,
     }
 
