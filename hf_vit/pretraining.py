@@ -81,8 +81,7 @@ def pretrain(
     Args:
         data: Folder, file, or name on the Hub; several for more images.
         labels: The same of the images with labels; by default `data`, if labels are found there.
-        model: Saved or published model whose pretraining is continued; by default a new one. The first training with
-            labels starts from it too.
+        model: Saved or published model to start from, in the first training too; by default a new one.
         task: What to train with them; classes of images by default.
         method: "joint-embedding" (LeJEPA) or "masked-image-modeling" (MAE).
         minutes: Time for all of it: 3/5 of it for pretraining, 1/5 for each of the other two.
@@ -90,8 +89,7 @@ def pretrain(
         resume: Go on with what has begun in `output_dir`.
         seed: Of all three trainings.
         report: Called with lines of text on how it goes.
-        **options: Of all three trainings, by the names of their flags: `bf16`, `use_cpu`. Those of LoRA (`lora_rank`)
-            only change the pretraining.
+        **options: Of all three trainings, by the names of their flags: `bf16`, `use_cpu`; `lora_rank` of one.
 
     Returns:
         The three trainings.
@@ -102,9 +100,7 @@ def pretrain(
     """
     adapted = {name: options.pop(name) for name in ADAPTED if name in options}
     options["seed"] = seed
-    check(task, method, minutes, options)
-    if adapted and model is None:
-        raise ValueError(f"{next(iter(adapted))} changes a model that has learned already. Give it as model.")
+    check(task, method, minutes, options, [] if model else [*adapted])
     first = file_name(as_list(data)[0])
     folder = place(output_dir, first, resume)
     known = data if labels is None else labels
@@ -113,10 +109,10 @@ def pretrain(
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
     run = partial(train_part, partial(train, report=report, **options), folder)
-    start = "scratch" if model is None else f"{model} as it is"
+    baseline = None
     if has_labels:
-        report(f"With labels, for comparison: {task} from {start}, {shared:g} min.")
-    baseline = run("baseline", task, known, shared, model=model) if has_labels else None
+        report(f"With labels, for comparison: {task} from {model or 'scratch'}, {shared:g} min.")
+        baseline = run("baseline", task, known, shared, model=model)
     report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
     encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes, model=model, **adapted)
     if baseline is None:
@@ -148,8 +144,10 @@ def train_part(
     return run(task, data, output_dir=folder / name, minutes=minutes, **given, **resumed)
 
 
-def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any]) -> None:
+def check(task: str | None, method: str, minutes: float, options: Mapping[str, Any], without_model: list[str]) -> None:
     """Raises `ValueError` if something is asked for that there is not, or that not all three trainings can do."""
+    if without_model:
+        raise ValueError(f"{without_model[0]} changes a model that has learned already. Give it as model.")
     if method not in METHODS:
         raise ValueError(f"There is no method {method!r}. Choose one of {', '.join(METHODS)}.")
     if task is not None and task.replace("_", "-") in METHODS:

@@ -93,7 +93,7 @@ def test_pretraining_of_a_saved_model_is_continued_and_compared_with_it(
     _, said = call(monkeypatch, trainings, "photos", model="saved", output_dir=tmp_path / "out", lora_rank=4)
     assert [called[0][-1] for called in trainings.calls] == ["saved", "saved", tmp_path / "out" / "encoder"]
     assert [called[1].get("lora_rank") for called in trainings.calls] == [None, 4, None]
-    assert "With labels, for comparison: image-classification from saved as it is, 12 min." in said
+    assert "With labels, for comparison: image-classification from saved, 12 min." in said
 
 
 @pytest.mark.parametrize(

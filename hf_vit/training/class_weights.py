@@ -33,11 +33,12 @@ def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayL
         shares = counts[counts > 0] / counts.sum()
         weights = shares**-power / (shares ** (1 - power)).sum()
         return weights.round(4).reindex(counts.index, fill_value=1.0).tolist()
-    kinds = " or ".join(CLASS_POWERS)
     try:
         found = dict(parse_json(read_text(Path(option).expanduser())))
     except (OSError, TypeError, ValueError) as error:
-        raise ValueError(f"class_weights={option!r} is neither {kinds} nor a JSON file of weights: {error}") from error
+        raise ValueError(
+            f"class_weights={option!r} must be {', '.join(CLASS_POWERS)} or a JSON file: {error}"
+        ) from error
     if unknown := sorted(found.keys() - {*names}):
         raise ValueError(f"{option} has weights of {listed(unknown)}, but the classes are {listed(names)}.")
     numbers = [found.get(name, 1) for name in names]

@@ -401,7 +401,12 @@ def compare_processes(folder: Path) -> None:
         "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
         "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
         "stored": train_augmented(
-            folder / "stored", GLOBAL_BATCH // 2, trainer_class=Storing, trainable_blocks=0, cached_views=3
+            folder / "stored",
+            GLOBAL_BATCH // 2,
+            trainer_class=Storing,
+            arguments_class=HfViTTrainingArguments,
+            trainable_blocks=0,
+            cached_views=3,
         ),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }

@@ -163,7 +163,7 @@ def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: P
         ("value", ["--mixup_alpha", "0.2"], "regression has no classes"),
         ("value", ["--label_smoothing_factor", "0.1"], "regression has no classes"),
         ("flags", ["--classification_loss", "bce"], "classification_loss=bce"),
-        ("class", ["--class_weights", "nowhere.json"], "neither balanced or sqrt nor a JSON file"),
+        ("class", ["--class_weights", "nowhere.json"], "must be balanced, sqrt, none or a JSON file"),
         ("class", ["--balanced_sampling", "true", "--repeated_augmentations", "2"], "repeated_augmentations=2"),
         ("names", ["--streaming", "true", "--balanced_sampling", "true"], "which a stream does not know"),
         ("names", ["--streaming", "true", "--problem_type", "regression"], "A stream has one label per image"),

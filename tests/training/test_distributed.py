@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_vit.model.task_image_classification import classification_loss
+from hf_vit.training import HfViTTrainingArguments
 
 from ..helpers import distributed
 from ..helpers.models import TRAINING_CASES
@@ -126,7 +127,7 @@ def test_two_processes_learn_the_adapter_of_one(two_processes: list[dict[str, An
 def test_two_processes_learn_from_stored_features_as_one_from_images(
     two_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    alone = train_augmented(tmp_path, GLOBAL_BATCH, trainable_blocks=0)
+    alone = train_augmented(tmp_path, GLOBAL_BATCH, arguments_class=HfViTTrainingArguments, trainable_blocks=0)
     for process in two_processes:
         assert_close(process["stored"]["losses"], alone["losses"], 1e-5, "losses")
         assert_close(process["stored"]["weights"], alone["weights"], 1e-5, "weights")

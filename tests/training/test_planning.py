@@ -389,7 +389,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # of this session, which has others
 
     def measure_wrongly(*args: Any) -> Pace:
-        assert min(measure_pace(*args)) > 0
+        assert min(measure_pace(*args)[:2]) > 0
         return Pace(step=1.8, image=0.0)
 
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)

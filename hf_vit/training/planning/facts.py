@@ -24,6 +24,7 @@ class Facts:
         num_scored: Images that are evaluated at the end.
         has_validation: Whether there are images to evaluate in between.
         hidden_size: Width of the model to start from, or of the size that is given; None if it is not known.
+        num_layers: Depth of the saved model; None if it is not known.
         has_gpu: Whether there is a GPU or another accelerator to train on.
         has_bf16: Whether the device is faster in bfloat16.
         has_slow_sdpa: Whether that is without the backward pass of fused attention (SDPA).
@@ -46,6 +47,7 @@ class Facts:
     num_scored: int = 100
     has_validation: bool = True
     hidden_size: int | None = None
+    num_layers: int | None = None
     has_gpu: bool = False
     has_bf16: bool = False
     has_slow_sdpa: bool = False

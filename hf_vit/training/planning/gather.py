@@ -36,6 +36,7 @@ def gather_facts(task: Task) -> Facts:
         num_scored=task.count_evaluated_images(evaluation_split(splits)),
         has_validation="validation" in splits,
         hidden_size=config.get("hidden_size"),
+        num_layers=config.get("num_hidden_layers"),
         has_gpu=has_gpu,
         has_bf16=is_fast_in_bf16(args.device),
         has_slow_sdpa=args.device.type == "cpu" and not torch.cpu._is_amx_tile_supported(),

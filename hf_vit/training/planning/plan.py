@@ -171,7 +171,8 @@ class Planner:
 
         frozen: Options = {}
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
-        views = int(bool(can_store) and task.defaults.stores is not None)  # of the trials
+        kept = task.defaults.stores  # blocks that train
+        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # of the trials
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
