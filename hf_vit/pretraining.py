@@ -109,10 +109,9 @@ def pretrain(
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
     run = partial(train_part, partial(train, report=report, **options), folder)
-    baseline = None
     if has_labels:
         report(f"With labels, for comparison: {task} from {model or 'scratch'}, {shared:g} min.")
-        baseline = run("baseline", task, known, shared, model=model)
+    baseline = run("baseline", task, known, shared, model=model) if has_labels else None
     report(f"Pretraining: {method} on {first}, {PRETRAINING_SHARE * minutes:g} min.")
     encoder = run("encoder", method, data, PRETRAINING_SHARE * minutes, model=model, **adapted)
     if baseline is None:

@@ -190,7 +190,7 @@ def test_weights_by_rarity_and_from_a_file(tmp_path: Path) -> None:
         ('{"a": -1}', "Give numbers of at least 0"),
         ('{"a": "much"}', "Give numbers of at least 0"),
         ('{"a": 0, "b": 0, "c": 0}', "one above 0"),
-        ("[1, 2, 3]", "nor a JSON file"),
+        ("[1, 2, 3]", "or a JSON file"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=message):
