@@ -156,7 +156,7 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
     if refused := [name for name in REFUSED if options.get(name)]:
         raise ValueError(
             f"{refused[0]} does not apply to all three trainings. Leave it out; give a saved or published model as "
-            f"model and sizes as config_overrides, or call hf_vit.train({method!r}, …) and that of a task."
+            f"model and sizes as config_overrides, or call hf_vit.train for {method!r} and for a task."
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(

@@ -189,6 +189,20 @@ def make_depth_estimator(ours: Any) -> Peer:
     return DepthPeer(ours, peer)
 
 
+def decoder_of(ours: Any) -> dict[str, Any]:
+    """Returns the fields of our decoder that LW-DETR and RF-DETR share with it."""
+    options = ours.options
+    return {
+        "d_model": options.hidden_size,
+        "decoder_layers": options.num_layers or NUM_LAYERS,
+        "decoder_self_attention_heads": options.num_attention_heads,
+        "decoder_cross_attention_heads": options.num_attention_heads,
+        "num_queries": options.num_queries,
+        "group_detr": options.num_groups,
+        "num_labels": ours.config.num_labels,
+    }
+
+
 def make_detector(ours: Any) -> Peer:
     """Returns LW-DETR of the same width and depth, with as many queries, groups and decoder layers."""
     shape, options = shape_of(ours.config), ours.options
@@ -205,13 +219,7 @@ def make_detector(ours: Any) -> Peer:
     config = transformers.LwDetrConfig(
         backbone_config=backbone,
         projector_scale_factors=[float(factor) for factor in options.scale_factors],
-        d_model=options.hidden_size,
-        decoder_layers=options.num_layers or NUM_LAYERS,
-        decoder_self_attention_heads=options.num_attention_heads,
-        decoder_cross_attention_heads=options.num_attention_heads,
-        num_queries=options.num_queries,
-        group_detr=options.num_groups,
-        num_labels=ours.config.num_labels,
+        **decoder_of(ours),
     )
     return DetectionPeer(ours, transformers.LwDetrForObjectDetection(config))
 
@@ -278,19 +286,13 @@ def open_depth_estimator(ours: Any, name: str) -> Peer:
 
 def open_detector(ours: Any, name: str) -> Peer:
     """Returns RF-DETR on a published encoder, without windows, with the width and queries of ours."""
-    encoder, options = transformers.Dinov2Config.from_pretrained(name).to_dict(), ours.options
+    encoder = transformers.Dinov2Config.from_pretrained(name).to_dict()
     blocks = encoder["num_hidden_layers"]
     whole: dict[str, Any] = {"num_windows": 1, "out_indices": [blocks // 2, blocks], "out_features": None}
     encoder = {key: value for key, value in encoder.items() if key != "model_type"}
     config = transformers.RfDetrConfig(
         backbone_config=transformers.RfDetrDinov2Config(**{**encoder, **whole}),
-        d_model=options.hidden_size,
-        decoder_layers=options.num_layers or NUM_LAYERS,
-        decoder_self_attention_heads=options.num_attention_heads,
-        decoder_cross_attention_heads=options.num_attention_heads,
-        num_queries=options.num_queries,
-        group_detr=options.num_groups,
-        num_labels=ours.config.num_labels,
+        **decoder_of(ours),
     )
     peer = transformers.RfDetrForObjectDetection(config)
     weights = transformers.AutoModel.from_pretrained(name).state_dict()

@@ -19,6 +19,7 @@ from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTModel
 from hf_vit.data import load_semantic_segmentation
 from hf_vit.data.augmentation.joint import DenseAugmentation
 from hf_vit.data.datasets import TargetData
+from hf_vit.options.library import options_of
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification
 from hf_vit.training.arguments import TaskArguments
 from hf_vit.training.checkpoints import checkpoints_in
@@ -33,6 +34,7 @@ from hf_vit.training.planning.defaults import (
     IMAGE_TEXT,
     MASKED_IMAGES,
     SEGMENTATION,
+    UNSTORED,
     Size,
     TaskDefaults,
     choose,
@@ -352,6 +354,10 @@ def test_heads_of_detectors_learn_from_stored_features(
     assert any("features of frozen blocks are stored" in line for line in told) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
     assert len(folders) == is_stored  # nothing of the timed steps is left
+
+
+def test_what_keeps_features_from_being_stored_are_options() -> None:
+    assert {name for kind in TASKS.values() for name in options_of(*kind.argument_types())} >= UNSTORED
 
 
 def write_photos(folder: Path, with_test: bool) -> Path:

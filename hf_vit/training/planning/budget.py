@@ -108,7 +108,7 @@ class Budget:
         return Candidate(size, pace, max(1, int((left - views * of_view) / pace.step)), evaluations, views)
 
     def count_views(self, pace: Pace, left: float) -> int:
-        """Returns the views of each image that pay: no more than the steps read; 0 if there is no room for a few."""
+        """Return how many views of each image to store: at most one per epoch, 0 if fewer than `LEAST_VIEWS` fit."""
         of_view, step_views = self.num_trained * pace.view, self.num_trained / self.batch * pace.step
         most = min(VIEW_SHARE * self.seconds / of_view, self.most_bytes / (self.num_trained * pace.view_bytes))
         views = int(min(most, MOST_VIEWS, left / (of_view + step_views)))

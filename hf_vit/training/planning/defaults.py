@@ -211,9 +211,9 @@ def text_tower(width: int) -> Options:
 
 
 def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Returns that images are trained on at scales at which most classes are half as wide as a patch or wider.
+    """Choose training scales at which most classes are at least half as wide as a patch.
 
-    Windows slide over larger images in evaluations too: held-out images choose their scale.
+    The scale of evaluations is chosen on held-out images, see `SemanticSegmentation.choose_inference`.
     """
     if patch_share is None or facts.detail_share is None:
         return {}
@@ -268,10 +268,10 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 # The rules
 
 MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # which change images in each step
-# With one of these, features are not stored by default
+# If one of these options is given, features are not stored by default
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
-    *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher_name_or_path"),
+    *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
 HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them

@@ -66,7 +66,7 @@ def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
 
 
 def look_at_images(task: Task) -> dict[str, Any]:
-    """Return the fields of `Facts` that a sample of training images tells."""
+    """Measure a sample of training images and return the results as fields of `Facts`."""
     splits = task.loaded.splits
     # Of a stream there may be none to train on.
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
