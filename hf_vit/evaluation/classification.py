@@ -7,6 +7,7 @@ import datasets
 import evaluate
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import EvalPrediction
 
@@ -110,6 +111,12 @@ class ClassificationMetric(LogitsMetric):
     def compute(self) -> dict[str, float]:
         """Returns the scores of all images so far."""
         return image_classification_metrics(self._all())
+
+    def losses(self) -> np.ndarray:
+        """Return the cross-entropy of each image, (M,) float64."""
+        logits, labels = self._all()
+        losses = F.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels), reduction="none")
+        return losses.numpy()
 
     def confusion_matrix(self) -> np.ndarray:
         """Returns the number of images by right class and answer, (K, K) int64."""

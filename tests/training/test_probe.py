@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.training import ImageClassification
 from hf_vit.training.finetuning.probe import PENALTIES, fit_probe
+from hf_vit.training.tasks.image_classification import interpolate, largest_share
 
 from ..helpers.options import run, task_of
 
@@ -108,12 +109,30 @@ def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
     run(ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=told.append)
     assert any("are held out" in line for line in told)
     assert any(line.startswith("Linear probe: ") for line in told)
-    (comparison,) = (line for line in told if line.startswith("Held-out images: "))
+    (comparison,) = (line for line in told if line.startswith("Held-out images classified"))
     assert (kept or "the fine-tuned model is kept") in comparison
     saved = HfViTForImageClassification.from_pretrained(tmp_path / "out")
     then, now = HfViTModel.from_pretrained(backbone).encoder.state_dict(), saved.model.encoder.state_dict()
     assert all(torch.equal(then[name], now[name]) for name in then) == bool(kept)
     assert comparison in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_largest_share_within_noise_of_the_best_is_chosen() -> None:
+    generator = np.random.default_rng(0)
+    best, noise = generator.uniform(0, 1, 100), generator.normal(0, 0.1, 100)
+    noise -= noise.mean()
+    losses = {0.0: best + 1, 0.5: best, 0.75: best + noise + 0.005, 1.0: best + noise + 0.02}
+    assert largest_share(losses) == 0.75
+    assert largest_share({**losses, 0.75: best + np.nan}) == 0.5
+
+
+def test_weights_between_two_models() -> None:
+    start = {"weight": torch.zeros(2), "count": torch.tensor(1)}
+    end = {"weight": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)}
+    found = interpolate(start, end, 0.25)
+    assert found["weight"].tolist() == [0.25, 0.5]
+    assert found["count"] == 3
+    assert interpolate(start, {**end, "weight": torch.full((2,), torch.nan)}, 0.0) == start
 
 
 def test_a_classifier_of_other_classes_starts_as_a_probe(photos: Path, backbone: Path, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ TIMING_SHARE = 0.08  # of the budget, which timing takes at most
 EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the report
 EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint beside it
 REPORT_SECONDS = 8.0  # pictures, curves, card and saving
-REPORTED_TWICE = 1.5  # the model, and what it is compared with
 LEAST_TIMED, MOST_TIMED = 3, 50  # steps
 LEAST_STEPS = 20  # of a training: a budget for fewer is refused
 LEFT_OUT = 1  # of them, the first ones, which prepare memory and find images that were read ahead
@@ -72,7 +71,7 @@ class Budget:
 
     Args:
         seconds: All of it.
-        num_scored: Images that are evaluated at the end.
+        num_scored: Evaluations of an image after the last step.
         num_validated: Images of each evaluation before; 0 without.
         num_probed: Images whose features a linear probe takes before the first step.
         num_trained: Images of a training whose features may be stored.
@@ -92,7 +91,7 @@ class Budget:
 
     def report_seconds(self, pace: Pace) -> float:
         """Returns what follows the last step."""
-        return min(REPORT_SECONDS, 0.2 * self.seconds) + REPORTED_TWICE * self.num_scored * pace.image
+        return min(REPORT_SECONDS, 0.2 * self.seconds) + self.num_scored * pace.image
 
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
         """Returns the steps and evaluations of a size that fit into what is left."""
@@ -200,12 +199,13 @@ def measure_pace(task: Task, seconds: float) -> Pace:
 
 
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
-    """Returns the seconds of an image in an evaluation."""
+    """Return the seconds per image of an evaluation, after a first batch, which also prepares kernels and memory."""
     examples = task.loaded.examples(evaluation_split(task.loaded.splits))
-    count = min(TIMED_IMAGES, len(examples))
-    loader = trainer.get_test_dataloader(Subset(examples, range(count)))
+    count = min(TIMED_IMAGES, len(examples)) // 2 or 1
     trainer.model.eval()
-    start = time.perf_counter()
-    for batch in loader:
-        trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+    for _ in range(2):
+        loader = trainer.get_test_dataloader(Subset(examples, range(count)))
+        start = time.perf_counter()
+        for batch in loader:
+            trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
     return (time.perf_counter() - start) / count

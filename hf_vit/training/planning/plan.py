@@ -161,8 +161,10 @@ class Planner:
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        num_scored = facts.num_scored + task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
-        num_probed = min(MOST_IMAGES, (facts.num_images or 0) + 2 * num_validated) if facts.start == "backbone" else 0
+        passes = task.report_passes + (task.args.ema_decay is not None)
+        num_chosen = task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
+        num_scored = round(passes * facts.num_scored) + num_chosen
+        num_probed = min(MOST_IMAGES, (facts.num_images or 0) + num_validated) if facts.start == "backbone" else 0
         trained, most_bytes = facts.num_images or 0, 10**9 * task.args.cache_gigabytes
         of_data = num_scored, num_validated, num_probed * task.defaults.probes
         budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)

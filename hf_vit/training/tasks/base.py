@@ -123,6 +123,7 @@ class Task(ABC):
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
     data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
+    report_passes: ClassVar[float] = 1.5  # time of the report's evaluations, including that of the baseline, in passes
     least_held_from: ClassVar[int] = 1  # training images, of which some are held out for `held_out_for`
     chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     argument_defaults: ClassVar[Mapping[str, Any]] = {}  # in place of those of `HfViTTrainingArguments`

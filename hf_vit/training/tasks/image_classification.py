@@ -1,7 +1,7 @@
 """Image classification: arguments, evaluator and card lines."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,9 @@ from ..streams import load_stream
 from ..training_arguments import HfViTTrainingArguments
 from .base import EvaluationArguments
 from .shared import SIMILAR_IMAGES, SupervisedTask
+
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of fine-tuning, in weights between those of the probe and the fine-tuned model
 
 
 def load_classifier(
@@ -184,6 +187,7 @@ class ImageClassification(SupervisedTask):
 
     model_class = HfViTForImageClassification
     least_held_from = LEAST_COMPARED
+    report_passes = 1.0  # the baseline reads labels only
     load_source = staticmethod(open_labeled)
     collator_class = ImageClassificationCollator
     augment = staticmethod(image_classification_augmentation)
@@ -273,19 +277,43 @@ class ImageClassification(SupervisedTask):
         held_out = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size, "validation"))
         return probe._replace(held_out=probe.score(*held_out))
 
+    def count_choosing_images(self, num_trained: int) -> int:
+        """Return the number of held-out images that choosing between the probe and the fine-tuned model evaluates."""
+        is_choosing = self.options.probe_classifier and self.held_out_for and "validation" in self.loaded.splits
+        return len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0
+
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Return to the linear probe if it predicts more held-out images correctly than the fine-tuned model."""
+        """Interpolate the weights between the linear probe and the fine-tuned model by the loss on held-out images.
+
+        Of the shares of fine-tuning in `SHARES`, the largest one is chosen whose loss is within one standard error of
+        the lowest loss. Averaged, adapted and sharded weights are only compared with the probe.
+
+        Source: https://arxiv.org/abs/2109.01903
+        """
         if self.probe is None or self.probe.held_out is None:
             return
-        found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
-        tuned, probed = found[f"{CHOOSING}_accuracy"], self.probe.held_out
-        kept = "the fine-tuned model is kept"
-        if tuned < probed and trainer.average is None and not is_adapted(trainer.model):
-            kept = "the linear probe is kept"
-            model, _ = self.open_model()
-            start_from_probe(model.classifier, self.probe)
-            trainer.plain_model.load_state_dict(model.state_dict())
-        self.choice = f"Held-out images: {tuned:.1%} right after fine-tuning, {probed:.1%} by the probe; {kept}."
+        shares = (1.0,) if trainer.average or trainer.is_fsdp_enabled or is_adapted(trainer.model) else SHARES
+        model, _ = self.open_model()
+        start_from_probe(model.classifier, self.probe)
+        start = model.state_dict()
+        tuned = {name: value.clone() for name, value in trainer.plain_model.state_dict().items()}
+        scores, losses = dict[float, float](), dict[float, np.ndarray]()
+        for share in shares:
+            if len(shares) > 1:
+                trainer.plain_model.load_state_dict(interpolate(start, tuned, share))
+            found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
+            assert isinstance(trainer.evaluator.metric, ClassificationMetric)
+            scores[share], losses[share] = found[f"{CHOOSING}_accuracy"], trainer.evaluator.metric.losses()
+        chosen = largest_share(losses)
+        if chosen < 1:
+            trainer.plain_model.load_state_dict(interpolate(start, tuned, chosen))
+        mixed = f"weights {chosen:.0%} of the way from the probe to it are kept ({scores[chosen]:.1%})"
+        kept = {0.0: "the linear probe is kept", 1.0: "the fine-tuned model is kept"}.get(chosen, mixed)
+        tuned_score, probed_score = scores[1.0], self.probe.held_out
+        self.choice = (
+            f"Held-out images classified correctly: {tuned_score:.1%} by the fine-tuned model, {probed_score:.1%} by "
+            f"the linear probe; {kept}."
+        )
 
     def describe_targets(self, trainer: EvaluatorTrainer) -> str:
         """Return the accuracy of the linear probe that the classifier starts from."""
@@ -352,6 +380,28 @@ class ImageClassification(SupervisedTask):
         kind = {} if self.problem_type == SINGLE else {"labels": self.problem_type.replace("_", " ")}
         probe = {} if self.probe is None else {"linear probe": f"{self.probe} {self.choice}".strip()}
         return {**kind, **probe, **self.options.describe()}
+
+
+def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Return weights between two models of one shape, at a share in [0, 1] of the way from the first to the second."""
+    if share == 0:  # also if the other weights are not finite
+        return start
+    return {
+        name: torch.lerp(start[name].to(value), value, share) if value.is_floating_point() else value
+        for name, value in end.items()
+    }
+
+
+def largest_share(losses: Mapping[float, np.ndarray]) -> float:
+    """Return the largest share whose mean loss is at most one standard error of the difference above the lowest one.
+
+    Args:
+        losses: The loss of each image (M,) by share.
+    """
+    finite = {share: np.nan_to_num(own, nan=1e9, posinf=1e9) for share, own in losses.items()}
+    best = min(finite.values(), key=np.mean)
+    differences = {share: own - best for share, own in finite.items()}
+    return max(share for share, own in differences.items() if own.mean() <= own.std() / np.sqrt(len(own)))
 
 
 @torch.no_grad()
