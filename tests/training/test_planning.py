@@ -138,6 +138,7 @@ def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
     assert "max_scale" not in choose(SEGMENTATION, thick, (), {}, size=size)
     assert choose(SEGMENTATION, replace(thin, detail_share=1e-3), (), {}, size=size)["max_scale"] == 4
     assert "max_scale" not in choose(SEGMENTATION, thin, (), {})  # of images of an unknown size
+    assert "min_scale" not in choose(SEGMENTATION, thin, {"max_scale"}, {}, size=size)
 
 
 def test_the_width_of_classes_is_measured_without_what_is_ignored() -> None:

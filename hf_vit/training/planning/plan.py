@@ -118,7 +118,7 @@ class Planner:
             chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
         else:
             chosen = self.fit(task, facts, minutes, batch)
-        chosen |= {name: value for name, value in held_out.items() if name not in self.given}
+        chosen |= {name: value for name, value in held_out.items() if name not in self.given and value is not None}
         task = self.task_with(chosen, task)
         self.report(describe_choice(task, chosen))
         return task, chosen
