@@ -7,7 +7,7 @@ from .helpers.environment import PLACE, isolate
 
 isolate()
 
-pytest_plugins = ("tests.plugins.isolation", "tests.plugins.seeding", "tests.plugins.slow")
+pytest_plugins = ("tests.plugins.isolation", "tests.plugins.seeding", "tests.plugins.slow", "tests.plugins.thinning")
 
 
 def pytest_unconfigure() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vit"
@@ -106,21 +104,23 @@ def folder_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("path", TRAVELING, ids=lambda path: path.stem)
-def test_what_travels_imports_its_neighbors_and_what_everybody_has(path: Path) -> None:
-    for node, parents in nodes_with_parents(tree_of(path)):
+def test_what_travels_imports_its_neighbors_and_what_everybody_has() -> None:
+    traveling = ((file, *found) for file in TRAVELING for found in nodes_with_parents(tree_of(file)))
+    for path, node, parents in traveling:
         if isinstance(node, ast.ImportFrom) and node.level:
-            assert node.level == 1, f"line {node.lineno} leaves the folder"
-            assert node.module is not None or path.name == "__init__.py", f"line {node.lineno} names no file"
-            assert "." not in (node.module or ""), f"line {node.lineno}: a folder within does not travel"
+            assert node.level == 1, f"{path.name}:{node.lineno} leaves the folder"
+            assert node.module is not None or path.name == "__init__.py", f"{path.name}:{node.lineno} names no file"
+            assert "." not in (node.module or ""), f"{path.name}:{node.lineno}: a folder within does not travel"
             continue
         if path == OPTIMIZING and is_for_optimize(node, parents):
             continue
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for root in (str(name).partition(".")[0] for name in names):
-            assert root in ALWAYS_THERE or root in OPTIONAL, f"line {node.lineno} imports {root}"
-            assert root in ALWAYS_THERE or is_where_installed(parents), f"line {node.lineno}: {root} may be missing"
+            assert root in ALWAYS_THERE or root in OPTIONAL, f"{path.name}:{node.lineno} imports {root}"
+            assert root in ALWAYS_THERE or is_where_installed(parents), (
+                f"{path.name}:{node.lineno}: {root} may be missing"
+            )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -154,11 +154,15 @@ def test_folders_are_small_enough_to_be_read() -> None:
     assert {name for name, count in counts.items() if count > MOST_FILES} <= LARGE_FOLDERS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_files_and_functions_are_small_enough_to_be_read(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            lines = node.end_lineno - node.lineno + 1
-            assert lines <= MOST_LINES_OF_A_FUNCTION or node.name in LONG_FUNCTIONS, f"{node.name} has {lines} lines"
+def test_files_and_functions_are_small_enough_to_be_read() -> None:
+    wrong = []
+    for path in FILES:
+        count = len(path.read_text(encoding="utf-8").splitlines())
+        wrong += [f"{path.relative_to(ROOT)} has {count} lines"] if count > MOST_LINES else []
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                wrong += (
+                    [f"{path.relative_to(ROOT)}: {node.name} has {lines}"] if lines > MOST_LINES_OF_A_FUNCTION else []
+                )
+    assert not wrong, "\n".join(wrong)

@@ -102,7 +102,10 @@ class TaskArguments(SourceArguments):
         "By default where something is chosen (the best step, a threshold) and there is no test split.",
     )
     max_train_samples: int | None = training_images_option(
-        None, "Train on this many images, drawn at random: for a trial.", COUNT
+        None,
+        "Train on this many images, drawn at random; of the others, at most --train_val_split times as many are "
+        "held out.",
+        COUNT,
     )
     max_eval_samples: int | None = data_option(
         None, "Evaluate this many images of a split, drawn at random: for a trial.", COUNT

@@ -1,5 +1,6 @@
 """Opens the data of a training or an evaluation, once for all processes, checks it, and splits it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,8 @@ def load_targets(
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
     limits = {"train": args.max_train_samples}
+    if args.holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
+        limits["validation"] = math.ceil(args.train_val_split * args.max_train_samples)
     chosen = {
         name: at_most(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
         for name in SPLITS

@@ -42,6 +42,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / request.param
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("model_class", MODEL_CLASSES)
 @pytest.mark.parametrize(
     "geometry",

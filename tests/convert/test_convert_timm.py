@@ -73,6 +73,7 @@ def test_no_architecture_is_left_out() -> None:
     assert (len(CONVERTED), len(ARCHITECTURES) - len(CONVERTED)) == (171, 69)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(CONVERTED)))
 def test_what_is_no_plain_vit_is_refused(architecture: str) -> None:
     reason = re.escape(refusal(architecture) or "")
@@ -80,6 +81,7 @@ def test_what_is_no_plain_vit_is_refused(architecture: str) -> None:
         TIMM.configure({"architecture": architecture}, {})
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("architecture", CONVERTED)
 def test_architecture_is_the_same(architecture: str) -> None:
     with torch.device("meta"):
@@ -138,6 +140,7 @@ def assert_same_rotation(config: HfViTConfig, theirs: nn.Module, architecture: s
 
 
 # The heads of "test_vit" are 32 wide, which no file tells.
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
 def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None:
     options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # these refuse to be so short

@@ -196,6 +196,7 @@ def test_sdpa_equals_eager_forward_and_backward(head: str) -> None:
         assert_close(gradient, expected[name], 1e-9, name) if expected[name].abs().max() > 1e-12 else None
 
 
+@pytest.mark.thinned(2)
 @all_heads
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
@@ -263,6 +264,7 @@ def test_flash_attention_gets_what_it_takes(model_class: type[Any], monkeypatch:
     assert {len(shape) for shape in masks if shape} == {2}
 
 
+@pytest.mark.thinned(2)
 @all_heads
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_every_weight_gets_a_gradient_and_moves(head: str, is_drawn: bool) -> None:

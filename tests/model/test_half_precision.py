@@ -74,6 +74,7 @@ def check_openings(
             )
 
 
+@pytest.mark.thinned(2)
 @both_dtypes
 @pytest.mark.parametrize("name", TRAINING_CASES)
 def test_every_task_with_fixed_positions(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_every_task_with_fixed_positions(name: str, dtype: torch.dtype, tmp_path
     check_openings(kind, batch, dtype, tmp_path, **overrides)
 
 
+@pytest.mark.thinned(2)
 @both_dtypes
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("kind", [HfViTModel, HfViTForMaskedImageModeling])

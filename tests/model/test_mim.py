@@ -431,6 +431,7 @@ def test_another_attention_is_that_of_the_decoder_too(monkeypatch: pytest.Monkey
     assert masks == [(2, 5)] * 3 + [(2, 17)] * 2
 
 
+@pytest.mark.thinned(3)
 @all_cases
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(objective: str, variant: str, reentrant: bool) -> None:

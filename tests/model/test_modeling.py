@@ -90,6 +90,7 @@ def training_gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.thinned(2)
 @all_classes
 @all_variants
 def test_saved_model_is_the_same(model_class: type[Any], variant: str, tmp_path: Path) -> None:
@@ -127,6 +128,7 @@ def test_half_precision_checkpoint_keeps_its_dtype(dtype: torch.dtype, tmp_path:
     assert HfViTModel.from_pretrained(tmp_path).dtype == dtype
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("source", MODEL_CLASSES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("target", MODEL_CLASSES, ids=lambda c: c.__name__)
 def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type[Any], tmp_path: Path) -> None:
@@ -237,6 +239,7 @@ def test_initialization_covers_every_weight(variant: str) -> None:
                 assert tensor.std() == pytest.approx(0.05, rel=4 / math.sqrt(tensor.numel())), name
 
 
+@pytest.mark.thinned(2)
 @all_classes
 @all_variants
 def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> None:
@@ -258,6 +261,7 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     assert plain.attentions is None
 
 
+@pytest.mark.thinned(2)
 @needs_chosen_states
 @pytest.mark.parametrize("chosen", [[1, -1], [0], 2, (-4, 9)], ids=str)
 @pytest.mark.parametrize("apply_layernorm", [True, False])
@@ -353,6 +357,7 @@ def test_tuple_output(model_class: type[Any]) -> None:
     assert_same(model(images, **options), expected)
 
 
+@pytest.mark.thinned(2)
 @all_classes
 @all_variants
 def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) -> None:
@@ -365,6 +370,7 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
             assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
 
 
+@pytest.mark.thinned(4)
 @all_classes
 @all_variants
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", slow_flex_attention])
@@ -458,6 +464,7 @@ def test_flex_attention_equals_eager() -> None:
         assert_same(flex(pixels(eager.config)), eager(pixels(eager.config)), 1e-5)
 
 
+@pytest.mark.thinned(4)
 @all_classes
 @all_variants
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -553,6 +560,7 @@ def test_compiled_training_equals_eager() -> None:
         assert_close(parameter.grad, expected[name], 1e-5, name)
 
 
+@pytest.mark.thinned(2)
 @all_classes
 @pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
 def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
@@ -658,6 +666,7 @@ def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
     assert torch.equal(normed.model.norm.weight, model.model.norm.weight)
 
 
+@pytest.mark.thinned(2)
 @all_classes
 @all_variants
 def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant: str) -> None:
@@ -762,6 +771,7 @@ def test_classes_carry_what_the_library_reads() -> None:
         assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

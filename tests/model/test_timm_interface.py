@@ -56,6 +56,7 @@ def test_features_and_head_are_those_of_timm(pair: tuple[nn.Module, Any]) -> Non
         assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
 
 
+@pytest.mark.thinned(3)
 @torch.no_grad()
 @pytest.mark.parametrize("n", [1, 2, 3, [0, 2], [-1, 0], (1,)])
 @pytest.mark.parametrize("norm", [True, False])

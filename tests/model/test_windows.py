@@ -66,6 +66,7 @@ def encode(
     return {"tokens": states.detach(), **gradients}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "sincos"])  # whose patches are not square
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_defaults_give_what_the_library_gives(photo):
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size", [(224, 224), (100, 333), (31, 17), (512, 512), (900, 700), (428, 641)])
 @pytest.mark.parametrize("resample", FILTERS)
 @pytest.mark.parametrize("subject", ["photo", "noise"])

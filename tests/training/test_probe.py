@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.training import ImageClassification
 from hf_vit.training.finetuning.probe import PENALTIES, fit_probe
-from hf_vit.training.tasks.image_classification import interpolate, largest_share
+from hf_vit.training.tasks.image_classification import choose_share, interpolate
 
 from ..helpers.options import run, task_of
 
@@ -99,9 +99,11 @@ def test_a_fresh_classifier_starts_as_the_probe(photos: Path, backbone: Path, tm
     assert torch.cat(hits).double().mean() >= task.probe.accuracy
 
 
-@pytest.mark.parametrize(("learning_rate", "kept"), [("30", "the linear probe is kept"), ("1e-6", "")])
-def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
-    learning_rate: str, kept: str, photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("learning_rate", "choice"), [("30", "100% linear probe, 0% fine-tuned"), ("1e-6", "25% linear probe, 75%")]
+)
+def test_weights_between_probe_and_fine_tuned_model_are_saved(
+    learning_rate: str, choice: str, photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageClassification, "least_held_from", 40)
     told: list[str] = []
@@ -109,21 +111,23 @@ def test_fine_tuning_that_predicts_fewer_held_out_images_is_undone(
     run(ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=told.append)
     assert any("are held out" in line for line in told)
     assert any(line.startswith("Linear probe: ") for line in told)
-    (comparison,) = (line for line in told if line.startswith("Held-out images classified"))
-    assert (kept or "the fine-tuned model is kept") in comparison
+    (comparison,) = (line for line in told if line.startswith("Saved weights: "))
+    assert choice in comparison
+    assert "held-out images" in comparison
     saved = HfViTForImageClassification.from_pretrained(tmp_path / "out")
     then, now = HfViTModel.from_pretrained(backbone).encoder.state_dict(), saved.model.encoder.state_dict()
-    assert all(torch.equal(then[name], now[name]) for name in then) == bool(kept)
+    assert all(torch.equal(then[name], now[name]) for name in then) == (learning_rate == "30")
     assert comparison in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_the_largest_share_within_noise_of_the_best_is_chosen() -> None:
+def test_the_usual_share_is_chosen_unless_another_is_better_beyond_noise() -> None:
     generator = np.random.default_rng(0)
-    best, noise = generator.uniform(0, 1, 100), generator.normal(0, 0.1, 100)
+    usual, noise = generator.uniform(0, 1, 100), generator.normal(0, 0.1, 100)
     noise -= noise.mean()
-    losses = {0.0: best + 1, 0.5: best, 0.75: best + noise + 0.005, 1.0: best + noise + 0.02}
-    assert largest_share(losses) == 0.75
-    assert largest_share({**losses, 0.75: best + np.nan}) == 0.5
+    losses = {0.0: usual + 1, 0.5: usual + noise - 0.005, 0.75: usual, 1.0: usual + 0.01}
+    assert choose_share(losses) == 0.75
+    assert choose_share({**losses, 0.5: usual + noise - 0.02}) == 0.5
+    assert choose_share({**losses, 0.75: usual + np.nan}) == 0.5
 
 
 def test_weights_between_two_models() -> None:

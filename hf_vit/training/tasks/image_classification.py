@@ -45,7 +45,8 @@ from .base import EvaluationArguments
 from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of fine-tuning, in weights between those of the probe and the fine-tuned model
+# Of fine-tuning, in weights between those of the linear probe and of the fine-tuned model
+SHARES, USUAL_SHARE = (0.0, 0.25, 0.5, 0.75, 1.0), 0.75
 
 
 def load_classifier(
@@ -283,37 +284,34 @@ class ImageClassification(SupervisedTask):
         return len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Interpolate the weights between the linear probe and the fine-tuned model by the loss on held-out images.
+        """Interpolate the weights between the linear probe and the fine-tuned model.
 
-        Of the shares of fine-tuning in `SHARES`, the largest one is chosen whose loss is within one standard error of
-        the lowest loss. Averaged, adapted and sharded weights are only compared with the probe.
+        The share of fine-tuning is `USUAL_SHARE`, unless another one in `SHARES` has a loss on held-out images that is
+        lower by more than a standard error. Averaged, adapted and sharded weights stay as they are.
 
         Source: https://arxiv.org/abs/2109.01903
         """
-        if self.probe is None or self.probe.held_out is None:
+        if self.probe is None or trainer.average is not None or is_adapted(trainer.model) or trainer.is_fsdp_enabled:
             return
-        shares = (1.0,) if trainer.average or trainer.is_fsdp_enabled or is_adapted(trainer.model) else SHARES
         model, _ = self.open_model()
         start_from_probe(model.classifier, self.probe)
         start = model.state_dict()
         tuned = {name: value.clone() for name, value in trainer.plain_model.state_dict().items()}
-        scores, losses = dict[float, float](), dict[float, np.ndarray]()
-        for share in shares:
-            if len(shares) > 1:
+        chosen, found = USUAL_SHARE, ""
+        if self.probe.held_out is not None:
+            scores, losses = dict[float, float](), dict[float, np.ndarray]()
+            for share in SHARES:
                 trainer.plain_model.load_state_dict(interpolate(start, tuned, share))
-            found = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
-            assert isinstance(trainer.evaluator.metric, ClassificationMetric)
-            scores[share], losses[share] = found[f"{CHOOSING}_accuracy"], trainer.evaluator.metric.losses()
-        chosen = largest_share(losses)
-        if chosen < 1:
-            trainer.plain_model.load_state_dict(interpolate(start, tuned, chosen))
-        mixed = f"weights {chosen:.0%} of the way from the probe to it are kept ({scores[chosen]:.1%})"
-        kept = {0.0: "the linear probe is kept", 1.0: "the fine-tuned model is kept"}.get(chosen, mixed)
-        tuned_score, probed_score = scores[1.0], self.probe.held_out
-        self.choice = (
-            f"Held-out images classified correctly: {tuned_score:.1%} by the fine-tuned model, {probed_score:.1%} by "
-            f"the linear probe; {kept}."
-        )
+                scored = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
+                assert isinstance(trainer.evaluator.metric, ClassificationMetric)
+                scores[share], losses[share] = scored[f"{CHOOSING}_accuracy"], trainer.evaluator.metric.losses()
+            chosen = choose_share(losses)
+            found = (
+                f" Accuracy on held-out images: {scores[0.0]:.1%} of the linear probe, {scores[1.0]:.1%} of the "
+                f"fine-tuned model, {scores[chosen]:.1%} as saved."
+            )
+        trainer.plain_model.load_state_dict(interpolate(start, tuned, chosen))
+        self.choice = f"Saved weights: {1 - chosen:.0%} linear probe, {chosen:.0%} fine-tuned model.{found}"
 
     def describe_targets(self, trainer: EvaluatorTrainer) -> str:
         """Return the accuracy of the linear probe that the classifier starts from."""
@@ -392,16 +390,16 @@ def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) 
     }
 
 
-def largest_share(losses: Mapping[float, np.ndarray]) -> float:
-    """Return the largest share whose mean loss is at most one standard error of the difference above the lowest one.
+def choose_share(losses: Mapping[float, np.ndarray]) -> float:
+    """Return `USUAL_SHARE`, or the share of the lowest mean loss if that is lower by more than a standard error.
 
     Args:
         losses: The loss of each image (M,) by share.
     """
     finite = {share: np.nan_to_num(own, nan=1e9, posinf=1e9) for share, own in losses.items()}
-    best = min(finite.values(), key=np.mean)
-    differences = {share: own - best for share, own in finite.items()}
-    return max(share for share, own in differences.items() if own.mean() <= own.std() / np.sqrt(len(own)))
+    best = min(finite, key=lambda share: finite[share].mean())
+    gains = finite[USUAL_SHARE] - finite[best]
+    return best if gains.mean() > gains.std() / np.sqrt(len(gains)) else USUAL_SHARE
 
 
 @torch.no_grad()

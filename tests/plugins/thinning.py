@@ -1,0 +1,30 @@
+"""Thinned tables: run one in k combinations of the parameters of a test, and the others with `-m nightly`."""
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "thinned(k): run one in k combinations of the parameters; `-m nightly` runs the others"
+    )
+    config.addinivalue_line("markers", "nightly: a combination that `thinned` leaves out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the combinations that are left out, and deselect them unless the command line asks for them.
+
+    The indices of the parameters of a combination are added, and those sums count that k divides. So each value of a
+    parameter meets one in k of the values of every other one, in turn.
+    """
+    for item in items:
+        marker = item.get_closest_marker("thinned")
+        if (
+            marker is not None
+            and isinstance(item, pytest.Function)
+            and sum(item.callspec.indices.values()) % marker.args[0]
+        ):
+            item.add_marker("nightly")
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
