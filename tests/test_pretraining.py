@@ -151,7 +151,7 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("options", "message"),
     [
         ({"method": "dinosaur"}, "no method 'dinosaur'.*joint-embedding"),
-        ({"task": "joint-embedding"}, "joint-embedding has no labels"),
+        ({"task": "joint-embedding"}, "joint-embedding uses no labels"),
         ({"minutes": 0}, "minutes=0 must be at least"),
         ({"minutes": 1e-9}, "minutes=1e-09 must be at least 0.01"),
         ({"minutes": float("nan")}, "minutes=nan must be at least"),
