@@ -14,7 +14,7 @@ from .base import StreamedMetric, Threshold, as_array, best_threshold, check_lab
 
 
 Record = dict[str, Any]
-FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # Minimum data to choose a threshold without cross-fitting.
+FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # Minimum data without cross-fitting, and number of folds.
 MATCH_IOU = 0.5  # IoU from which a detection counts as correct when the score threshold is chosen.
 
 
@@ -84,7 +84,7 @@ class CocoMetric(StreamedMetric):
         self._evaluated = None
 
     def compute(self) -> dict[str, float]:
-        """Return the scores in `places`, all in [0, 1]. A score without objects, such as large ones, is NaN."""
+        """Return the scores in `places`, all in [0, 1]. A score is NaN if there are no objects for it."""
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
@@ -115,8 +115,8 @@ class CocoMetric(StreamedMetric):
     def _matched(self, record: Record, nms: float, is_class_agnostic: bool) -> list[tuple[float, bool]]:
         """Return the score of each detection of an image, and whether it matches an object of its class.
 
-        Detections of higher score are matched first. Detections of crowds are excluded, and so are those that overlap
-        a detection of higher score, of their class or of any class, by an IoU above `nms`.
+        Detections of higher score are matched first. Detections inside crowds are excluded, and so are those that
+        overlap a detection of higher score, of their class or of any class, by an IoU above `nms`.
         """
         from faster_coco_eval import mask as overlaps  # Imported lazily: an optional dependency
 
@@ -204,13 +204,9 @@ def corner_and_size(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
 
 
-NMS_TRIED = (
-    (0.7, False),
-    (0.5, False),
-    (0.7, True),
-    (0.5, True),
-)  # IoU thresholds of NMS, and whether it is class-agnostic
-NMS_GAIN = 0.02  # Minimum relative gain in F1 for which NMS is used
+# Candidate IoU thresholds of NMS, and whether NMS is class-agnostic
+NMS_TRIED = ((0.7, False), (0.5, False), (0.7, True), (0.5, True))
+NMS_GAIN = 0.02  # Minimum relative gain in F1 for which NMS is used.
 
 
 class ClassMetric(CocoMetric):
@@ -225,7 +221,7 @@ class ClassMetric(CocoMetric):
         super().__init__({number: self.names[number] for number in numbers})
 
     def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
-        """Return the objects or detections of evaluated classes in COCO format, with one of the `values` each."""
+        """Return the objects or detections of evaluated classes in COCO format, with `values` as further fields."""
         labels = as_array(class_labels, np.int64)
         check_labels(labels, self.names, what)
         count = len(values[self.shape])

@@ -98,7 +98,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Split the rows into training and validation rows; the latter are a tenth of every class."""
+    """Return the numbers of training and validation rows; the latter are a tenth of each class."""
     names = [str(number) for number in range(int(classes.max()) + 1)]
     features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
     halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
@@ -226,7 +226,7 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     for rows in torch.arange(len(texts)).split(max(1, MAX_COMPARED // len(images))):
         similarity = texts[rows] @ images.T  # (b, N)
         own = similarity.gather(1, owners[rows, None])
-        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # Exclude its own image
+        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # Own image not counted
     return torch.cat(of_images), torch.cat(of_texts)
 
 

@@ -19,9 +19,7 @@ from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 OTHER_SIGMA = 0.05  # OKS sigma of keypoints that are not in COCO.
 CATEGORY = 0  # All objects have the same class.
 ERRORS = ("pck", "nme")
-CLOSE = (
-    0.1  # Maximum error of a correct keypoint, relative to the reference length of PCK, to choose a score threshold.
-)
+CLOSE = 0.1  # Maximum error of a correct keypoint, relative to the length of PCK, for choosing a threshold.
 
 
 class KeypointMetric(CocoMetric):
@@ -68,9 +66,8 @@ class KeypointMetric(CocoMetric):
         super().__init__({CATEGORY: "object"}, kpt_oks_sigmas=list(oks_sigmas))
         self.names = list(names)
         self.pck_threshold = pck_threshold
-        self.ends = (
-            None if normalize is None else [self.names.index(name) for name in normalize]
-        )  # Ends of the reference length
+        # Keypoints at the ends of the reference length
+        self.ends = None if normalize is None else [self.names.index(name) for name in normalize]
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
         """Return one object, its predicted pose, the errors of its keypoints, and the sort key of objects.
