@@ -150,7 +150,7 @@ def test_a_refused_connection_is_no_network_that_is_down(pytester: pytest.Pytest
         """
     )
     pytester.runpytest_inprocess(*PLUGINS).stdout.fnmatch_lines(
-        "*NetworkRefusedError: A test reaches for example.org*"
+        "*NetworkRefusedError: A test accesses example.org*"
     )
 
 
