@@ -158,7 +158,7 @@ def with_places(options: Mapping[str, Any], model: str | os.PathLike[str] | None
 
 
 def unguarded() -> dict[str, Any]:
-    """Return options without data loader workers if processes are spawned, which needs a guarded main module."""
+    """Return options that disable data loader workers if workers would be spawned, which needs a `__main__` guard."""
     default, *_ = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or default
     return {} if method == "fork" else {"dataloader_num_workers": 0}

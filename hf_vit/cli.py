@@ -316,7 +316,7 @@ def to_size(text: str) -> int | tuple[int, int]:
 TYPES: dict[str, Callable[[str], Any]] = {
     **{"str": str, "int": int, "float": float, "path": to_path, "bool": to_bool, "pair": to_pair, "size": to_size},
     "mapping": to_mapping,
-    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # Other text is a file name
+    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # Other values are file names
 }
 
 

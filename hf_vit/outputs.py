@@ -16,7 +16,7 @@ from typing import NamedTuple
 import psutil
 
 
-LOCK_NAME = "training.lock"  # Lock file of a running training run, with its host and process.
+LOCK_NAME = "training.lock"  # File with the host and process of an active training run.
 SILENT_SECONDS = 300.0  # Age of the lock after which a run on another host counts as dead.
 RECORD = ".hf_vit_outputs"  # Checksums of the files written to a folder, in the format of sha256sum.
 
@@ -95,7 +95,7 @@ def free_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def last_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the last folder in use of `path`, `path`-2, `path`-3 and so on, or `path` if none is in use."""
+    """Return the last of the folders `path`, `path`-2, `path`-3, ... that is in use, or `path` if none is."""
     return [Path(path), *takewhile(_is_taken, _numbered_folders(Path(path)))][-1]
 
 

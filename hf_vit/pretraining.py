@@ -207,7 +207,7 @@ def describe_gain(encoder: TrainingResult, tuned: TrainingResult, baseline: Trai
     name, count = tuned.metric, tuned.num_scored
     one, other = tuned.scores[name], baseline.scores[name]
     chance = ""
-    if name == "accuracy":  # A mean over images, whose standard error is known
+    if name == "accuracy":  # Accuracy is a mean over images, so its standard error is known
         deviation = math.sqrt((one * (1 - one) + other * (1 - other)) / count)
         chance = f", on {count:,} images (differences below {100 * CHANCE * deviation:.1f} points may be chance)"
     verdict = "helped by" if gain >= 0 else "cost"

@@ -122,7 +122,7 @@ def convert_published(
         source: Folder, weights file, or name on the Hub.
         output: New folder.
         revision: Branch, tag or commit on the Hub.
-        given: The model options of `convert` that were given.
+        given: Options of `convert` that change the model, by name.
         skip_parity: Whether to skip the comparison of outputs.
         write_anyway: Whether to write the model even if outputs differ.
         report: Function that receives progress messages.

@@ -216,7 +216,7 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
 
 
 def options_of_types(types: Sequence[type], essential_groups: Sequence[str]) -> Iterator[Option]:
-    """Yield the options of dataclasses. Only options of `essential_groups` can be essential."""
+    """Yield the options of dataclasses. Options outside of `essential_groups` are not essential."""
     for kind in types:
         hints = get_type_hints(kind)
         for item in fields(kind):

@@ -34,7 +34,7 @@ from ..training.tasks import TASKS
 
 # Files with the tested versions, in an installed package and in a checkout
 CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraints.txt")
-MOST_NAMES = 12  # Class names that are listed
+MOST_NAMES = 12  # Maximum number of listed class names
 
 
 def info(model: str | None = None, *, report: Callable[[str], None] = print) -> None:

@@ -40,7 +40,7 @@ from ..training.models import whole_image_processor
 from ..visualize import attention, patches
 
 
-MAX_SIDE = 1200  # Pixels; larger photos are reduced before drawing
+MAX_SIDE = 1200  # Maximum side of a drawn photo in pixels
 
 
 def open_for_inspection(
@@ -61,7 +61,7 @@ def open_for_inspection(
         ValueError: if the checkpoint cannot be opened.
     """
     saved = open_source(name_or_path).config
-    # Configurations of timm have no architectures; a number of classes marks a classifier
+    # timm configurations have no `architectures`; those of classifiers have `num_classes`
     name = (saved.get("architectures") or ["ForImageClassification" if saved.get("num_classes") else ""])[0]
     heads = (known for known in TASKS.values() if known is not HfViTModel)
     model_class = next((head for head in heads if head.__name__.removeprefix("HfViT") in name), HfViTModel)
@@ -148,14 +148,14 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
-# Drawing functions of one photo, by kind
+# Functions that draw a picture of one photo, by kind of picture
 OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
-# Drawing functions of all photos together, by kind
+# Functions that draw one picture of all photos, by kind of picture
 OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
@@ -186,7 +186,8 @@ def visualize(
         kinds: Kinds of pictures to draw; by default all that the model supports.
         image_size: Shorter side of the resized photos, in pixels; by default that of the model.
         point: Position x,y in pixels of the photo. Attention and rollout are drawn for the patch at this position (by
-            default for the pooled output), and similarity is computed to it (by default to the central patch).
+            default for the pooled output, such as the CLS token), and similarity is computed to this patch (by default
+            to the central patch).
         class_name: Class whose saliency is drawn; by default the most likely class.
         overwrite: Replace pictures of an earlier run.
         report: Function that receives the path of each file.

@@ -120,7 +120,7 @@ class StreamedMetric(ABC):
         """Return the scores of all images added so far."""
 
     def reset(self) -> None:
-        """Remove all images."""
+        """Remove the records of all images."""
         self.records = []
 
     def per_class(self) -> dict[str, dict[str, float]]:

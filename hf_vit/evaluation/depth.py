@@ -80,7 +80,7 @@ class DepthMetric(StreamedMetric):
             height, width = depth.shape
             inside = slice(int(top * height), int(bottom * height)), slice(int(left * width), int(right * width))
             predicted, depth = predicted[inside], depth[inside]
-        valid = (depth > self.min_depth) & (depth < self.max_depth)  # False for NaN and infinity too
+        valid = (depth > self.min_depth) & (depth < self.max_depth)  # NaN and infinity are invalid
         if not valid.any():
             return {}
         return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])

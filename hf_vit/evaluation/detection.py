@@ -70,7 +70,7 @@ class CocoMetric(StreamedMetric):
         self._evaluated: Any = None  # Evaluator of the records, created on first use
 
     def reset(self) -> None:
-        """Remove all images."""
+        """Remove the records of all images."""
         super().reset()
         self._evaluated = None
 

@@ -68,11 +68,11 @@ class NeighborAccuracy(StreamedMetric):
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def compute(self) -> dict[str, float]:
-        """Return `knn_accuracy` of all images, or no score without classes."""
+        """Return `knn_accuracy` of all images; empty if classes are unknown."""
         return self.score(self.records)
 
     def score(self, records: Iterable[bool | None]) -> dict[str, float]:
-        """Return `knn_accuracy` of the given records, or no score without classes."""
+        """Return `knn_accuracy` of the given records; empty if classes are unknown."""
         known = [record for record in records if record is not None]
         score = sum(known) / len(known) if known else math.nan
         return dict.fromkeys(self.score_names, score)

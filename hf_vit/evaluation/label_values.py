@@ -26,7 +26,7 @@ class LabelValueMetric(LogitsMetric):
 
     @abstractmethod
     def table(self) -> pd.DataFrame:
-        """Return a table with one row per class or value, and one column per score."""
+        """Return a table of scores with one row per class or regression value."""
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return the scores of each class or value by name; empty if there is only one."""
@@ -85,7 +85,7 @@ class RegressionMetric(LabelValueMetric):
     score_names = ("r2", "mae", "rmse")
 
     def table(self) -> pd.DataFrame:
-        """Return a table with one row per value, and one column per score."""
+        """Return a table of scores with one row per regression value."""
         logits, labels = self.tables()
         errors = logits - labels
         squares, deviations = (errors**2).mean(), labels.var(ddof=0)

@@ -301,13 +301,13 @@ class UniversalMetric(StreamedMetric):
             return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
         qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
         best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
-        if not qualities[best] > 0:  # False for NaN too
+        if not qualities[best] > 0:  # NaN is not above 0 either
             return None
         best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
         return Threshold(best, qualities[best], measure="PQ")
 
     def reset(self) -> None:
-        """Remove all images."""
+        """Remove the records of all images."""
         for part in (*self.parts.values(), *self.tried.values()):
             part.reset()
 

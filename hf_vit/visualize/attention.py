@@ -100,7 +100,7 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
 def _each_image(
     model: HfViTPreTrainedModel, layers: Sequence[Tensor], pixel_values: Tensor, patch_attention_mask: Tensor | None
 ) -> list[Attention]:
-    """Split weights (B, heads, L, L) of each layer into those of each image without padding, at least float32."""
+    """Split weights (B, heads, L, L) of each layer into those of each image without padding, in float32 or float64."""
     # Blocks before the query tokens are added have Q fewer tokens
     num_prefix, num_tokens = model.config.num_prefix_tokens, layers[-1].shape[-1]
     weights = torch.stack([_with_queries(layer, num_tokens) for layer in layers], dim=1)  # (B, layers, heads, L, L)

@@ -164,8 +164,8 @@ def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
     if distance.max() < MIN_LABELED * min(mask.shape):
         return
     y, x = np.unravel_index(distance.argmax(), mask.shape)
-    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # Width in inches
-    share = LETTER_WIDTH * (len(label) + 1) / room  # Text width relative to the image
+    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # Panel width in inches.
+    share = LETTER_WIDTH * (len(label) + 1) / room  # Text width relative to the image.
     width = min(1, share) * mask.shape[1]
     x = min(max(x, width / 2), mask.shape[1] - width / 2)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "black", "alpha": 0.6, "linewidth": 0}

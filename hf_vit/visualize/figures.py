@@ -111,7 +111,7 @@ def picture_rows(
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
     panels = figure.subplots(len(pictures), len(titles), squeeze=False, width_ratios=widths, height_ratios=heights)
     for panel, title in zip(panels[0], titles, strict=True):
-        panel.set_title(title, fontsize=10, parse_math=False)  # Names may contain "$"
+        panel.set_title(title, fontsize=10, parse_math=False)  # "$" must not start a formula
     return figure, panels
 
 
@@ -178,7 +178,7 @@ def draw_comparison(
     values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
     found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
     entries = [(names[label], palette[label] / 255) for label in range(len(names)) if label in found]
-    if len(entries) < len(found):  # Labels outside of the classes
+    if len(entries) < len(found):  # Some labels are not class numbers
         entries.append(("ignored", np.array(IGNORED) / 255))
     widths, longest = [1.0] * (1 + len(values)), max((len(name) for name, _ in entries), default=1)
     beside = int(COLUMN_WIDTH * len(widths) / (LEGEND_PATCH + LEGEND_LETTER * longest))

@@ -240,7 +240,7 @@ def _pose(result: Mapping[str, Any]) -> Pose:
 
 
 def _seen(pose: Pose, truths: Sequence[Pose], threshold: float | None) -> Pose:
-    """Set the visibility of predicted keypoints: score above the threshold, and labeled in the target if known."""
+    """Mark predicted keypoints as visible if their score passes the threshold and the target, if any, labels them."""
     seen = np.ones(len(pose.keypoints), dtype=bool) if threshold is None else pose.scores > threshold
     for truth in truths:
         seen = seen & (truth.visibility > 0)

@@ -54,8 +54,8 @@ def _write(panel: Axes, texts: Sequence[str], colors: Sequence[str]) -> None:
         lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)
         drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=color)
         drawn.set_fontsize(8)
-        drawn.set_parse_math(False)  # Captions may contain "$"
-        drawn.set_in_layout(False)  # Long captions would make the panel narrow
+        drawn.set_parse_math(False)  # Captions may contain "$", which must not start a formula.
+        drawn.set_in_layout(False)  # Long captions would make the panel narrow.
 
 
 def draw_reconstructions(
