@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import AutoConfig, AutoModelForImageSegmentation, AutoModelForKeypointDetection, AutoProcessor
 
-# Imported from its submodule: if torchvision is missing, older releases of `transformers` export a placeholder
+# Imported from its submodule, because older releases of `transformers` export a placeholder if torchvision is missing
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
@@ -64,15 +64,15 @@ for auto_class, path in AUTO_MAP.items():
 # The segmentation pipeline tries this Auto class first; `architectures` in the checkpoint selects one of the models.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
-# The processor is found by its class name. Registered for `HfViTConfig`, models without text would request it too.
+# The processor is found by its class name. If it were registered for `HfViTConfig`, image models would load it too.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
-# Pipeline classes of these tasks, which return the stock pipeline for models of other libraries. They are assigned
-# because `register_pipeline` would drop the default model of each task.
+# Pipeline classes of the supported tasks. For models of other libraries they return the stock pipeline. They are set
+# directly, because `register_pipeline` would drop the default model of each task.
 for task, path in PIPELINES.values():
     PIPELINE_REGISTRY.supported_tasks[task]["impl"] = find_class(path)
 HfViTConfig._has_pipelines = True

@@ -48,7 +48,7 @@ TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-mo
 ALIASES = {"model_name_or_path": ["--model"]}
 # Layout of help pages in characters: column of the descriptions, and limits of the page width
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120
-MOST_CHOICES = 40  # Characters; help pages replace longer lists of choices with a placeholder.
+MOST_CHOICES = 40  # Maximum characters of a list of choices; longer lists become a placeholder.
 PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y", "size": "N"}
 USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
@@ -303,7 +303,7 @@ def to_pair(text: str) -> tuple[float, float]:
 
 
 def to_size(text: str) -> int | tuple[int, int]:
-    """Convert a size to the side of a square, or "256,192" to height and width."""
+    """Convert "256" to the side of a square, or "256,192" to height and width."""
     try:
         sides = [int(part) for part in text.split(",")]
     except ValueError:

@@ -17,7 +17,7 @@ import psutil
 
 
 LOCK_NAME = "training.lock"  # File with the host and process of an active training run.
-SILENT_SECONDS = 300.0  # Age of the lock after which a run on another host counts as dead.
+SILENT_SECONDS = 300.0  # Lock file age after which a run on another host counts as dead.
 RECORD = ".hf_vit_outputs"  # Checksums of the files written to a folder, in the format of sha256sum.
 
 

@@ -48,10 +48,10 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
 TRAINING = ("Data", "Model", "Training", "Output")
 EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
 EXTRACTION = ("Extraction", "Data", "Output")
-NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # Essential in training only
-# Options whose default is chosen by data and device; the declared default is only a fallback
+NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # Not essential in evaluation.
+# Options whose default depends on data and device; the declared default is only a fallback.
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
-OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # Defaults depend on the installation
+OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # Options whose default depends on the installation.
 
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training

@@ -15,15 +15,15 @@ from .zygote import NUMBER, Order
 
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 480  # Seconds; a busy machine needs half of them.
+TIMEOUT = 480  # Seconds, twice the time needed on a busy machine.
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # Read by torch at import.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # Variables that torch reads at import.
 NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",
-}  # These functions use the network.
+}  # Usage reporting needs the network.
 
 ZYGOTES: set[int] = set()  # Process ids; the processes end with this one.
 

@@ -51,8 +51,8 @@ class Order(TypedDict):
 def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
     """Process orders. Returns in each forked process, with its order and, for a zygote, its order socket."""
     gc.collect()
-    gc.freeze()  # Otherwise garbage collection copies the imported objects in each process
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Responder processes are not waited for
+    gc.freeze()  # Otherwise garbage collection copies the imported objects in each process.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Responder processes are not waited for.
     while descriptors := socket.recv_fds(source, 1, 2)[1]:
         connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         with connection:
