@@ -84,7 +84,7 @@ class CocoMetric(StreamedMetric):
         self._evaluated = None
 
     def compute(self) -> dict[str, float]:
-        """Return the scores in `places`, all in [0, 1]; NaN without objects, such as `map_large` without large objects."""
+        """Return the scores in `places`, all in [0, 1]; NaN without objects, such as large ones for `map_large`."""
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
