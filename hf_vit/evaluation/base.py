@@ -212,7 +212,7 @@ class BaseEvaluator(ABC):
         """Compute reference data for the images of an evaluation by `trainer`, before it starts."""
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Return the collator of an evaluation, a dataclass, with the options that `predict` needs."""
+        """Return the evaluation collator, a dataclass, with the options that `predict` needs."""
         return collator
 
     @abstractmethod

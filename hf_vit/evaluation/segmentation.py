@@ -293,7 +293,7 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def best_threshold(self) -> Threshold | None:
-        """Return the tried score threshold of segments with the best PQ.
+        """Return the candidate score threshold of segments with the best PQ.
 
         0.5 is kept if it is about as good. Without PQ, the threshold of instances is returned.
         """

@@ -178,7 +178,7 @@ def draw_comparison(
     values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
     found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
     entries = [(names[label], palette[label] / 255) for label in range(len(names)) if label in found]
-    if len(entries) < len(found):  # Some labels are not class numbers
+    if len(entries) < len(found):  # Some labels, such as 255, are not classes
         entries.append(("ignored", np.array(IGNORED) / 255))
     widths, longest = [1.0] * (1 + len(values)), max((len(name) for name, _ in entries), default=1)
     beside = int(COLUMN_WIDTH * len(widths) / (LEGEND_PATCH + LEGEND_LETTER * longest))
