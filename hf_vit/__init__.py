@@ -1,4 +1,4 @@
-"""One plain Vision Transformer for every vision task, as a Hugging Face plugin.
+"""Plain Vision Transformers for image classification, segmentation, depth, detection, keypoints and pretraining.
 
 Importing the package registers its classes with the Auto classes of `transformers`.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import AutoConfig, AutoModelForImageSegmentation, AutoModelForKeypointDetection, AutoProcessor
 
-# `transformers` itself exports a placeholder where torchvision is missing, in its older releases
+# Imported from its submodule, because older releases of `transformers` export a placeholder if torchvision is missing
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
@@ -61,29 +61,29 @@ AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
 for auto_class, path in AUTO_MAP.items():
     if auto_class != "AutoConfig":
         getattr(transformers, auto_class).register(HfViTConfig, find_class(path), exist_ok=True)
-# The stock pipeline asks for this class first; the checkpoint says which of the two it is.
+# The segmentation pipeline tries this Auto class first; `architectures` in the checkpoint selects one of the models.
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
-# Found by its name. Registered for `HfViTConfig`, it would be asked for where there is no text either.
+# The processor is found by its class name. If it were registered for `HfViTConfig`, image models would load it too.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
-# What `pipeline(...)` makes for these tasks; a model of others gets the stock class from it. Not by a registration:
-# that would forget which model is the default of a task.
+# Pipeline classes of the supported tasks. For models of other libraries they return the stock pipeline. They are set
+# directly, because `register_pipeline` would drop the default model of each task.
 for task, path in PIPELINES.values():
     PIPELINE_REGISTRY.supported_tasks[task]["impl"] = find_class(path)
 HfViTConfig._has_pipelines = True
 
-# What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
+# Hooks that open checkpoints of other libraries. Model files must not import them, as they are saved with checkpoints.
 HfViTPreTrainedModel._convert_pretrained = staticmethod(convert_pretrained)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-# Imported at their first use: not all who open a model train, compile or export.
+# Public functions imported on first access, so that opening a model does not import training and export code
 CALLS = {
     **dict.fromkeys(("evaluate", "export_model", "predict", "train"), ".api"),
     "list_families": ".convert.families",

@@ -1,4 +1,4 @@
-"""Runs the command `hf-vit` as `python -m hf_vit`."""
+"""Run the command `hf-vit` as `python -m hf_vit`."""
 
 import sys
 
@@ -6,5 +6,5 @@ from .cli import main
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "hf-vit"  # as errors name it
+    sys.argv[0] = "hf-vit"  # Program name in error messages
     main()

@@ -1,4 +1,4 @@
-"""Trainings, evaluations and predictions as one call each from Python, with the options of the command `hf-vit`."""
+"""Python functions that train, evaluate and predict with the options of the command `hf-vit`."""
 
 import multiprocessing
 import os
@@ -25,16 +25,16 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training has come to.
+    """Result of a training run.
 
     Args:
-        scores: By the names that the training prints; empty after a dry run.
-        output_dir: Folder of the saved model, its card, scores and pictures.
-        model: As it was saved.
-        task: Name of the stock pipeline.
-        metric: Which of the scores chooses the best model.
-        greater_is_better: Whether more of it is better.
-        num_scored: How many examples the scores are of.
+        scores: Evaluation scores by name; empty after a dry run.
+        output_dir: Folder of the saved model, its card, scores and figures.
+        model: The saved model.
+        task: Name of the pipeline task.
+        metric: Name of the score that selects the best checkpoint.
+        greater_is_better: Whether higher values of `metric` are better.
+        num_scored: Number of examples that were evaluated.
     """
 
     scores: dict[str, float]
@@ -47,7 +47,7 @@ class TrainingResult:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The stock pipeline of the saved model, made at its first use: `result.pipeline("photo.jpg")`."""
+        """Pipeline of the saved model, created on first access: `result.pipeline("photo.jpg")`."""
         return pipeline(self.task, model=str(self.output_dir), device=self.model.device)
 
 
@@ -59,23 +59,23 @@ def train(
     report: Callable[[str], None] = print,
     **options: Any,
 ) -> TrainingResult:
-    """Trains a model, evaluates it and saves it with its card, as `hf-vit train` does.
+    """Train a model, evaluate it and save it with its card. Equivalent to `hf-vit train`.
 
     Args:
         task: "image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation",
             "object-detection", "keypoint-detection", "zero-shot-image-classification", "masked-image-modeling" or
             "joint-embedding".
-        data: Folder, file, or name on the Hub; several for pretraining.
-        model: Saved or published model to start from; by default a new one.
-        report: Called with lines of text on how it goes.
-        **options: Any option of the command, by the name of its flag: `recipe="cifar10", learning_rate=1e-3`. None
-            stands for its default.
+        data: Folder, file, or dataset name on the Hub; a list of these for pretraining.
+        model: Saved or published model to start from; by default a new model.
+        report: Function that receives progress messages.
+        **options: Options of `hf-vit train` by name, such as `recipe="cifar10", learning_rate=1e-3`. None means
+            the default.
 
     Returns:
-        The scores, the folder, the model and its pipeline.
+        The scores, the output folder, the model and its pipeline.
 
     Raises:
-        ValueError: if the task, an option, the data or the model is bad. Nothing is written then.
+        ValueError: if the task, an option, the data or the model is invalid. Nothing is written in this case.
         OSError: if a file is missing or cannot be written, or an example cannot be read.
         ImportError: if a package is missing.
         FloatingPointError: if the loss becomes infinite or NaN.
@@ -100,40 +100,40 @@ def train(
 def evaluate(
     model: str | os.PathLike[str], data: Paths, *, report: Callable[[str], None] = print, **options: Any
 ) -> dict[str, float]:
-    """Evaluates a saved model on data of its task, as `hf-vit evaluate` does, and writes scores and pictures.
+    """Evaluate a saved model and write scores and figures. Equivalent to `hf-vit evaluate`.
 
     Args:
         model: Saved or published model.
-        data: Folder, file, or name on the Hub.
-        report: Called with lines of text on how it goes.
-        **options: Any option of the command, by the name of its flag: `split="validation", output_dir="scores"`.
+        data: Folder, file, or dataset name on the Hub, with targets of the model's task.
+        report: Function that receives progress messages.
+        **options: Options of `hf-vit evaluate` by name, such as `split="validation", output_dir="scores"`.
 
     Returns:
-        The scores by their names.
+        The scores by name.
 
     Raises:
-        ValueError: if an option, the data or the model is bad.
-        OSError: if the model or a file is missing, or nothing can be written.
+        ValueError: if an option, the data or the model is invalid.
+        OSError: if the model or a file is missing, or results cannot be written.
         ImportError: if a package is missing.
     """
     return complete_evaluation(*prepare_evaluation({**unguarded(), **with_places(options, model, data)}), report)
 
 
 def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> list[dict[str, Any]]:
-    """Predicts image files, as `hf-vit predict` does.
+    """Predict labels, segments, depth, objects or keypoints of image files. Equivalent to `hf-vit predict`.
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
-        images: Image file, folder that is searched for them, or several of these.
-        **options: Those of `hf_vit.inference.predict.predict_files`: `threshold`, `output_dir`, `picture` and so on.
+        images: Image file, folder that is searched for images, or a list of these.
+        **options: Options of `hf_vit.inference.predict.predict_files`, such as `threshold`, `output_dir` or `picture`.
 
     Returns:
-        For each image a dict with its `file` and what is predicted, or the `error` of a file that cannot be read.
+        A dict for each image with its `file` and the prediction, or with an `error` if the file cannot be read.
 
     Raises:
-        OSError: if there is no such model or file.
-        ValueError: if there is no image, or an option does not fit the model.
-        TypeError: if there is no such option.
+        OSError: if the model or a file does not exist.
+        ValueError: if there is no image, or an option does not apply to the model.
+        TypeError: if an option is unknown.
     """
     places = [Path(place) for place in as_list(images)]
     files = ("output_dir", "picture", "boxes")
@@ -144,21 +144,21 @@ def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> lis
 
 
 def as_list(paths: Paths) -> list[str]:
-    """Returns one or several paths as a list of text."""
+    """Return one or several paths as a list of strings."""
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.fspath(path) for path in several]
 
 
 def with_places(options: Mapping[str, Any], model: str | os.PathLike[str] | None, data: Paths) -> dict[str, Any]:
-    """Returns options with model and data; raises `ValueError` if one is given twice."""
+    """Return the options with model and data added; raise `ValueError` if one of them is given twice."""
     places = {"model_name_or_path": model, "dataset_name": data[0] if len(data := as_list(data)) == 1 else data}
     if twice := [name for name in places if name in options]:
-        raise ValueError(f"{twice[0]} is given by model or data already. Leave it out.")
+        raise ValueError(f"{twice[0]} is already given by model or data. Leave it out.")
     return {**options, **places}
 
 
 def unguarded() -> dict[str, Any]:
-    """Returns options for a caller who may not have guarded the main module, as processes that are spawned need it."""
+    """Return options that disable data loader workers if workers would be spawned, which needs a `__main__` guard."""
     default, *_ = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or default
     return {} if method == "fork" else {"dataloader_num_workers": 0}

@@ -1,10 +1,10 @@
-"""The command `hf-vit`: one for all that the scripts do.
+"""Train, evaluate, run and publish Vision Transformers.
 
 Usage: hf-vit COMMAND ...
 """
 
-# Help pages and errors about options do not import torch, which takes seconds. This file therefore imports the
-# standard library only and is run by its path (`hf_vit/start.py`), and the options of all commands are in a file that
+# Help pages and errors about options must not import torch, which takes seconds. This module therefore imports only
+# the standard library, is run by its path (`hf_vit/start.py`) and reads the options of all commands from a file that
 # `python -m hf_vit.commands.generate` writes.
 import argparse
 import json
@@ -26,16 +26,16 @@ from typing import Any, NoReturn
 
 PACKAGE = Path(__file__).parent
 COMMANDS = {
-    "train": "train a model of any task, pretraining too",
-    "pretrain": "pretrain on your images, and measure what that is worth",
-    "evaluate": "score a saved model",
+    "train": "train a model for a task, or pretrain one on unlabeled images",
+    "pretrain": "pretrain on your images and measure the gain on labeled ones",
+    "evaluate": "evaluate a saved model on a dataset",
     "predict": "predict labels, segments, depth, objects or keypoints of images",
-    "features": "write the features of images to files, or score them",
-    "visualize": "draw what a model attends to",
-    "convert": "turn published checkpoints into ours, and ours into theirs",
-    "export": "write a model for ONNX, OpenVINO, torch.export or ExecuTorch, checked at other sizes",
-    "push": "publish a saved model on the Hugging Face Hub",
-    "info": "tell what is installed, or what a model is",
+    "features": "extract features of images, or evaluate extracted features",
+    "visualize": "draw attention, saliency and features of a model on photos",
+    "convert": "convert published checkpoints to hf_vit models and back",
+    "export": "export a model to ONNX, OpenVINO, torch.export or ExecuTorch",
+    "push": "upload a saved model to the Hugging Face Hub",
+    "info": "show installed versions, or describe a model",
 }
 EXAMPLES = """\
 Examples:
@@ -43,11 +43,12 @@ Examples:
     hf-vit evaluate outputs/photos-image-classification photos
     hf-vit predict outputs/photos-image-classification photo.jpg --picture labeled.png
 
-hf-vit COMMAND --help tells more of a command."""
-TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # by other names
+hf-vit COMMAND --help shows the arguments and options of a command."""
+TASKS = {"image-text": "zero-shot-image-classification", "mim": "masked-image-modeling"}  # Short names of tasks.
 ALIASES = {"model_name_or_path": ["--model"]}
-COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120  # where descriptions begin, and letters of a line
-MOST_CHOICES = 40  # letters
+# Layout of help pages in characters: column of the descriptions, and limits of the page width
+COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120
+MOST_CHOICES = 40  # Maximum characters of a list of choices; longer lists become a placeholder.
 PLACEHOLDERS = {"int": "N", "float": "X", "mapping": "JSON", "mapping or text": "JSON", "pair": "X,Y", "size": "N"}
 USER_ERRORS = (FloatingPointError, ImportError, OSError, ValueError)
 
@@ -57,15 +58,15 @@ say = partial(print, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None, description: str | None = None) -> None:
-    """Runs a command; exits with one line about what is wrong with it.
+    """Run a command. Errors that the user can fix exit with a one-line message.
 
     Args:
-        arguments: The command line without the program's name; by default that of this process.
-        description: Text above the options of the help page, in place of that of the command.
+        arguments: Command line without the program name; by default `sys.argv[1:]`.
+        description: Text above the options of the help page; by default the description of the command.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of classes in a locale that cannot print them
+        sys.stdout.reconfigure(errors="backslashreplace")  # The locale may be unable to print class names
     if words[0] in ("-h", "--help"):
         say(help_page())
         return
@@ -76,10 +77,10 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
         if words[0] not in COMMANDS:
             meant = " or ".join(get_close_matches(words[0], COMMANDS))
             question = f" Did you mean {meant}?" if meant else ""
-            raise ValueError(f"There is no command {words[0]!r}.{question} --help names all.")
+            raise ValueError(f"There is no command {words[0]!r}.{question} Run hf-vit --help for a list of commands.")
         try:
             os.getcwd()
-        except FileNotFoundError:  # transformers cannot be imported from there
+        except FileNotFoundError:  # transformers cannot be imported without a working directory
             sys.exit("hf-vit: The working directory no longer exists. Change to another one: cd ~")
         if words[0] in table()["groups"] and words[1:2] in ([], ["-h"], ["--help"]):
             say(table()["groups"][words[0]])
@@ -91,14 +92,14 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
 
 
 def help_page() -> str:
-    """Returns what `hf-vit --help` prints."""
+    """Return the help page of `hf-vit --help`."""
     rows = [f"    {name:<12}{use}" for name, use in COMMANDS.items()]
     return "\n".join([(__doc__ or "").strip(), "", "Commands:", *rows, "", EXAMPLES])
 
 
 @contextmanager
 def exit_in_one_line() -> Iterator[None]:
-    """Exits with the name of the program and one line if something fails for a reason that a user can mend."""
+    """Exit with the program name and a one-line message if an error occurs that the user can fix."""
     try:
         yield
     except USER_ERRORS as error:
@@ -107,19 +108,19 @@ def exit_in_one_line() -> Iterator[None]:
 
 @cache
 def table() -> dict[str, Any]:
-    """Returns the options of all commands, see `hf_vit.commands.generate`."""
+    """Return the content of `options.json`: options and help pages of all commands, see `hf_vit.commands.generate`."""
     content: dict[str, Any] = json.loads((PACKAGE / "commands" / "options.json").read_text(encoding="utf-8"))
     return content
 
 
 @cache
 def module(file: str) -> dict[str, Any]:
-    """Returns the names of a file of the package that imports the standard library only."""
+    """Run a file of the package that imports only the standard library, and return its namespace."""
     return runpy.run_path(str(PACKAGE / file))
 
 
 def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns the name of a command with its task or part, as in "train depth-estimation", and the other words."""
+    """Split words into the command name with its task or subcommand, as in "train depth-estimation", and the rest."""
     command, *rest = words
     pages = table()["pages"]
     parts = [name.removeprefix(f"{command} ") for name in pages if name.startswith(f"{command} ")]
@@ -133,11 +134,11 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
     if command == "features":
         raise ValueError(f"There is no hf-vit features {part}. Choose {' or '.join(parts)}.")
     question = module("options/names.py")["nearest"](name, parts)
-    raise ValueError(f"There is no task {part!r}.{question} The tasks are {', '.join(parts)}: hf-vit train TASK DATA.")
+    raise ValueError(f"There is no task {part!r}.{question} Choose one of {', '.join(parts)}: hf-vit train TASK DATA.")
 
 
 def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
-    """Returns the page of a command and the values of its options, or prints its help page and returns None."""
+    """Return the page of a command and its option values, or print the help page and return None."""
     help_wanted, words = split_help(words)
     is_help, page = help_wanted is not None, merged() if name == "evaluate" else page_of(name)
     values, unknown = ({}, []) if is_help and name != "evaluate" else read(page, words)
@@ -153,10 +154,10 @@ def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[P
 
 
 def run(page: Page, values: Mapping[str, Any]) -> None:
-    """Runs a command.
+    """Run a command.
 
-    Training, evaluation and extraction report errors of users themselves. A `ValueError` that they raise later is a
-    fault of the program and keeps its traceback.
+    Training, evaluation and extraction report user errors themselves, so that a `ValueError` which they raise is a bug
+    and keeps its traceback.
     """
     module_name, _, name = page["call"].partition(":")
     function = getattr(import_module(module_name), name)
@@ -165,21 +166,21 @@ def run(page: Page, values: Mapping[str, Any]) -> None:
 
 
 def split_help(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns what follows `--help`, "" for nothing and None if there is no such option, and the other words."""
+    """Return the word after `--help` ("" if there is none, None without `--help`) and the other words."""
     start = next((index for index, word in enumerate(words) if word in ("-h", "--help")), None)
     if start is None:
         return None, list(words)
     wanted = next(iter(words[start + 1 : start + 2]), "")
     if wanted in ("", "all") or wanted.startswith("-"):
         return wanted, [*words[:start], *words[start + 1 + (wanted == "all") :]]
-    raise ValueError(f"--help {wanted}: there are --help, for what matters, and --help all.")
+    raise ValueError(f"--help {wanted} is not valid. Use --help for the most important options, or --help all.")
 
 
-# --- From text to values
+# --- Parsing of option values
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the options of a command; an error is a `ValueError` of one line, and what is not given is left out."""
+    """Parser of the options of a command. It raises `ValueError` on errors and omits options that are not given."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(argument_default=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
@@ -195,7 +196,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--recipe")
 
     def add_option(self, name: str, option: Option) -> None:
-        """Adds an option with either kind of dashes, and the opposite of one that is true by default."""
+        """Add an option with underscores or dashes, and a `--no_` flag if its default is true."""
         settings: dict[str, Any] = {"choices": option.get("choices"), "required": option.get("required", False)}
         if "const" in option:
             settings |= {"nargs": "?", "const": option["const"]}
@@ -207,34 +208,34 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(*spellings(f"no_{name}"), dest=name, action="store_false")
 
     def error(self, message: str) -> NoReturn:
-        """Raises `ValueError`."""
-        raise ValueError(f"{message}. --help lists the options.")
+        """Raise `ValueError` with the message of argparse."""
+        raise ValueError(f"{message}. Use --help for a list of options.")
 
 
 def spellings(name: str) -> list[str]:
-    """Returns the flags of an option, with underscores and with dashes."""
+    """Return the flags of an option with underscores and with dashes."""
     return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
 
 
 def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the values of the options that are given, and the words that belong to none."""
+    """Return the values of the given options, and the words that do not belong to any option."""
     recipe = page["recipe"] and words[:1] and words[0].endswith((".yaml", ".yml"))
     namespace, unknown = Parser(page).parse_known_args(words[1:] if recipe else words)
     values = vars(namespace)
     if recipe and values.setdefault("recipe", words[0]) != words[0]:
-        raise ValueError(f"The recipes {words[0]} and {values['recipe']} are given. Leave one of the two out.")
+        raise ValueError(f"The recipes {words[0]} and {values['recipe']} are given. Leave one of them out.")
     return values, unknown
 
 
 def page_of(name: str) -> Page:
-    """Returns the page of a command with its options by name."""
+    """Return the page of a command, with its options in a dict by name."""
     page: Page = table()["pages"][name]
     options = [table()["options"][key] for key in page["options"]]
     return {**page, "options": {option["name"]: option for option in options}}
 
 
 def merged(shared: bool = False) -> Page:
-    """Returns the page of evaluations with the options of all tasks, or with those that all tasks share."""
+    """Return the evaluation page with the options of all tasks, or, if `shared`, only those that all tasks have."""
     pages = [page_of(name) for name in table()["pages"] if name.startswith("evaluate ")]
     options = {name: option for page in pages for name, option in page["options"].items()}
     if shared:
@@ -244,9 +245,9 @@ def merged(shared: bool = False) -> Page:
 
 
 def find_task(values: Mapping[str, Any], is_help: bool) -> str:
-    """Returns the task of the model of an evaluation, "" if it is not known without the package.
+    """Return the task of the model to evaluate, or "" if it is unknown without importing the package.
 
-    The package, which takes seconds to import, is asked about models on the Hub only for a help page.
+    The configuration of a model on the Hub is read only for a help page, because importing the package takes seconds.
     """
     architectures: dict[str, list[str]] = table()["architectures"]
     task, model = values.get("task"), values.get("model_name_or_path")
@@ -260,49 +261,49 @@ def find_task(values: Mapping[str, Any], is_help: bool) -> str:
         return str(import_module("hf_vit.training.run").task_of_model(model)) if is_help else ""
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or ["ForImageClassification"]
-    except (ValueError, AttributeError):  # the package reports them
+    except (ValueError, AttributeError):  # The package reports invalid files later
         return ""
     saved = str(names[0])
     return next((task for task, parts in architectures.items() if any(part in saved for part in parts)), "")
 
 
 def to_bool(text: str) -> bool:
-    """Returns the truth value of a word."""
+    """Convert a word such as "yes" or "false" to a bool."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if text.lower() not in words:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a boolean. Use true or false")
     return words[text.lower()]
 
 
 def to_mapping(text: str) -> dict[str, Any]:
-    """Returns a mapping in JSON."""
+    """Convert a JSON object to a dict."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        content = f"no JSON: {error}"
+        content = f"invalid JSON: {error}"
     if not isinstance(content, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({content}). Write it like '{{\"name\": 1}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object ({content}). Use the form '{{\"name\": 1}}'")
     return content
 
 
 def to_path(text: str) -> Path | str:
-    """Returns a path; argparse converts its mark of a missing word too, which must stay as it is."""
+    """Convert a word to a path; the placeholder of argparse for a missing word is returned unchanged."""
     return text if text is argparse.SUPPRESS else Path(text)
 
 
 def to_pair(text: str) -> tuple[float, float]:
-    """Returns x and y of "x,y"."""
+    """Convert "x,y" to a pair of finite numbers."""
     try:
         x, y = map(float, text.split(","))
     except ValueError:
         x = y = math.nan
     if not (math.isfinite(x) and math.isfinite(y)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be two numbers, like 320,200")
+        raise argparse.ArgumentTypeError(f"{text!r} must be two numbers, such as 320,200")
     return x, y
 
 
 def to_size(text: str) -> int | tuple[int, int]:
-    """Returns the side of a square, or the height and width of "256,192"."""
+    """Convert "256" to the side of a square, or "256,192" to height and width."""
     try:
         sides = [int(part) for part in text.split(",")]
     except ValueError:
@@ -315,12 +316,12 @@ def to_size(text: str) -> int | tuple[int, int]:
 TYPES: dict[str, Callable[[str], Any]] = {
     **{"str": str, "int": int, "float": float, "path": to_path, "bool": to_bool, "pair": to_pair, "size": to_size},
     "mapping": to_mapping,
-    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # such as a file's name
+    "mapping or text": lambda text: to_mapping(text) if text.startswith("{") else text,  # Other values are file names
 }
 
 
 def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None:
-    """Raises `ValueError` for options that the command does not have, or a number out of range."""
+    """Raise `ValueError` for unknown options, unexpected words and numbers out of range."""
     names = module("options/names.py")
     options: dict[str, Option] = page["options"]
     for name in (name for name in values if name in names["ANSWERS"]):
@@ -331,8 +332,8 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
         raise ValueError(names["unknown_option"](name, synonyms))
     if unknown:
         raise ValueError(
-            f"{' '.join(map(repr, unknown))} belongs to no option. What an option takes stands right behind it, and "
-            "what stands alone comes before all options."
+            f"Unexpected arguments: {' '.join(map(repr, unknown))}. Write the value of an option directly after the "
+            "option, and positional arguments before all options."
         )
     declaring = module("options/field.py")
     for name, value in values.items():
@@ -347,7 +348,7 @@ def check(page: Page, values: Mapping[str, Any], unknown: Sequence[str]) -> None
 
 
 def page_text(name: str, page: Page, description: str | None, has_all: bool) -> str:
-    """Returns the help page of a command: the essential options, or all of them."""
+    """Return the help page of a command with its essential options or, if `has_all`, all options."""
     text = (description or page["text"]).strip()
     options: dict[str, Option] = page["options"]
     if "Usage:" not in text:
@@ -363,18 +364,18 @@ def page_text(name: str, page: Page, description: str | None, has_all: bool) -> 
         if rows := [row(option, page, is_short) for option in shown if option["group"] == title]:
             parts.append("\n".join([f"{title}:", *rows]))
     if is_short:
-        parts.append(f"--help all lists all {len(options)} options. Those that are chosen follow data and device.")
+        parts.append(f"Defaults marked (chosen) depend on the data. --help all lists all {len(options)} options.")
     return "\n\n".join(parts)
 
 
 def usage_of(name: str, option: Option) -> str:
-    """Returns how a word that is given without the name of its option stands in the usage line."""
+    """Return the notation of a positional argument in the usage line."""
     word = f"{name.upper()}{' ...' if option.get('list') else ''}"
     return word if option.get("required") else f"[{word}]"
 
 
 def row(option: Option, page: Page, is_short: bool) -> str:
-    """Returns the lines on an option."""
+    """Return the lines of an option on a help page."""
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
     name = option["name"]
     is_word = name in page["words"] and option.get("required")
@@ -389,7 +390,7 @@ def row(option: Option, page: Page, is_short: bool) -> str:
 
 
 def takes(option: Option) -> Iterator[str]:
-    """Yields what an option takes, if that is more than true or false."""
+    """Yield the placeholder for the value of an option on a help page, unless the option is a flag."""
     if option["type"] == "bool":
         yield from ["false"] if option.get("default") is True else []
         return
@@ -400,7 +401,7 @@ def takes(option: Option) -> Iterator[str]:
 
 
 def default_of(option: Option) -> Iterator[str]:
-    """Yields the default of an option, if it has one."""
+    """Yield the default of an option in parentheses, if it has one."""
     value = option.get("default")
     if value not in (None, "", [], False, -1):
         yield f"(default: {' '.join(map(str, value)) if isinstance(value, list) else value})"

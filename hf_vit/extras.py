@@ -1,4 +1,4 @@
-"""Optional packages: the error for a missing one, and the command that installs it."""
+"""Checks for optional packages, and the commands that install them."""
 
 from importlib.util import find_spec
 

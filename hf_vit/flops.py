@@ -1,4 +1,4 @@
-"""What a model computes for an image, and what a GPU can compute in a second."""
+"""Floating-point operations of a model, and peak throughput of GPUs."""
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -8,8 +8,8 @@ from .model.configuration_hf_vit import HfViTConfig
 from .model.modeling_hf_vit import HfViTModel
 
 
-# 10^12 operations per second in bfloat16 and float16, summed up in float32, without sparsity, as NVIDIA's data sheets
-# and architecture white papers of the products say. The first name that occurs in a device's own counts.
+# Peak throughput in 10^12 operations per second: bfloat16 and float16 with float32 accumulation, without sparsity.
+# Source: NVIDIA's data sheets and architecture white papers. The first name contained in a device name applies.
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "H200 NVL": 835.0,
@@ -32,31 +32,31 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Returns the operations per second in bfloat16 of a device, by its name in `torch.cuda`; None if not known."""
+    """Return the peak bfloat16 operations per second of a `torch.cuda` device name, or None if it is unknown."""
     return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in device_name), None)
 
 
 def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
-    """Counts the floating-point operations of `HfViTModel` on one image, on which the heads of all tasks stand.
+    """Return the number of floating-point operations of a forward pass of `HfViTModel` on one image.
 
-    A product that is added counts as two. Only matrix products and convolutions count, as is usual; heads come on top
-    (that of a classifier takes 2 · D · number of labels, D the hidden size). Forward and backward together take three
-    times as many.
+    `HfViTModel` is the backbone of all tasks; heads are not included. A linear classifier of K labels adds 2 · D · K,
+    where D is the hidden size. A multiply-add counts as two operations, and only matrix products and convolutions are
+    counted. Forward and backward pass together take three times as many operations.
 
     Args:
-        config: The model.
-        height: Of the image in pixels.
-        width: Of the image in pixels.
+        config: Configuration of the model.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
 
     Raises:
-        ValueError: if the image does not fit the model.
+        ValueError: if the model does not accept the image size.
     """
     with torch.device("meta"):
         model = HfViTModel(config).eval().requires_grad_(False)
-    # The library looks at the values of the masks of windows. Which weights the model has, does not matter.
+    # transformers reads the values of window masks, which meta tensors do not have. The weights can be arbitrary.
     device = "meta" if config.window_size is None else "cpu"
     image = torch.zeros(1, config.num_channels, height, width, device=device)
-    # Attention as plain products: what is one kernel is not counted on all devices and by all versions.
+    # Plain matrix products: fused attention kernels are not counted on all devices or by all torch versions.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.to_empty(device=device)(image)
     return int(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""Output folders and files: what a folder holds, and that no command writes over an input or a file of others."""
+"""Safety checks of output folders and files, so that no command overwrites its inputs or files it did not write."""
 
 import json
 import os
@@ -16,35 +16,35 @@ from typing import NamedTuple
 import psutil
 
 
-LOCK_NAME = "training.lock"  # in the folder of a training that runs: host and process
-SILENT_SECONDS = 300.0  # without a sign of life, after which a training that cannot be asked is taken for dead
-RECORD = ".hf_vit_outputs"  # in each folder with outputs: a line "checksum  name" for each file, as of sha256sum
+LOCK_NAME = "training.lock"  # File with the host and process of an active training run.
+SILENT_SECONDS = 300.0  # Lock file age after which a run on another host counts as dead.
+RECORD = ".hf_vit_outputs"  # Checksums of the files written to a folder, in the format of sha256sum.
 
 
 class FolderState(Enum):
-    """What an output folder holds, or why it cannot hold anything."""
+    """State of an output folder."""
 
     UNWRITABLE = auto()
-    FREE = auto()  # nothing, or an empty folder
-    RUNNING = auto()  # a training of another process
-    RESUMABLE = auto()  # checkpoints
-    FINISHED = auto()  # a saved model, without checkpoints
+    FREE = auto()  # The folder is missing or empty.
+    RUNNING = auto()  # Another process writes to it.
+    RESUMABLE = auto()  # It contains checkpoints.
+    FINISHED = auto()  # It contains a saved model and no checkpoints.
     OTHER = auto()
 
 
 class Judgment(NamedTuple):
-    """The state of an output folder and, if a new training cannot write there, why."""
+    """State of an output folder and, if a new training run cannot write to it, the reason."""
 
     state: FolderState
     reason: str = ""
 
 
 def judge_folder(path: str | os.PathLike[str]) -> Judgment:
-    """Judges whether a folder is free for a run, by a look; it leaves nothing there."""
+    """Return the state of an output folder, without writing to the folder."""
     folder = Path(path)
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        fault = "not writable" if nearest.is_dir() else "no folder"
+        fault = "not writable" if nearest.is_dir() else "not a folder"
         reason = f"Nothing can be written to {folder} ({nearest} is {fault}). Choose another --output_dir."
         return Judgment(FolderState.UNWRITABLE, reason)
     if not folder.is_symlink() and not (folder.exists() and any(folder.iterdir())):
@@ -53,27 +53,27 @@ def judge_folder(path: str | os.PathLike[str]) -> Judgment:
         return Judgment(FolderState.RUNNING, running)
     if any(folder.glob("checkpoint-*/")):
         advice = "Resume it with --resume_from_checkpoint last, or choose another --output_dir."
-        return Judgment(FolderState.RESUMABLE, f"{folder} already holds a training. {advice}")
+        return Judgment(FolderState.RESUMABLE, f"{folder} already contains a training run. {advice}")
     return Judgment(FolderState.FINISHED if (folder / "model.safetensors").is_file() else FolderState.OTHER)
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
-    """Raises `OSError` unless files can be written to a folder, or to a new one in its place."""
+    """Raise `OSError` unless a folder is writable or can be created."""
     state, reason = judge_folder(folder)
     if state is FolderState.UNWRITABLE:
         raise OSError(reason)
 
 
 def check_new_folder(path: str | os.PathLike[str]) -> None:
-    """Raise an error unless `path` can become a new folder: `OSError` if it cannot be written, else `ValueError`."""
+    """Raise `OSError` if `path` is not writable, and `ValueError` if it exists and is not an empty folder."""
     check_writable(path)
     if judge_folder(path).state is not FolderState.FREE:
-        raise ValueError(f"{str(path)!r} exists and is not empty, or is a link. Give a new folder.")
+        raise ValueError(f"{str(path)!r} exists and is not empty, or is a link. Choose a new folder.")
 
 
 @contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes `path` at the end; an error removes all of it."""
+    """Yield a temporary folder that is renamed to `path` on exit, or deleted if an error is raised."""
     check_new_folder(path)
     folder = Path(path).resolve()
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -90,12 +90,12 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def free_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns `path` if it is free, else the first free one of `path`-2, `path`-3 and so on. It makes none."""
+    """Return the first free folder of `path`, `path`-2, `path`-3 and so on, without creating it."""
     return next(filterfalse(_is_taken, _numbered_folders(Path(path))))
 
 
 def last_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder that `free_folder` gave out last, as far as anything was written there, or `path`."""
+    """Return the last of the folders `path`, `path`-2, `path`-3, ... that is in use, or `path` if none is."""
     return [Path(path), *takewhile(_is_taken, _numbered_folders(Path(path)))][-1]
 
 
@@ -109,13 +109,13 @@ def _is_taken(folder: Path) -> bool:
 
 
 def seconds_untouched(file: Path) -> float:
-    """Returns the age of a file by the clock of the disk that it is on, which may be another host's."""
+    """Return the age of a file by the clock of its file system, which may be on another host."""
     with tempfile.NamedTemporaryFile(dir=file.parent) as now:
         return os.stat(now.name).st_mtime - file.stat().st_mtime
 
 
 def _describe_running(lock: Path) -> str | None:
-    """Returns which other process trains in the folder of a lock; None if it is gone, or silent on another host."""
+    """Return a message if another process is training in the folder of a lock file, else None."""
     try:
         holder = json.loads(lock.read_text(encoding="utf-8"))
         host, process, started = holder["host"], holder["process"], holder["started"]
@@ -126,24 +126,24 @@ def _describe_running(lock: Path) -> str | None:
         host, process, silence = "an unknown host", "unknown", seconds_untouched(lock)
     if host == socket.gethostname():
         with suppress(psutil.NoSuchProcess):
-            if process != os.getpid() and psutil.Process(process).create_time() == started:  # not another one by now
+            if process != os.getpid() and psutil.Process(process).create_time() == started:  # Ids are reused
                 return (
-                    f"A training runs in {lock.parent}, as process {process}. Wait for its end, or choose another "
-                    "--output_dir."
+                    f"A training run (process {process}) is using {lock.parent}. Wait until it ends, or choose "
+                    "another --output_dir."
                 )
     elif silence < SILENT_SECONDS:
         return (
-            f"A training runs in {lock.parent} on {host}, as process {process}, by its last sign of life "
-            f"{max(silence, 0):.0f} seconds ago. If it has ended, delete {lock} or try again when that is "
-            f"{SILENT_SECONDS:.0f} seconds ago; else choose another --output_dir."
+            f"A training run (process {process} on {host}) is using {lock.parent}. Its lock file was updated "
+            f"{max(silence, 0):.0f} seconds ago. If the run has ended, delete {lock}, or wait until the file is "
+            f"{SILENT_SECONDS:.0f} seconds old. Otherwise choose another --output_dir."
         )
     return None
 
 
 def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
-    """Raises `ValueError` if any of the files that a command plans to write must stay, before it does any work.
+    """Raise `ValueError` if a planned output file would overwrite an input or a file that must be kept.
 
-    With `overwrite`, files of an earlier run may be replaced. They are recognized by their checksum in `RECORD`.
+    With `overwrite`, unchanged files of an earlier run may be replaced; `RECORD` has their checksums.
     """
     read, seen = {file.resolve() for file in inputs}, set[Path]()
     for file in planned:
@@ -162,7 +162,7 @@ def check_outputs(planned: Iterable[Path], inputs: Iterable[Path] = (), overwrit
 
 
 def record_outputs(files: Iterable[Path]) -> None:
-    """Notes the checksums of files that were just written, so that a later run may replace them on request."""
+    """Record the checksums of written files, so that a later run with `overwrite` may replace them."""
     for file in files:
         with (file.parent / RECORD).open("a", encoding="utf-8") as record:
             record.write(f"{sha256(file.read_bytes()).hexdigest()}  {file.name}\n")

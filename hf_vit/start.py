@@ -1,6 +1,6 @@
-"""Starts the command `hf-vit` without an import of the package, which takes seconds.
+"""Start the command `hf-vit` without importing the package, which takes seconds.
 
-It is installed next to the package, as `hf_vit_cli`.
+This file is installed next to the package, as `hf_vit_cli`.
 """
 
 import runpy
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs `main` of `hf_vit/cli.py`."""
-    package = find_spec("hf_vit")  # finds it without importing it
+    """Run `main` of `hf_vit/cli.py`."""
+    package = find_spec("hf_vit")  # Locates the package without importing it
     assert package is not None
     assert package.origin is not None
     runpy.run_path(str(Path(package.origin).with_name("cli.py")))["main"]()

@@ -82,8 +82,8 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
     # Two standard errors of a difference of shares of 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
-    assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images" in said[-1]
-    assert "less than 13.2 points may be chance" in said[-1]
+    assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images (" in said[-1]
+    assert "differences below 13.2 points may be chance" in said[-1]
 
 
 def test_pretraining_of_a_saved_model_is_continued_and_compared_with_it(
@@ -93,7 +93,7 @@ def test_pretraining_of_a_saved_model_is_continued_and_compared_with_it(
     _, said = call(monkeypatch, trainings, "photos", model="saved", output_dir=tmp_path / "out", lora_rank=4)
     assert [called[0][-1] for called in trainings.calls] == ["saved", "saved", tmp_path / "out" / "encoder"]
     assert [called[1].get("lora_rank") for called in trainings.calls] == [None, 4, None]
-    assert "With labels, for comparison: image-classification from saved, 12 min." in said
+    assert "Baseline without pretraining: image-classification from saved, 12 min." in said
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_pretraining_that_does_not_pay_is_said_to_cost(monkeypatch: pytest.Monke
     result, said = call(monkeypatch, errors, "rooms", task="depth-estimation", output_dir=tmp_path / "out")
     assert result.gain == pytest.approx(-25)
     assert "cost 25.0 points: abs_rel 0.5000 with it, 0.2500 without." in said[-1]
-    assert f"The model to use: {tmp_path / 'out' / 'baseline'}" in said[-1]
+    assert f"Recommended model: {tmp_path / 'out' / 'baseline'}" in said[-1]
 
 
 def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_images_without_labels_are_opened_before_anything_is_trained(tmp_path: P
 
 def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "out" / "encoder" / "checkpoint-7").mkdir(parents=True)
-    with pytest.raises(ValueError, match="not empty: give another, or set resume"):
+    with pytest.raises(ValueError, match="not empty: choose another, or set resume"):
         call(monkeypatch, Trainings(), "photos", output_dir=tmp_path / "out")
     trainings = Trainings()
     call(monkeypatch, trainings, "photos", output_dir=tmp_path / "out", resume=True)
@@ -151,15 +151,15 @@ def test_what_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("options", "message"),
     [
         ({"method": "dinosaur"}, "no method 'dinosaur'.*joint-embedding"),
-        ({"task": "joint-embedding"}, "joint-embedding has no labels"),
+        ({"task": "joint-embedding"}, "joint-embedding uses no labels"),
         ({"minutes": 0}, "minutes=0 must be at least"),
         ({"minutes": 1e-9}, "minutes=1e-09 must be at least 0.01"),
         ({"minutes": float("nan")}, "minutes=nan must be at least"),
         ({"output_dir": "/dev/null/out"}, "Nothing can be written to /dev/null/out"),
-        ({"preset": "tiny"}, "preset does not apply to all three trainings.*config_overrides"),
+        ({"preset": "tiny"}, "preset does not apply to all three training runs.*config_overrides"),
         ({"whiten_patches": True}, "whiten_patches does not apply"),
         ({"model_name_or_path": "saved"}, "model_name_or_path does not apply"),
-        ({"lora_rank": 4}, "lora_rank changes a model that has learned already. Give it as model"),
+        ({"lora_rank": 4}, "lora_rank adapts a trained model. Give the model to start from as model"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -169,7 +169,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 def test_it_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="run in one process"):
+    with pytest.raises(ValueError, match="need a single process"):
         pretrain("photos")
 
 

@@ -149,9 +149,7 @@ def test_a_refused_connection_is_no_network_that_is_down(pytester: pytest.Pytest
                 pass
         """
     )
-    pytester.runpytest_inprocess(*PLUGINS).stdout.fnmatch_lines(
-        "*NetworkRefusedError: A test reaches for example.org*"
-    )
+    pytester.runpytest_inprocess(*PLUGINS).stdout.fnmatch_lines("*NetworkRefusedError: A test accesses example.org*")
 
 
 def test_files_in_the_repository_are_refused(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""The commands of `hf-vit`, a file each; the scripts are the same commands, one by one."""
+"""Commands of `hf-vit`, one module per group. The scripts in `scripts/` run the same commands."""

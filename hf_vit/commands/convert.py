@@ -1,4 +1,7 @@
-"""Turns published ViT checkpoints into ours, checked against the library they are from, and ours into theirs.
+"""Convert a published ViT checkpoint to an hf_vit model, or export an hf_vit model to the layout of another library.
+
+After a conversion the outputs are compared with those of the original implementation. If they differ, nothing is
+written.
 
 Examples:
     hf-vit convert facebook/dinov2-base outputs/dinov2-base
@@ -37,39 +40,39 @@ def convert(
     list: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Converts a published checkpoint into one of ours, or exports one of ours to the layout of another library.
+    """Convert a published checkpoint to an hf_vit model, or export an hf_vit model to the layout of another library.
 
     Args:
-        source: Folder, file of weights, or name on the Hub.
-        output: New folder.
-        to: Layout to export one of our own models to.
-        task: What to save it for; by default what it was trained for.
-        config_overrides: Fields of the configuration that differ, as JSON.
-        architecture: timm's name of the model, for a file of its weights alone.
-        dataset_index: Which expert of ViTPose+ is taken; by default the first.
-        dtype: Type of the weights; by default as they are.
+        source: Checkpoint to convert or export: a folder, a weights file, or a name on the Hub.
+        output: New folder for the result.
+        to: Export an hf_vit model to this layout, instead of converting a published checkpoint.
+        task: Task of the converted model; by default the task that the checkpoint was trained for.
+        config_overrides: Configuration fields to change, as a JSON object.
+        architecture: timm name of the architecture, for a timm weights file without a configuration.
+        dataset_index: Index of the ViTPose+ expert to convert; by default the first.
+        dtype: Data type of the saved weights; by default that of the checkpoint.
         revision: Branch, tag or commit on the Hub.
-        skip_parity: Do not compare the outputs with the source implementation.
-        write_anyway: Write although outputs differ.
-        list: Print the known families, and end.
-        report: Prints a line.
+        skip_parity: Do not compare the outputs with the original implementation.
+        write_anyway: Write the model even if its outputs differ from the original implementation.
+        list: List the supported model families and exit.
+        report: Function that receives progress messages.
 
     Raises:
-        ValueError: if the checkpoint cannot be converted or its outputs differ, or an option does not fit.
-        OSError: if there is no such checkpoint, or nothing can be written.
+        ValueError: if the checkpoint cannot be converted, its outputs differ, or an option does not apply.
+        OSError: if the checkpoint does not exist, or the output cannot be written.
     """
     if list:
         report(conversion.families_table())
         return
     if source is None or output is None:
-        raise ValueError("Name what to convert and where to: SOURCE OUTPUT. --help lists the options.")
+        raise ValueError("Source and output are required: hf-vit convert SOURCE OUTPUT. --help lists the options.")
     check_fields(config_overrides or {})
     check_new_folder(output)
     config = read_config(source, revision=revision)
     is_ours = config.get("model_type") == "hf_vit"
     if is_ours == (to is None):
-        cure = "Choose with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
-        raise ValueError(f"{source} is {'already' if is_ours else 'not'} one of ours. {cure}.")
+        cure = "Choose an export layout with --to" if is_ours else "Convert it first, without --to"
+        raise ValueError(f"{source} is {'already' if is_ours else 'not'} an hf_vit model. {cure}.")
     options = {"config_overrides": config_overrides, "architecture": architecture, "dataset_index": dataset_index}
     options |= {"dtype": dtype, "task": task}
     given = {name: value for name, value in options.items() if value is not None}
@@ -77,13 +80,13 @@ def convert(
         convert_published(source, output, revision, given, skip_parity, write_anyway, report)
         return
     if given:
-        raise ValueError(f"--to exports a model as it is. Leave out {', '.join(f'--{name}' for name in given)}.")
+        raise ValueError(f"--to exports a model unchanged. Leave out {', '.join(f'--{name}' for name in given)}.")
     export_ours(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
     report(f"Saved {output} in the layout {to!r}.")
 
 
 def export_ours(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
-    """Exports one of our models to the layout of another library."""
+    """Export an hf_vit model to the layout of another library."""
     model_class = conversion.TASKS["image-classification" if is_classifier else "features"]
     model = model_class.from_pretrained(source, revision=revision)
     image_processor = HfViTImageProcessor.from_pretrained(source, revision=revision)
@@ -91,7 +94,7 @@ def export_ours(source: str, output: Path, layout: str, revision: str, is_classi
 
 
 def report_parity(source: Source, converted: Converted, report: Callable[[str], None]) -> list[OutputParity]:
-    """Reports how every output compares with the source implementation, if there is one to run."""
+    """Compare each output with the source implementation, if it can be run, and report the differences."""
     rows = []
     try:
         for row in conversion.compare_with_source(source, converted):
@@ -100,7 +103,7 @@ def report_parity(source: Source, converted: Converted, report: Callable[[str], 
             verdict = "equal" if row.is_equal else "DIFFERENT"
             report(f"{row.size[0]}x{row.size[1]}  {row.output:<20} {errors}  {verdict}")
     except conversion.NoReferenceError as error:
-        report(f"No parity report: {error}")
+        report(f"Outputs were not compared: {error}")
     return rows
 
 
@@ -113,16 +116,16 @@ def convert_published(
     write_anyway: bool,
     report: Callable[[str], None],
 ) -> None:
-    """Converts a published checkpoint, checks it and saves it with its image processor, code and card.
+    """Convert a published checkpoint, compare its outputs, and save it with its image processor, code and card.
 
     Args:
-        source: Folder, file of weights, or name on the Hub.
+        source: Folder, weights file, or name on the Hub.
         output: New folder.
         revision: Branch, tag or commit on the Hub.
-        given: The options on the model that are given, see `convert`.
-        skip_parity: Whether outputs are not compared.
-        write_anyway: Whether to write although outputs differ.
-        report: Prints a line.
+        given: Options of `convert` that change the model, by name.
+        skip_parity: Whether to skip the comparison of outputs.
+        write_anyway: Whether to write the model even if outputs differ.
+        report: Function that receives progress messages.
     """
     before, hub, fields = peak_memory(), {"revision": revision}, given.get("config_overrides", {})
     opened = conversion.open_source(source, given.get("architecture"), given.get("dataset_index"), **hub)
@@ -130,8 +133,8 @@ def convert_published(
     report(f"{source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if skip_parity else report_parity(opened, converted, report)
     if not all(row.is_equal for row in rows) and not write_anyway:
-        raise ValueError("Outputs differ from the source, so nothing was written. --write_anyway writes all the same.")
-    converted.weights.clear()  # the model below has its own
+        raise ValueError("Outputs differ from the source, so nothing was written. Use --write_anyway to save it.")
+    converted.weights.clear()  # Free memory: the model below loads its own copy
     options = {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
     changes = fields | {name: given[name] for name in ("task", "dataset_index", "dtype") if name in given}
     model_class = conversion.TASKS[given["task"]] if "task" in given else converted.model_class
@@ -143,5 +146,5 @@ def convert_published(
         conversion.load_processor(model, source, **sizes, **hub).save_pretrained(folder)
         conversion.write_conversion_card(folder, output.name, model, converted, rows, changes)
     what = "conversion and parity" if rows else "conversion"
-    memory = f"{peak_memory()} MiB, {before} MiB of it before the start"
+    memory = f"{peak_memory()} MiB, including {before} MiB before the start"
     report(f"Saved {output}. Peak memory of {what}: {memory}.")

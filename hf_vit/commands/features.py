@@ -1,4 +1,4 @@
-"""Writes the features of images to files, or scores them by the classes of the images.
+"""Extract image features to files, or evaluate extracted features by the classes of the images.
 
 Usage: hf-vit features {extract,evaluate} ...
 
@@ -18,13 +18,13 @@ from ..outputs import check_outputs, check_writable, free_folder, record_outputs
 
 
 def extract(*, report: Callable[[str], None], **options: Any) -> None:
-    """Writes the features of images to parquet files.
+    """Extract features of images with a model and write them to parquet files.
 
     Usage: hf-vit features extract MODEL DATA [options]
 
     Args:
-        report: Prints a line.
-        **options: Those of `ExtractionArguments`, by name.
+        report: Function that receives progress messages.
+        **options: Fields of `ExtractionArguments` by name.
     """
     features.extract(options, report)
 
@@ -37,19 +37,19 @@ def evaluate(
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Scores features by the classes of their images: nearest neighbors, a linear probe, retrieval.
+    """Evaluate image features by k-nearest neighbors, a linear probe and retrieval of images of the same class.
 
     Args:
-        train: Folder of features to learn from, the split train of it.
-        test: Folder of those to score; by default the same one.
-        output_dir: Folder for evaluation.json; by default that of the features, for two folders a new one in the
-            second.
+        train: Folder of features with a train split, used as training and reference images.
+        test: Folder of the features to evaluate; by default the same folder.
+        output_dir: Folder for evaluation.json; by default the folder of the features or, if there are two, a new
+            subfolder of the second.
         overwrite: Replace evaluation.json of an earlier run.
-        report: Prints a line.
+        report: Function that receives progress messages.
 
     Raises:
-        ValueError: if the features do not fit each other, or a file must stay.
-        OSError: if a folder holds no features, or nothing can be written.
+        ValueError: if the features do not match, or an existing file may not be replaced.
+        OSError: if a folder has no features, or the output cannot be written.
         ImportError: if scikit-learn is missing.
     """
     check_packages("The evaluation of features", "sklearn")

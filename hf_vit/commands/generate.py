@@ -1,6 +1,6 @@
-"""Write the options of all commands to `options.json`, and those of training as tables to `training/OPTIONS.md`.
+"""Write the options of all commands to `options.json`, and the training options as tables to `training/OPTIONS.md`.
 
-`hf-vit` reads `options.json` without importing the package. Run this after an option has changed:
+`hf-vit` reads `options.json` to avoid importing the package. Run this script after changing an option:
 python -m hf_vit.commands.generate
 """
 
@@ -33,7 +33,7 @@ from .visualize import visualize
 
 FILE = Path(__file__).with_name("options.json")
 TABLES = Path(__file__).parents[1] / "training" / "OPTIONS.md"
-# The functions of commands, and which of their options are also given as words, without their names
+# Functions of commands, and the options that can also be given as positional arguments
 WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     models.pretrain: ("data",),
     models.predict: ("model", "inputs"),
@@ -44,27 +44,27 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
     push: ("folder", "repo_id"),
     info: ("model",),
 }
-# Groups of the essential options of a training, an evaluation and an extraction, in their order
+# Groups of the essential options of training, evaluation and feature extraction, in the order of the help pages
 TRAINING = ("Data", "Model", "Training", "Output")
 EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
 EXTRACTION = ("Extraction", "Data", "Output")
-NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # which are essential in trainings
-# Options that data and device choose if they are not given, so that their declared default says little
+NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # Not essential in evaluation.
+# Options whose default depends on data and device; the declared default is only a fallback.
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
-OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # whose defaults follow what is installed
+OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # Options whose default depends on the installation.
 
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training
 
 Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`
-and of the training scripts, keywords of `hf_vit.train`, and keys of a recipe. "(chosen)" marks options that follow the
-data and the device unless given. An option with several rows has other defaults or another effect in some tasks."""
+and of the training scripts, keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)"
+depend on the data and the device. An option with several rows has a different default or effect in some tasks."""
 
 Option = dict[str, Any]
 
 
 def generate() -> str:
-    """Returns the content of the file: option declarations by a key, and for each command the keys of its options."""
+    """Return the content of `options.json`: all options by key, and the option keys of each command."""
     options: dict[str, Option] = {}
     pages: dict[str, dict[str, Any]] = {}
 
@@ -75,7 +75,7 @@ def generate() -> str:
         keys = [key_of(option, options) for option in declared]
         groups = sorted(
             dict.fromkeys([*page.pop("groups", ()), *(option["group"] for option in declared)]),
-            key=lambda title: title == LIBRARY_GROUP,  # which comes last
+            key=lambda title: title == LIBRARY_GROUP,  # The group of the Trainer comes last
         )
         call = f"{function.__module__}:{function.__name__}"
         start = {"call": call, "recipe": False, "text": text_of(function), "words": words}
@@ -95,7 +95,7 @@ def generate() -> str:
     tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {
         "groups": {
-            "train": f"{text_of(models.train)}\n{tasks}\n\nhf-vit train TASK --help: options",
+            "train": f"{text_of(models.train)}\n{tasks}\n\nhf-vit train TASK --help lists the options of a task.",
             "features": (features.__doc__ or "").strip(),
         },
         "options": options,
@@ -109,7 +109,7 @@ def generate() -> str:
 
 
 def key_of(option: Option, options: dict[str, Option]) -> str:
-    """Returns the key of an option: its name, with a number if another option of that name differs."""
+    """Return the key of an option: its name, with a number appended if different options share the name."""
     for number in count(1):
         key = option["name"] if number == 1 else f"{option['name']} {number}"
         if options.setdefault(key, option) == option:
@@ -118,7 +118,7 @@ def key_of(option: Option, options: dict[str, Option]) -> str:
 
 
 def as_text(sections: Mapping[str, Any]) -> str:
-    """Returns JSON with a line for each entry of each section."""
+    """Return JSON with one line for each entry of each section."""
     parts = []
     for title, section in sections.items():
         lines = [f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in section.items()]
@@ -130,7 +130,7 @@ def as_text(sections: Mapping[str, Any]) -> str:
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """Return a page in Markdown with a table of training options for each help group.
+    """Return a Markdown page with a table of training options for each group.
 
     Args:
         content: The content of `options.json`.
@@ -145,14 +145,14 @@ def tables(content: Mapping[str, Any]) -> str:
     for group in (*groups, LIBRARY_GROUP):
         options = {key: content["options"][key] for key in tasks if content["options"][key]["group"] == group}
         names = list(dict.fromkeys(option["name"] for option in options.values()))
-        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # rows of one option stay together
+        keys = sorted(options, key=lambda key: names.index(options[key]["name"]))  # Keep rows of an option together
         rows = [table_row(options[key], tasks[key]) for key in keys]
         parts.append("\n".join([f"## {group}\n", *TABLE_HEADER, *rows]))
     return "\n\n".join(parts) + "\n"
 
 
 def table_row(option: Option, tasks: Sequence[str]) -> str:
-    """Return the line of an option in its table."""
+    """Return the Markdown table row of an option."""
     kind = ", ".join(f"`{choice}`" for choice in option.get("choices", ())) or option["type"]
     others = [task for task in sorted(TASKS) if task not in tasks]
     value = option.get("default")
@@ -171,21 +171,21 @@ def table_row(option: Option, tasks: Sequence[str]) -> str:
 
 
 def text_of(function: Callable[..., Any]) -> str:
-    """Returns the text above the options of a command: that of its file or, if it has several commands, its own."""
+    """Return the text above the options of a command: the docstring of its module or of its function."""
     module = inspect.getmodule(function)
     described = function if module in (models, features) else module
     return (inspect.getdoc(described) or "").partition("\n\nArgs:")[0]
 
 
 def describe(task: str) -> str:
-    """Returns the text above the options of a training."""
+    """Return the text above the options of a training command."""
     lines = [
-        f"Trains {task.replace('-', ' ')}, from scratch or from another model.",
+        f"Train a model for {task.replace('-', ' ')}, or fine-tune an existing one.",
         "",
         f"Usage: hf-vit train {task} [recipe.yaml] DATA [options]",
     ]
     if recipes := recipes_of(task):
-        named = f"--recipe takes a file, or {', '.join(recipes)}."
+        named = f"Recipes: --recipe takes a YAML file, or one of {', '.join(recipes)}."
         lines += ["", *textwrap.wrap(named, 80, break_on_hyphens=False)]
     return "\n".join(lines)
 
@@ -194,17 +194,17 @@ def describe(task: str) -> str:
 
 
 def training_options(task: type[Task]) -> Iterator[Option]:
-    """Yields the options of trainings of a task, with its defaults and help texts."""
+    """Yield the options of training for a task, with the defaults and help texts of the task."""
     for option in options_of_types(task.argument_types(), TRAINING):
         replaced = {"default": task.argument_defaults, "help": task.argument_help}
         yield option | {key: texts[option["name"]] for key, texts in replaced.items() if option["name"] in texts}
 
 
 def evaluation_options(task: type[Task]) -> Iterator[Option]:
-    """Yields the options of evaluations of a task."""
+    """Yield the options of evaluation for a task."""
     own = sorted(
         options_of_types((EvaluationArguments,), EVALUATION),
-        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # those of the library follow
+        key=lambda option: option["name"] not in EvaluationArguments.__annotations__,  # Library options come last
     )
     shared = options_of_types((task.fields()["options"],), EVALUATION)
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
@@ -216,7 +216,7 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
 
 
 def options_of_types(types: Sequence[type], essential_groups: Sequence[str]) -> Iterator[Option]:
-    """Yields the options of dataclasses, of which those in some groups may be essential."""
+    """Yield the options of dataclasses. Options outside of `essential_groups` are not essential."""
     for kind in types:
         hints = get_type_hints(kind)
         for item in fields(kind):
@@ -228,7 +228,7 @@ def options_of_types(types: Sequence[type], essential_groups: Sequence[str]) -> 
 
 
 def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
-    """Returns an option that a field of a dataclass declares."""
+    """Return the option that a dataclass field declares."""
     metadata = metadata_of(item)
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     group = metadata["group"] or title_of(kind, item.name)
@@ -241,7 +241,7 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
 
 
 def title_of(kind: type, name: str) -> str:
-    """Returns the first line on the dataclass that declares a field."""
+    """Return the first docstring line of the dataclass that declares a field."""
     declaring = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
     return (declaring.__doc__ or "").partition("\n")[0].rstrip(".")
 
@@ -250,7 +250,7 @@ def title_of(kind: type, name: str) -> str:
 
 
 def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> Iterator[Option]:
-    """Yields the options that the parameters of a function and its docstring declare."""
+    """Yield the options declared by the parameters of a function and by its docstring."""
     function = inspect.unwrap(function)
     hints, texts = get_type_hints(function, include_extras=True), help_of_parameters(function)
     for name, parameter in inspect.signature(function).parameters.items():
@@ -263,7 +263,7 @@ def options_of_function(function: Callable[..., Any], words: Sequence[str]) -> I
 
 
 def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
-    """Returns what the section "Args" of a docstring says on each parameter."""
+    """Return the text of each parameter in the "Args" section of a docstring."""
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", flags=re.MULTILINE | re.DOTALL)
     assert section is not None, function
     entries = re.findall(r"^    (\*{0,2}\w+): (.*(?:\n      .*)*)", section[1], flags=re.MULTILINE)
@@ -274,7 +274,7 @@ def help_of_parameters(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def kinds_of(annotation: Any) -> Option:
-    """Returns what an annotation says of an option: its type, whether it is a list, its choices and its range."""
+    """Return the properties of an option that follow from its annotation: type, list, choices and range."""
     found: Option = {}
     if get_origin(annotation) is Annotated:
         annotation, *notes = get_args(annotation)
@@ -302,7 +302,7 @@ def kinds_of(annotation: Any) -> Option:
 
 
 def compact(content: Option) -> Option:
-    """Returns an option as JSON can hold it, without empty entries."""
+    """Return an option as a JSON-compatible dict without empty entries."""
     known = {
         name: value
         for name, value in content.items()
@@ -315,7 +315,7 @@ def compact(content: Option) -> Option:
 
 
 def main() -> None:
-    """Write the files."""
+    """Write `options.json` and `OPTIONS.md`."""
     content = generate()
     FILE.write_text(content, encoding="utf-8")
     TABLES.write_text(tables(json.loads(content)), encoding="utf-8")

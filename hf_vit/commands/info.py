@@ -1,4 +1,4 @@
-"""Tells what is installed and what it brings, or what a saved or published model is.
+"""Show the installed versions, hardware and recipes, or describe a saved or published model.
 
 Examples:
     hf-vit info
@@ -32,51 +32,51 @@ from ..training.lora import count_parameters
 from ..training.tasks import TASKS
 
 
-# Tested versions, of an installed package and of a checkout
+# Files with the tested versions, in an installed package and in a checkout
 CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraints.txt")
-MOST_NAMES = 12  # of classes
+MOST_NAMES = 12  # Maximum number of listed class names
 
 
 def info(model: str | None = None, *, report: Callable[[str], None] = print) -> None:
-    """Reports on the installation or on a model.
+    """Report on the installation or on a model.
 
     Args:
-        model: Folder or file of a saved model, or its name on the Hub.
-        report: Prints a line.
+        model: Folder or weights file of a saved model, or name on the Hub; by default the installation is described.
+        report: Function that receives lines of text.
 
     Raises:
-        OSError: if there is no such model.
-        ValueError: if it cannot be opened.
+        OSError: if the model does not exist.
+        ValueError: if the model cannot be opened.
     """
     for line in describe_installation() if model is None else describe_model(model):
         report(line)
 
 
 def describe_installation() -> Iterator[str]:
-    """Yields versions, hardware, extras and recipes."""
+    """Yield lines with installed versions, hardware, extras and recipes."""
     yield f"hf-vit {__version__}, Python {platform.python_version()}, {platform.platform()}"
     libraries = requirements()
     yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in libraries)
     yield from untested_versions(libraries)
     memory = in_words(psutil.virtual_memory().total)
-    yield f"Hardware: {os.cpu_count()} CPU cores, {memory} of memory, {', '.join(accelerators()) or 'no GPU'}"
+    yield f"Hardware: {os.cpu_count()} CPU cores, {memory} memory, {', '.join(accelerators()) or 'no GPU'}"
     for extra in sorted(metadata.metadata("hf-vit").get_all("Provides-Extra") or []):
         versions = {name: version_of(name) for name in requirements(extra)}
         missing = [name for name, found in versions.items() if found is None]
         state = [f"{name} {found}" for name, found in versions.items() if found is not None]
-        state += [f"without {', '.join(missing)}: {install_command(extra)}"] * bool(missing)
+        state += [f"missing {', '.join(missing)}: {install_command(extra)}"] * bool(missing)
         yield f"Extra {extra}: {', '.join(state)}"
-    yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
+    yield f"Recipes for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
 
 
 def requirements(extra: str = "") -> dict[str, SpecifierSet]:
-    """Returns the ranges of the packages that hf-vit requires, or of those that an extra adds, by their names."""
+    """Return the version ranges of the packages that hf-vit, or one of its extras, requires, by package name."""
     found = map(Requirement, metadata.requires("hf-vit") or [])
     return {r.name: r.specifier for r in found if (r.marker.evaluate({"extra": extra}) if r.marker else not extra)}
 
 
 def untested_versions(libraries: Mapping[str, SpecifierSet]) -> Iterator[str]:
-    """Yields a line on the libraries that are older than required, or newer than the tested minor version."""
+    """Yield a line for each library older than required, or newer than the tested minor version."""
     file = next(filter(Path.is_file, CONSTRAINTS))
     pins = [line.split("==") for line in file.read_text(encoding="utf-8").splitlines() if "==" in line]
     tested = {canonicalize_name(name): Version(text) for name, text in pins}
@@ -87,7 +87,7 @@ def untested_versions(libraries: Mapping[str, SpecifierSet]) -> Iterator[str]:
 
 
 def version_of(name: str) -> Version | None:
-    """Returns the version of a package, None if it is not installed."""
+    """Return the installed version of a package, or None if it is not installed."""
     try:
         return Version(metadata.version(name))
     except metadata.PackageNotFoundError:
@@ -95,21 +95,21 @@ def version_of(name: str) -> Version | None:
 
 
 def accelerators() -> list[str]:
-    """Returns the names of the GPUs."""
+    """Return the names of the GPUs."""
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return ["Apple GPU"] if torch.backends.mps.is_available() else []
 
 
 def describe_model(name_or_path: str) -> Iterator[str]:
-    """Yields what a model is, what it knows, how large it is, and its scores.
+    """Yield lines with the architecture, task, size, classes and scores of a model.
 
     Raises:
-        OSError: if there is no such model.
-        ValueError: if it cannot be opened.
+        OSError: if the model does not exist.
+        ValueError: if the model cannot be opened.
     """
     content = read_config(name_or_path)
-    architecture = (content.get("architectures") or ["a model that names no class"])[0]
+    architecture = (content.get("architectures") or ["unknown architecture"])[0]
     yield f"{name_or_path}: {architecture} ({content.get('model_type', 'no type')})"
     if content.get("model_type") == "hf_vit":
         yield from describe_ours(content)
@@ -119,11 +119,11 @@ def describe_model(name_or_path: str) -> Iterator[str]:
         yield f"Classes: {len(names)}: {', '.join(map(str, names[:MOST_NAMES]))}{more}"
     yield from describe_scores(name_or_path)
     if (file := Path(name_or_path) / "recipe.yaml").is_file():
-        yield f"Trained by the arguments in {file}"
+        yield f"Training options: {file}"
 
 
 def describe_ours(content: dict[str, Any]) -> Iterator[str]:
-    """Yields the task, the shape and the number of parameters of one of our models, given its config.json."""
+    """Yield the task, size and geometry of an hf_vit model, given the content of its config.json."""
     config = HfViTConfig.from_dict(content)
     architecture = str((config.architectures or ["HfViTModel"])[0])
     task = next((name for name, task in TASKS.items() if task.model_class.__name__ == architecture), None)
@@ -134,17 +134,17 @@ def describe_ours(content: dict[str, Any]) -> Iterator[str]:
         yield f"Task: {task}"
     image, patch = ("{}x{} pixels".format(*to_pair(size)) for size in (config.image_size, config.patch_size))
     yield (
-        f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers of width "
+        f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers, hidden size "
         f"{config.hidden_size}, images of {image}, patches of {patch}"
     )
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:
-    """Yields the scores that a model's card names, if it has a card."""
+    """Yield a line with the scores in a model's card, if it has a card."""
     card = Path(name_or_path) / "README.md"
     try:
         data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
-    except (OSError, ValueError):  # of a network too
+    except (OSError, ValueError):  # Includes network errors
         return
     results = [f"{result.metric_type} {result.metric_value:.4g}" for result in data.eval_results or []]
     if results:

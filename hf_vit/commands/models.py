@@ -1,4 +1,4 @@
-"""The commands that train and use models; the docstrings are their help texts."""
+"""Commands that train and run models. The docstrings of the functions are their help pages."""
 
 import json
 import sys
@@ -16,9 +16,11 @@ from ..training.tasks import TASKS
 
 
 def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:
-    """Trains a model, from scratch or from a saved or published one, and writes all that publishing needs.
+    """Train a model from scratch, or fine-tune a saved or published model.
 
     Usage: hf-vit train TASK DATA [options]
+
+    The trained model is evaluated and saved with its image processor, code, scores and model card.
 
     Examples:
         hf-vit train image-classification photos
@@ -27,17 +29,17 @@ def train(task: str, *, report: Callable[[str], None], **options: Any) -> None:
         hf-vit train image-classification outputs/photos/recipe.yaml --resume_from_checkpoint last
         torchrun --nproc_per_node 2 -m hf_vit train depth-estimation rooms
 
-    DATA is a folder, a file, or a name on the Hub. TASK is one of:
+    DATA is a folder, a file, or a dataset name on the Hub. TASK is one of:
     """
     run(TASKS[task], options, report, program=("train", task))
 
 
 def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
-    """Evaluates a saved model on data of its task, on one process or several, and writes scores and pictures.
+    """Evaluate a saved model on a dataset, on one or several processes, and write scores and figures.
 
     Usage: hf-vit evaluate MODEL DATA [options]
 
-    The configuration of the model tells its task, and with it the options: hf-vit evaluate MODEL --help.
+    The options depend on the task of the model. List them with: hf-vit evaluate MODEL --help
 
     Examples:
         hf-vit evaluate outputs/photos photos
@@ -49,11 +51,12 @@ def evaluate(*, report: Callable[[str], None], **options: Any) -> None:
 
 @wraps(pretraining.pretrain, assigned=())
 def pretrain(*args: Any, **options: Any) -> None:
-    """Pretrains on your images without their labels, and measures with the labels what that is worth.
+    """Pretrain an encoder on images without their labels, and measure the gain on labeled images.
 
-    Three fifths of the time go to pretraining. The rest goes to two training runs with labels, one before it and one
-    from the pretrained encoder after it, whose scores are compared. Without labels it ends with the encoder. With
-    --model, pretraining continues from a saved or published model; --lora_rank 8 then trains low-rank updates of it.
+    The command runs a baseline on the labeled images (1/5 of the time), pretraining (3/5), and fine-tuning of the
+    pretrained encoder on the labeled images (1/5), and compares the scores of the first and last model.
+    Without labeled images, only pretraining runs. With --model, pretraining and the baseline start from a saved or
+    published model; add --lora_rank 8 to pretrain only low-rank updates of its weights.
 
     Examples:
         hf-vit pretrain photos --minutes 60
@@ -65,10 +68,10 @@ def pretrain(*args: Any, **options: Any) -> None:
 
 @wraps(export_model, assigned=())
 def export(*args: Any, **options: Any) -> None:
-    """Exports a saved model to ONNX, OpenVINO, torch.export or ExecuTorch, with batch and image size left open.
+    """Export a saved model to ONNX, OpenVINO, torch.export or ExecuTorch, with dynamic batch and image sizes.
 
-    The program is run in its runtime at three batches and three image sizes that were not traced. Unless it is equal
-    to the model at all of them, nothing is written.
+    The exported program is compared with the model at three batch sizes and three image sizes that were not used for
+    tracing. If any output differs, nothing is written.
 
     Examples:
         hf-vit export outputs/photos --format onnx --output_dir outputs/photos-onnx
@@ -79,9 +82,9 @@ def export(*args: Any, **options: Any) -> None:
 
 @wraps(predict_files, assigned=())
 def predict(model: str, *, report: Callable[[str], None], **options: Any) -> None:
-    """Predicts labels, segments, depth, objects or keypoints of images, whatever a saved model was trained for.
+    """Predict labels, segments, depth, objects or keypoints of images, depending on the task of the saved model.
 
-    Prints one JSON line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
+    Prints one line of JSON per image. Files that cannot be read are reported on stderr, and the exit code is 1.
 
     Examples:
         hf-vit predict outputs/digits photo.png folder_of_images --picture labeled.png > predictions.jsonl
@@ -92,7 +95,9 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
         hf-vit predict outputs/poses folder_of_images --boxes animals.jsonl --picture poses.png
     """
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        raise ValueError(f"The folder {model} holds no config.json, so no saved model. Train one first: hf-vit train")
+        raise ValueError(
+            f"The folder {model} has no config.json, so it is not a saved model. Train one first: hf-vit train"
+        )
     errors = total = 0
     for line in predict_files(model, **options):
         total += 1

@@ -1,6 +1,6 @@
-"""Publishes a saved model on the Hugging Face Hub: weights, code, image processor and card, in one commit.
+"""Upload a saved model to the Hugging Face Hub: weights, code, image processor and card, in one commit.
 
-The model, for whatever task, then opens anywhere, as here one that classifies:
+The uploaded model opens without hf_vit being installed. For example, for an image classifier:
 pipeline("image-classification", "user/name", trust_remote_code=True).
 
 Examples:
@@ -18,7 +18,7 @@ from ..training.publishing.hub import check_upload, list_upload
 
 
 def describe(folder: Path) -> Iterator[str]:
-    """Yields a line for each file that goes up with its size, and for what the card's metadata says."""
+    """Yield a line for each file to upload with its size in bytes, and lines for the metadata of the card."""
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in list_upload(folder)}
     for name, size in files.items():
         yield f"{size:>14,}  {name}"
@@ -40,17 +40,17 @@ def push(
     dry_run: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Checks, lists and uploads a model; raises as `check_upload` and `publish`.
+    """Check, list and upload a saved model; raise the errors of `check_upload` and `publish`.
 
     Args:
-        folder: Folder of a saved model with its image processor and its card.
-        repo_id: Name on the Hub, user/name; created if it does not exist.
-        private: Make the new repository private.
-        revision: Branch to upload to, created if it does not exist; main by default.
-        create_pr: Open a pull request instead of writing.
-        commit_message: For the history.
-        dry_run: Check and list only; needs no network and no token.
-        report: Prints a line.
+        folder: Folder of a saved model with its image processor and card.
+        repo_id: Repository on the Hub, as user/name; created if it does not exist.
+        private: Create the repository as private.
+        revision: Branch to upload to, created if it does not exist; by default main.
+        create_pr: Open a pull request instead of committing to the branch.
+        commit_message: Commit message.
+        dry_run: Check and list the files without uploading; needs no network access and no token.
+        report: Function that receives progress messages.
     """
     check_upload(folder)
     report("\n".join(describe(folder)))

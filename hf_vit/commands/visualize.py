@@ -1,14 +1,15 @@
-"""Draws what a model attends to on photos: any model of ours, or a published ViT.
+"""Draw attention, saliency and patch features of a model on photos. Works with hf_vit models and published ViTs.
 
-Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by default all kinds that the model has:
+Writes <photo>_<kind>.png for each photo, and pca.png for all photos together. By default all kinds are drawn that the
+model supports:
 
-    <photo>_attention    the attention of each head of each layer to the patches
-    <photo>_rollout      the share of each patch that reaches the end: attention followed through all layers
-    <photo>_saliency     the relevance of each patch for a class (of classifiers)
-    <photo>_similarity   the similarity of one patch to all others
-    pca                  patches in the colors of their principal components, the same in all photos
+    <photo>_attention    attention to the patches, per layer and head
+    <photo>_rollout      attention rollout: contribution of each patch to the output through all layers
+    <photo>_saliency     relevance of each patch for a class (classifiers only)
+    <photo>_similarity   cosine similarity of one patch to all other patches
+    pca                  principal components of the patch features as colors, the same colors in all photos
 
-Photos are seen as a whole, in their proportions.
+Photos are resized without cropping and keep their aspect ratio.
 
 Examples:
     hf-vit visualize outputs/photos photo.jpg --output_dir outputs/maps
@@ -39,28 +40,28 @@ from ..training.models import whole_image_processor
 from ..visualize import attention, patches
 
 
-MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
+MAX_SIDE = 1200  # Maximum side of a drawn photo in pixels
 
 
 def open_for_inspection(
     name_or_path: str, image_size: int | None = None
 ) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
-    """Opens a model of any task, and an image processor that leaves nothing of a photo out.
+    """Open a model of any task, and an image processor that resizes photos without cropping.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub, ours or published.
-        image_size: Shorter side in pixels that photos get; None means that of the model.
+        name_or_path: Folder, weights file, or name on the Hub of an hf_vit model or a published ViT.
+        image_size: Shorter side of the resized photos in pixels; None means that of the model.
 
     Returns:
-        The model in evaluation mode, with eager attention, and the processor, which keeps the proportions of photos up
-        to whole patches.
+        The model in evaluation mode with eager attention, and the processor. The processor keeps the aspect ratio of
+        photos, except for rounding to whole patches.
 
     Raises:
-        OSError: if there is no such checkpoint.
-        ValueError: if it cannot be opened.
+        OSError: if the checkpoint does not exist.
+        ValueError: if the checkpoint cannot be opened.
     """
     saved = open_source(name_or_path).config
-    # configurations of timm hold the number of classes instead of the name of a class
+    # timm configurations have no `architectures`; those of classifiers have `num_classes`
     name = (saved.get("architectures") or ["ForImageClassification" if saved.get("num_classes") else ""])[0]
     heads = (known for known in TASKS.values() if known is not HfViTModel)
     model_class = next((head for head in heads if head.__name__.removeprefix("HfViT") in name), HfViTModel)
@@ -73,37 +74,37 @@ def open_for_inspection(
 
 @dataclass(frozen=True)
 class Inspection:
-    """A photo as a model sees it; for model and processor see `open_for_inspection`."""
+    """A photo to be inspected, with the model and image processor of `open_for_inspection`."""
 
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
-    # x and y in pixels of the photo: what attends or is compared; None means the image's summary, or the middle
+    # x and y in pixels of the photo. None means the pooled output for attention, and the central patch for similarity.
     point: tuple[float, float] | None = None
-    class_name: str | None = None  # that saliency explains; None means the likeliest
+    class_name: str | None = None  # Class for saliency; None means the most likely class
 
     @cached_property
     def pixel_values(self) -> Tensor:
-        """The model's input, (1, C, H, W)."""
+        """Input of the model, (1, C, H, W)."""
         pixel_values: Tensor = self.processor(self.photo, return_tensors="pt").pixel_values
         return pixel_values.to(self.model.device)
 
     @cached_property
     def picture(self) -> Image.Image:
-        """The photo to draw on."""
+        """The photo, reduced to at most `MAX_SIDE` pixels a side, to draw on."""
         fits = max(self.photo.size) <= MAX_SIDE
         return self.photo if fits else ImageOps.contain(self.photo, (MAX_SIDE, MAX_SIDE))
 
     def record_attention(self) -> attention.Attention:
-        """Returns the attention within the photo."""
+        """Return the attention within the photo."""
         return attention.record_attention(self.model, self.pixel_values)[0]
 
     def patch_features(self) -> Tensor:
-        """Returns the features of its patches, (h, w, D)."""
+        """Return the features of the patches, (h, w, D)."""
         return patches.patch_features(self.model, self.pixel_values)[0]
 
     def patch(self, grid: tuple[int, int]) -> patches.Patch | None:
-        """Returns row and column of the patch under the point, None if there is no point."""
+        """Return row and column of the patch under `point`, or None if no point was given."""
         size = self.photo.height, self.photo.width
         return None if self.point is None else patches.patch_at(self.point, size, grid)
 
@@ -130,7 +131,7 @@ def _draw_saliency(one: Inspection, file: Path) -> None:
     elif name in known:
         number = known[name]
     else:
-        raise ValueError(f"The model knows no class {name!r}, but {', '.join(list(known)[:20])}.")
+        raise ValueError(f"The model has no class {name!r}. Its classes include {', '.join(list(known)[:20])}.")
     (heat,) = attention.gradient_rollout(one.model, one.pixel_values, [number])
     patches.draw_heat(one.picture, heat, f"saliency for {name}", file)
 
@@ -147,19 +148,19 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
     patches.draw_feature_colors([one.picture for one in every], colors, file)
 
 
-# A picture of each photo
+# Functions that draw a picture of one photo, by kind of picture
 OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
-# A picture of all photos together
+# Functions that draw one picture of all photos, by kind of picture
 OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
 def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
-    """Return the kinds of pictures that a model has: saliency needs a classifier."""
+    """Return the kinds of pictures that can be drawn for a model: saliency needs a classifier."""
     is_classifier = isinstance(model, HfViTForImageClassification)
     return [kind for kind in (*OF_EACH, *OF_ALL) if is_classifier or kind != "saliency"]
 
@@ -176,23 +177,24 @@ def visualize(
     overwrite: bool = False,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Draws what a model attends to, and reports which files were written.
+    """Draw pictures of attention, saliency and features, and report the files written.
 
     Args:
-        model: Folder or file of a saved model, or its name on the Hub, ours or published.
-        photos: Image files, and folders that are searched for them.
-        output_dir: Where to write the pictures.
-        kinds: What to draw; all by default.
-        image_size: Shorter side of the model's input, in pixels.
-        point: x,y in pixels of the photo: the patch whose attention and rollout are drawn (by default those of the CLS
-            token or the mean of the patches), and which is compared (by default that in the middle).
-        class_name: The class that saliency explains; the likeliest by default.
+        model: Folder or weights file of a saved model, or name on the Hub; an hf_vit model or a published ViT.
+        photos: Image files, and folders that are searched for images.
+        output_dir: Folder for the pictures.
+        kinds: Kinds of pictures to draw; by default all that the model supports.
+        image_size: Shorter side of the resized photos, in pixels; by default that of the model.
+        point: Position x,y in pixels of the photo. Attention and rollout are drawn for the patch at this position (by
+            default for the pooled output, such as the CLS token), and similarity is computed to this patch (by default
+            to the central patch).
+        class_name: Class whose saliency is drawn; by default the most likely class.
         overwrite: Replace pictures of an earlier run.
-        report: Prints a line.
+        report: Function that receives the path of each file.
 
     Raises:
-        ValueError: if the model cannot be opened or lacks what a picture needs, or a file must stay.
-        OSError: if there is no such model or photo, or nothing can be written.
+        ValueError: if the model cannot be opened, does not support a kind, or an existing file may not be replaced.
+        OSError: if the model or a photo does not exist, or the output cannot be written.
     """
     check_writable(output_dir)
     files = find_images(photos)

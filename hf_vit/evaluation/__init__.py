@@ -1,1 +1,1 @@
-"""Metrics of predictions image by image, on any number of processes, and of classifiers as `evaluate.Metric`."""
+"""Metrics that are updated image by image on any number of processes, and classification metrics of `evaluate`."""

@@ -1,4 +1,4 @@
-"""Base classes of metrics and evaluators: images come one by one, on any number of processes."""
+"""Base classes of metrics and evaluators, which process images one by one on any number of processes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,19 +17,20 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ..data.datasets import TargetDataset
 
 
-# Of the best F1, or half of what a single object makes of it, within limits: less makes no threshold the better one
+# Limits of the relative tolerance of F1, which is 0.5 / number of objects in between. Thresholds whose F1 is within
+# this tolerance of the best F1 are considered equally good.
 TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 
 
 class Threshold(NamedTuple):
-    """A score above which predictions are given as answers, and what that is worth on images that have chosen it.
+    """Score threshold for predictions, and its quality on the images that were used to select it.
 
     Args:
-        value: The score.
-        quality: The F1 of the answers.
-        nms: The overlap (IoU) with a surer one above which a box is left out before, if any.
-        measure: What the quality is, if not the F1.
-        is_class_agnostic: Whether that surer box may be of any class.
+        value: Threshold; predictions with higher scores are returned.
+        quality: F1 of the returned predictions, or the measure named by `measure`.
+        nms: IoU with a box of higher score above which a box is suppressed; None without suppression.
+        measure: Name of the quality measure.
+        is_class_agnostic: Whether boxes of other classes also suppress a box.
     """
 
     value: float
@@ -40,27 +41,27 @@ class Threshold(NamedTuple):
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
-    """Returns the threshold of the best F1, the harmonic mean of precision and recall.
+    """Return the threshold with the best F1, the harmonic mean of precision and recall.
 
-    The F1 of few images jumps from score to score. So of the thresholds that are about as good as the best one, the
-    middle one is taken.
+    With few images, F1 changes abruptly between scores. The result is therefore the middle one of all thresholds that
+    are about as good as the best one.
 
     Args:
-        scores: (N,) of all predictions.
-        is_correct: (N,) bool, whether a prediction is the right one of a truth. No truth has two of them.
-        num_truths: Number of what there is to be found.
+        scores: (N,) scores of all predictions.
+        is_correct: (N,) bool, whether a prediction matches an annotated object. Each object has at most one match.
+        num_truths: Number of annotated objects.
 
     Returns:
-        The threshold; None where no prediction is correct.
+        The threshold, or None if no prediction is correct.
     """
     values, hits = np.asarray(scores, dtype=np.float64), np.asarray(is_correct, dtype=bool)
     if not hits.any():
         return None
     order = np.argsort(-values, kind="stable")
     values, hits = values[order], hits[order].cumsum()
-    last = np.flatnonzero(np.diff(values, append=-np.inf))  # of equal scores all are answers, or none
+    last = np.flatnonzero(np.diff(values, append=-np.inf))  # Predictions of equal score are accepted together
     f1 = 2 * hits[last] / (last + 1 + num_truths)
-    # between the least score that is above and the largest that is not, as far as that is in [0, 1]
+    # Interval of each threshold: between the lowest accepted and the highest rejected score, clipped to [0, 1]
     ends = np.append(values[last[1:]], 0.0)
     is_possible = (values[last] > 0) & (ends <= 1)
     highs, lows, f1 = values[last][is_possible].clip(max=1), ends[is_possible].clip(min=0), f1[is_possible]
@@ -73,97 +74,97 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
 
 
 def number_between(low: float, high: float) -> float:
-    """Returns the middle of two scores in as few digits, three at least, as keep it there in single precision too."""
+    """Return the midpoint of two scores with the fewest digits, at least 3, that lie between both in float32 too."""
     for digits in range(3, 18):
         value = float(f"{(low + high) / 2:.{digits}g}")
         if low < np.float32(value) < high and low < value < high:
             return value
-    return float(low)  # with which only the upper score passes
+    return float(low)  # No float32 lies between the scores
 
 
 def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: float) -> float:
-    """Returns the F1 of predictions above a threshold, given falling scores (N,) and how many are right so far."""
+    """Return the F1 above a threshold, given scores (N,) in descending order and cumulative numbers of hits (N,)."""
     count = int((scores > threshold).sum())
     return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
 
 
-# Scores of which less is better, of all metrics: a training that keeps its best step goes by this.
+# Scores, of all metrics, for which lower values are better. Used to select the best checkpoint.
 LOWER_IS_BETTER = {"loss", "mae", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
 class StreamedMetric(ABC):
-    """A metric that keeps a small record of each image.
+    """Metric that stores a small record per image.
 
-    `record` compares one image where it was predicted. The records of all processes are brought together by
-    `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` adds them and `compute` scores all
-    images. Sums are exact: neither the order of images nor batches nor processes change a score. Where there is
-    nothing to score, a score is NaN.
+    Each process calls `record` for the images that it predicts. The records of all processes are gathered with
+    `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` adds them, and `compute` returns the
+    scores of all images. Sums are exact, so scores do not depend on the order of images, the batch size or the number
+    of processes. A score without data is NaN.
     """
 
-    score_names: tuple[str, ...]  # of what `compute` returns; the first one stands for all
-    units: ClassVar[dict[str, str]] = {}  # of the scores that have one
+    score_names: tuple[str, ...]  # Names of the scores of `compute`; the first is the main score.
+    units: ClassVar[dict[str, str]] = {}  # Units of scores, by name.
 
     def __init__(self) -> None:
         self.records: list[Any] = []
 
     @abstractmethod
     def record(self, prediction: Any, target: Any) -> Any:
-        """Returns what the metric needs of one image, as a small object that can be pickled."""
+        """Return the data of one image that the metric needs, as a small picklable object."""
 
     def update(self, records: Iterable[Any]) -> None:
-        """Adds the records of images."""
+        """Add the records of images."""
         self.records += records
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Returns the scores of all images so far."""
+        """Return the scores of all images added so far."""
 
     def reset(self) -> None:
-        """Removes all images."""
+        """Remove the records of all images."""
         self.records = []
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class or keypoint, by its name; none where there are no classes."""
+        """Return the scores of each class or keypoint by name; empty for metrics without classes."""
         return {}
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the score above which predictions are given as answers, as all images so far choose it.
+        """Return the score threshold with the best quality on all images added so far.
 
-        None where scores decide nothing, or no prediction is right.
+        None for metrics that do not use scores, and if no prediction is correct.
         """
         return None
 
 
 def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
-    """Returns a tensor of any device and precision, or what numpy takes for an array, as an array."""
+    """Convert a tensor of any device and dtype, or an array-like, to a numpy array."""
     if isinstance(values, torch.Tensor):
-        # numpy knows no bfloat16.
+        # numpy does not support bfloat16
         values = (values.double() if values.is_floating_point() else values).numpy(force=True)
     return np.asarray(values, dtype=dtype)
 
 
 def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
-    """Raises `ValueError` unless two maps or stacks of masks have one height and width."""
+    """Raise `ValueError` unless two maps or stacks of masks have the same height and width."""
     if prediction.shape[-2:] != target.shape[-2:]:
         sizes = " and ".join("x".join(map(str, array.shape[-2:])) for array in (prediction, target))
         raise ValueError(
-            f"Prediction and target differ in size (height x width): {sizes}. Bring the prediction to the target's "
-            "size, with target_sizes in post-processing."
+            f"Prediction and target differ in size (height x width): {sizes}. Resize the prediction to the target "
+            "size, for example with target_sizes in post-processing."
         )
 
 
 def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
-    """Raises `ValueError` where class numbers are not those of classes; `what` holds them."""
+    """Raise `ValueError` if class numbers are outside of the classes; `what` names their source in the message."""
     strange = np.unique(labels[(labels < 0) | (labels >= len(names))])
     if len(strange):
         raise ValueError(
-            f"The {what} holds class numbers that are none of the {len(names)} classes (0 to {len(names) - 1}): "
+            f"The {what} has class numbers outside of the {len(names)} classes (0 to {len(names) - 1}): "
             f"{', '.join(map(str, strange[:10]))}."
         )
 
 
 def mean_of_known(values: Iterable[float]) -> float:
-    """Returns the mean of the values that are not NaN, NaN where there are none."""
+    """Return the mean of the values that are not NaN, or NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
@@ -174,12 +175,12 @@ File = str | PathLike[str]
 
 
 class ImageResult(NamedTuple):
-    """The prediction for one image.
+    """Prediction and loss of one image.
 
     Args:
-        prediction: As the metric takes it.
-        loss: Sum of the losses of what is in the image, or several sums; 0 where images have none by themselves.
-        weight: What the sums of all images are divided by, all together: number of images, of objects, ...; as many.
+        prediction: Prediction in the format of the metric.
+        loss: Sum of the losses in the image, or several sums; 0 if the task has no loss per image.
+        weight: Share of the image in the divisor of each loss sum, such as 1 or its number of objects.
     """
 
     prediction: Any
@@ -189,94 +190,94 @@ class ImageResult(NamedTuple):
 
 @dataclass(eq=False)
 class BaseEvaluator(ABC):
-    """Predicts, scores and draws images of one task.
+    """Base class that predicts, scores and draws the images of one task.
 
     Args:
-        processor: Its `post_process_*` makes predictions in the pixels of the image, as a user gets them.
-        metric: Scores a prediction beside its target.
+        processor: Image processor. Its `post_process_*` method returns predictions at the size of the original image.
+        metric: Metric that compares a prediction with its target.
     """
 
-    parts = "classes"  # of which `per_class` gives scores
-    class_score = ""  # which of these scores to draw
-    tries = False  # whether it takes an evaluation of its own to choose the threshold
-    is_divisible = False  # whether several GPUs of a process may share a batch
-    caption = "Image, truth and prediction"  # of what `draw` draws; empty if it draws nothing
+    parts = "classes"  # Plural noun for the entries of `per_class`.
+    class_score = ""  # Score of `per_class` that is drawn.
+    tries = False  # Whether the threshold is chosen in a separate evaluation.
+    is_divisible = False  # Whether a batch can be split between the GPUs of one process.
+    caption = "Image, truth and prediction"  # Caption of the figure of `draw`; empty if there is none.
 
     processor: BaseImageProcessor
     metric: StreamedMetric
-    is_choosing: bool = field(init=False, default=False)  # the threshold, in that evaluation
-    threshold: float | None = field(init=False, default=None)  # score above which predictions are drawn, once chosen
+    is_choosing: bool = field(init=False, default=False)  # Whether the threshold is being chosen.
+    threshold: float | None = field(init=False, default=None)  # Score threshold for drawing, once chosen.
 
-    def prepare(self, trainer: Any) -> None:  # noqa: B027  # most evaluators need nothing
-        """Reads what all images of an evaluation by the trainer are compared with."""
+    def prepare(self, trainer: Any) -> None:  # noqa: B027  # Optional hook
+        """Compute reference data for the images of an evaluation by `trainer`, before it starts."""
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Returns the collator of an evaluation, a dataclass, as `predict` needs it."""
+        """Return the evaluation collator, a dataclass, with the options that `predict` needs."""
         return collator
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Predicts the images of a batch.
+        """Predict the images of a batch.
 
         Args:
-            model: In evaluation mode.
-            batch: What the collator has made, with targets, on the device of the model.
+            model: Model in evaluation mode.
+            batch: Output of the collator, including targets, on the device of the model.
 
         Returns:
-            For each image the prediction and the loss of that image alone.
+            The prediction and the loss of each image.
         """
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
-        """Returns the scores of all images, with `loss` if it is not the mean of the losses of the images."""
+        """Return the scores of all images, including `loss` if it is not the mean loss per image."""
         return self.metric.compute()
 
     def describe(self, prediction: Any, target: Any) -> dict[str, Any]:
-        """Returns a prediction as `hf-vit predict` prints it; empty if the task has none for single images."""
+        """Return a prediction in the format of `hf-vit predict`; empty if the task has no such format."""
         return {}
 
     def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:  # noqa: B027
         """Draw images next to their targets and predictions; an evaluator without a caption draws nothing."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws further scores into files of a folder that start with the name of the split.
+        """Draw figures of the scores into a folder, in files whose names start with the name of the split.
 
         Returns:
-            The file names by their captions.
+            The file names by caption.
         """
         return {}
 
     @abstractmethod
     def describe_evaluation(self) -> str:
-        """Returns how images are evaluated, as a sentence of the card."""
+        """Return a description of the evaluation for the model card, such as "the whole image"."""
 
 
 class Evaluator(BaseEvaluator):
-    """Evaluator of a task with annotated truth."""
+    """Evaluator of a task with annotated targets."""
 
     @abstractmethod
     def has_truth(self, target: Any) -> bool:
-        """Returns whether a target has any truth to train on and to be evaluated on."""
+        """Return whether a target contains annotations for training and evaluation."""
 
-    lack: ClassVar[str]  # of targets without any truth, and what to do about it
+    lack: ClassVar[str]  # Error message for targets without annotations.
 
     def describe_lack(self, targets: Iterable[Any]) -> str:
-        """Returns what targets without any truth lack, and what to do about it."""
+        """Return the error message for targets without annotations, with a suggestion."""
         return self.lack
 
     @abstractmethod
     def naive_baseline(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
-        """Returns the best predictor that ignores images.
+        """Return the best predictor that ignores the image.
 
         Args:
-            targets: Those of all training images.
+            targets: Targets of all training images.
 
         Returns:
-            Its name, and a function from the target to the prediction, which reads no more of the target than a user
-            gives beside the image: its size or box.
+            The name of the predictor, and a function that returns the prediction for a target. The function uses only
+            the parts of the target that a user provides with the image: its size or box.
         """
 
 
 def check_truth(evaluator: Evaluator, split: str, examples: TargetDataset) -> None:
-    """Raises `ValueError` if a whole split has no truth."""
+    """Raise `ValueError` if no image of a split has annotations."""
     if not any(evaluator.has_truth(target) for target in examples.read_targets()):
-        raise ValueError(f"No {split} image has any truth: {evaluator.describe_lack(examples.read_targets())}")
+        raise ValueError(f"No {split} image has annotations: {evaluator.describe_lack(examples.read_targets())}")

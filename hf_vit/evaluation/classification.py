@@ -1,4 +1,4 @@
-"""Scores of classifiers: metrics of `evaluate`, what the Trainer reports, and the majority baseline."""
+"""Classification metrics for `evaluate` and the Trainer, and the majority-class baseline."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from .base import StreamedMetric
 
 
 class _ClassMetric(evaluate.Metric):
-    """Base class of metrics that compare class numbers, described by their docstrings."""
+    """Base class of metrics of class numbers. The docstring of a subclass becomes its `MetricInfo`."""
 
     prediction_type: ClassVar[Any] = datasets.Value("int64")
 
@@ -27,10 +27,10 @@ class _ClassMetric(evaluate.Metric):
 
 
 class TopKAccuracy(_ClassMetric):
-    """Share of the images whose right class is among the k likeliest.
+    """Share of images whose true class is among the k most likely classes.
 
-    `compute(predictions=, references=, k=1)` takes the class numbers of each image, the likeliest first, at least k of
-    them, and the right class number. It returns `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
+    `compute(predictions=, references=, k=1)` takes at least k class numbers per image, the most likely first, and the
+    true class number. It returns `{"accuracy": ...}` for k = 1, else `{"top_{k}_accuracy": ...}`.
     """
 
     prediction_type = datasets.Sequence(datasets.Value("int64"))
@@ -38,29 +38,31 @@ class TopKAccuracy(_ClassMetric):
     def _compute(self, predictions: list[list[int]], references: list[int], k: int = 1) -> dict[str, float]:
         ranked = np.asarray(predictions)
         if k < 1 or ranked.shape[1] < k:
-            raise ValueError(f"k={k} must be at least 1 and at most {ranked.shape[1]}, the class numbers per image.")
+            raise ValueError(
+                f"k={k} must be between 1 and {ranked.shape[1]}, the number of predicted classes per image."
+            )
         hits = (ranked[:, :k] == np.asarray(references)[:, None]).any(axis=1)
         return {"accuracy" if k == 1 else f"top_{k}_accuracy": float(hits.mean())}
 
 
 class MacroF1(_ClassMetric):
-    """The F1 score of every class, averaged with equal weight, so that rare classes count as much as common ones.
+    """Unweighted mean of the F1 scores of all classes, so that rare classes weigh as much as common ones.
 
     `compute(predictions=, references=)` takes class numbers (N,) and returns `{"macro_f1": ...}` in [0, 1]. A class
-    that is neither predicted nor right for any image does not count (scikit-learn's rule).
+    that occurs neither in predictions nor in references is ignored, as in scikit-learn.
     """
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
-        from sklearn.metrics import f1_score  # here, as training needs this module but not always its score
+        from sklearn.metrics import f1_score  # Imported lazily: not every training run needs it
 
         return {"macro_f1": float(f1_score(references, predictions, average="macro", zero_division=0))}
 
 
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Scores a classifier of one label per image: the Trainer's `compute_metrics`.
+    """Compute the scores of a single-label classifier. Usable as `compute_metrics` of the Trainer.
 
-    The Trainer writes `loss` over its own, which is a mean over batches and counts the images twice that several
-    processes share to fill their last batch. This one is the mean over images, whatever the batches.
+    The returned `loss` is the exact mean over images and replaces the loss of the Trainer. That one is a mean over
+    batches, and counts images twice that several processes share to fill their last batch.
 
     Args:
         prediction: `predictions` (N, K) logits and `label_ids` (N,).
@@ -69,12 +71,12 @@ def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]
         `loss` (cross-entropy), `accuracy`, `macro_f1` and, with more than 5 labels, `top_5_accuracy`.
 
     Raises:
-        ValueError: if the two do not have these shapes.
+        ValueError: if the shapes of logits and labels do not match.
     """
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"The scores need logits (N, num_labels) and class numbers (N,), not {logits.shape} and {labels.shape}."
+            f"Expected logits (N, num_labels) and class numbers (N,), but got {logits.shape} and {labels.shape}."
         )
     loss = classification_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), None)
     ranked = np.argsort(-logits, axis=1, kind="stable")[:, :5]
@@ -86,10 +88,10 @@ def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]
 
 
 class LogitsMetric(StreamedMetric):
-    """Base of metrics that compare the logits (K,) of each image with its label or labels.
+    """Base class of metrics that compare the logits (K,) of each image with its label or labels.
 
     Args:
-        names: Names of the classes or values.
+        names: Names of the classes or regression values.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -97,19 +99,19 @@ class LogitsMetric(StreamedMetric):
         self.names = names
 
     def record(self, prediction: Tensor, target: Any) -> tuple[np.ndarray, Any]:
-        """Returns the logits (K,) and the target of an image."""
+        """Return the logits (K,) and the target of an image."""
         return prediction.numpy(force=True), target
 
 
 class ClassificationMetric(LogitsMetric):
-    """The scores of `image_classification_metrics`, including `loss`, and the confusion matrix."""
+    """Scores of `image_classification_metrics`, including `loss`, and the confusion matrix."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(names)
         self.score_names = ("accuracy", *(["top_5_accuracy"] if len(names) > 5 else []), "macro_f1")
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of all images so far."""
+        """Return the scores of all images added so far."""
         return image_classification_metrics(self._all())
 
     def losses(self) -> np.ndarray:
@@ -119,8 +121,8 @@ class ClassificationMetric(LogitsMetric):
         return losses.numpy()
 
     def confusion_matrix(self) -> np.ndarray:
-        """Returns the number of images by right class and answer, (K, K) int64."""
-        from sklearn.metrics import confusion_matrix  # here, as training needs this module but not always its score
+        """Return the number of images by true and predicted class, (K, K) int64."""
+        from sklearn.metrics import confusion_matrix  # Imported lazily: not every training run needs it
 
         logits, labels = self._all()
         counts: np.ndarray = confusion_matrix(labels, logits.argmax(axis=1), labels=range(len(self.names)))
@@ -132,17 +134,15 @@ class ClassificationMetric(LogitsMetric):
 
 
 def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_labels: int) -> dict[str, float]:
-    """Scores on `labels` of always giving the same answer: what a model has to beat.
+    """Return the scores on `labels` of a baseline that always predicts the class frequencies of `train_labels`.
 
-    The answer ranks the classes by how common they are among `train_labels`, and gives each that share as probability.
+    The predicted probability of a class is its share of `train_labels`, so the most frequent class ranks first.
 
     Raises:
-        ValueError: if one of the two is empty.
+        ValueError: if `train_labels` or `labels` is empty.
     """
     if not len(train_labels) or not len(labels):
-        raise ValueError(
-            f"Both need labels, but there are {len(train_labels)} to train on and {len(labels)} to score."
-        )
+        raise ValueError(f"Training and evaluation need labels, but got {len(train_labels)} and {len(labels)} labels.")
     counts = np.bincount(np.asarray(train_labels), minlength=num_labels)
     logits = np.log(np.maximum(counts, 1e-12) / counts.sum())
     return image_classification_metrics(EvalPrediction(np.tile(logits, (len(labels), 1)), np.asarray(labels)))

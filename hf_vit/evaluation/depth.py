@@ -1,4 +1,4 @@
-"""Scores of monocular depth (Eigen et al., https://arxiv.org/abs/1406.2283), averaged over images."""
+"""Metrics of monocular depth estimation (Eigen et al., https://arxiv.org/abs/1406.2283), averaged over images."""
 
 import math
 from statistics import mean
@@ -11,9 +11,9 @@ from torch import Tensor
 from .base import StreamedMetric, as_array, check_same_size
 
 
-# Top, bottom, left and right as shares of height and width, as the field's evaluations write them.
+# Top, bottom, left and right as shares of height and width, as in common evaluation code
 CROPS = {
-    "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2, where the Kinect's border is missing
+    "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2; excludes the invalid border of the Kinect
     "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
     "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),  # KITTI
 }
@@ -21,22 +21,22 @@ SCORES = ("abs_rel", "rmse", "log10", "rmse_log", "silog", "delta1", "delta2", "
 
 
 class DepthMetric(StreamedMetric):
-    """Scores of each image over its valid pixels, then their mean over the images.
+    """Depth scores of each image over its valid pixels, averaged over the images.
 
-    So do the evaluations of Eigen's followers (BTS, AdaBins, DINOv2, Depth Anything). Valid are pixels inside the crop
-    whose target is finite, above `min_depth` and below `max_depth`; predictions are clipped to that range after they
-    are aligned. Images without a valid pixel are left out.
+    This follows the evaluation code of BTS, AdaBins, DINOv2 and Depth Anything. A pixel is valid if it is inside the
+    crop and its target is finite, above `min_depth` and below `max_depth`. Predictions are clipped to this range after
+    their alignment. Images without a valid pixel are ignored.
 
     Args:
-        min_depth: Smallest depth that counts, in meters.
-        max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
-        crop: Part of the image that counts; its borders scale with the image.
-        alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
-            which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
-            scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
+        min_depth: Lower limit of valid depths, in meters.
+        max_depth: Upper limit of valid depths, in meters: usually 10 for NYU, 80 for KITTI.
+        crop: Region of the image that is evaluated, relative to the image size.
+        alignment: Transformation that is fitted in each image before scoring. "median": depth of unknown scale is
+            multiplied to match the median of the target. "scale_shift": relative inverse depth is fitted to 1 / target
+            by least squares with scale and shift, and then inverted (as in MiDaS).
 
     Raises:
-        ValueError: if an option is not known, or the depths do not fit together.
+        ValueError: if an option is unknown, or the depth limits are inconsistent.
     """
 
     score_names = SCORES
@@ -51,24 +51,24 @@ class DepthMetric(StreamedMetric):
     ) -> None:
         super().__init__()
         if crop not in (None, *CROPS):
-            raise ValueError(f"crop={crop!r} is not known. Choose None or one of {', '.join(CROPS)}.")
+            raise ValueError(f"crop={crop!r} is unknown. Choose None or one of {', '.join(CROPS)}.")
         if alignment not in (None, "median", "scale_shift"):
-            raise ValueError(f"alignment={alignment!r} is not known. Choose None, median or scale_shift.")
+            raise ValueError(f"alignment={alignment!r} is unknown. Choose None, median or scale_shift.")
         if alignment == "scale_shift" and max_depth is None:
             raise ValueError(
-                "alignment='scale_shift' needs max_depth, the depth of an inverse depth of 0: 10 indoors, 80 outdoors."
+                "alignment='scale_shift' needs max_depth, the depth at an inverse depth of 0: 10 indoors, 80 outdoors."
             )
         self.min_depth, self.max_depth = min_depth, math.inf if max_depth is None else max_depth
         if not 0 < self.min_depth < self.max_depth:
-            raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth}, in meters.")
+            raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth} (in meters).")
         self.crop, self.alignment = crop, alignment
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
-        """Returns the scores of one image; none where no pixel is valid.
+        """Return the scores of one image; empty if no pixel is valid.
 
         Args:
-            prediction: (H, W) depth in meters, or what `alignment` makes that of.
-            target: (H, W) depth in meters; 0, NaN, negative or infinite is invalid.
+            prediction: (H, W) depth in meters, or the values that `alignment` converts to depth.
+            target: (H, W) depth in meters; 0, NaN, negative and infinite values are invalid.
 
         Raises:
             ValueError: if the sizes differ, or the prediction is not finite at a valid pixel.
@@ -80,27 +80,27 @@ class DepthMetric(StreamedMetric):
             height, width = depth.shape
             inside = slice(int(top * height), int(bottom * height)), slice(int(left * width), int(right * width))
             predicted, depth = predicted[inside], depth[inside]
-        valid = (depth > self.min_depth) & (depth < self.max_depth)  # false for NaN and infinity too
+        valid = (depth > self.min_depth) & (depth < self.max_depth)  # NaN and infinity are invalid
         if not valid.any():
             return {}
         return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of `SCORES`.
+        """Return the scores named in `SCORES`.
 
         `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in meters,
-        and `silog` is 100 times the standard deviation of the error of the logarithm, as KITTI gives it.
+        and `silog` is 100 times the standard deviation of the logarithmic error, as in KITTI.
         """
         records = [record for record in self.records if record]
         if not records:
             return dict.fromkeys(SCORES, math.nan)
-        # `statistics.mean` adds without rounding.
+        # `statistics.mean` is exact: the result does not depend on the order of images
         return {name: mean(record[name] for record in records) for name in SCORES}
 
     def _to_meters(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Returns the prediction (N,) at the valid pixels in meters, within the range that counts."""
+        """Align the prediction (N,) at the valid pixels with the target, and clip it to the valid depths."""
         if not np.isfinite(prediction).all():
-            raise ValueError("The predicted depth is not finite (NaN or infinite). Has the training diverged?")
+            raise ValueError("The predicted depth is not finite (NaN or infinite). Training may have diverged.")
         if self.alignment == "median":
             median = np.median(prediction)
             prediction = prediction * (np.median(target) / median if median > 0 else 1.0)
@@ -108,13 +108,13 @@ class DepthMetric(StreamedMetric):
             centered, inverse_target = prediction - prediction.mean(), 1 / target
             variance = centered @ centered
             scale = centered @ inverse_target / variance if variance else 0.0
-            inverse = scale * centered + inverse_target.mean()  # closest in the mean of squares
+            inverse = scale * centered + inverse_target.mean()  # Least squares fit
             prediction = 1 / np.maximum(inverse, 1 / self.max_depth)
         return np.clip(prediction, self.min_depth, self.max_depth)
 
 
 def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """Returns the scores of positive depths (N,)."""
+    """Return the scores of positive depths (N,)."""
     error, log_error = prediction - target, np.log(prediction) - np.log(target)
     ratio = np.maximum(prediction / target, target / prediction)
     scores = {
@@ -129,7 +129,7 @@ def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
 
 
 def describe_depth(depth: ArrayLike | Tensor, relative: bool) -> dict[str, Any]:
-    """Returns the least, the median and the largest of the values of a depth map, and their unit."""
+    """Return minimum, median and maximum of a depth map, and their unit."""
     values = as_array(depth, np.float64)
     found = {"min": values.min(), "median": np.median(values), "max": values.max()}
     unit = "relative inverse depth" if relative else "meters"

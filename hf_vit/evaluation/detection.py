@@ -1,4 +1,4 @@
-"""Average precision of boxes and of instance masks, by the COCO evaluator of faster-coco-eval."""
+"""COCO average precision of boxes and instance masks, computed with faster-coco-eval."""
 
 import math
 from abc import abstractmethod
@@ -14,19 +14,19 @@ from .base import StreamedMetric, Threshold, as_array, best_threshold, check_lab
 
 
 Record = dict[str, Any]
-FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # below either, thresholds are cross-fitted, with an image a fold at least
-MATCH_IOU = 0.5  # from which on a detection is that of an object, for the threshold of scores
+FEW_IMAGES, FEW_OBJECTS, FOLDS = 30, 100, 5  # Minimum data without cross-fitting, and number of folds.
+MATCH_IOU = 0.5  # IoU from which a detection counts as correct when the score threshold is chosen.
 
 
 class Matches(NamedTuple):
-    """The scores of the detections of an image, which of them are right, and the number of its objects."""
+    """Scores of the detections of an image, whether each of them is correct, and the number of objects."""
 
     found: list[tuple[float, bool]]
     num_objects: int
 
 
 def threshold_of(images: Sequence[Matches]) -> Threshold | None:
-    """Returns the threshold of the best F1 of images; None if no detection is right."""
+    """Return the threshold with the best F1 on the images, or None if no detection is correct."""
     found, count = [pair for image in images for pair in image.found], sum(image.num_objects for image in images)
     if not found or not count:
         return None
@@ -35,9 +35,9 @@ def threshold_of(images: Sequence[Matches]) -> Threshold | None:
 
 
 def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
-    """Returns the mean of the thresholds that all but a fold of the images choose, and the F1 of the folds left out.
+    """Choose a threshold by cross-validation: return the mean threshold and the F1 on the held-out images.
 
-    With few images, that F1 is less optimistic than the best one of all images.
+    With few images, this F1 is less optimistic than the best F1 on all images.
     """
     values, num_right, num_given = [], 0, 0
     for fold in range(FOLDS):
@@ -51,45 +51,45 @@ def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
 
 
 class CocoMetric(StreamedMetric):
-    """Average precision and recall as COCO defines them.
+    """Base class of average precision and recall as defined by COCO.
 
-    Records hold objects and detections as entries of the COCO format; they are kept, as average precision has no sums.
-    `categories` are the numbers and names of the classes that are evaluated, `options` those of the evaluator, without
-    which there is an `ImportError`.
+    Records hold objects and detections in COCO format. All records are kept, because average precision cannot be
+    computed from sums over images. `categories` maps the numbers of the evaluated classes to their names; `options`
+    are passed to the evaluator. Raises `ImportError` if faster-coco-eval is missing.
     """
 
     iou_type: ClassVar[str]
-    shape: ClassVar[str] = "bbox"  # of the entries of a record: where an object is
-    places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
+    shape: ClassVar[str] = "bbox"  # Key of the box or mask in the entries of a record.
+    places: ClassVar[dict[str, int]]  # Index of each score in the `stats` of the evaluator.
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
         super().__init__()
         check_packages("Average precision", "faster_coco_eval")
         self.categories = dict(sorted(categories.items()))
         self.options = options
-        self._evaluated: Any = None  # the evaluator of the records, once it was needed
+        self._evaluated: Any = None  # Evaluator of the records, created on first use
 
     def reset(self) -> None:
-        """Removes all images."""
+        """Remove the records of all images."""
         super().reset()
         self._evaluated = None
 
     @abstractmethod
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Returns `objects` and `detections`, and what images are ordered by: see `ranked`."""
+        """Return `objects`, `detections` and the sort key of images, see `ranked`."""
 
     def update(self, records: Iterable[Record]) -> None:
-        """Adds the records of images."""
+        """Add the records of images."""
         super().update(records)
         self._evaluated = None
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of `places`, all in [0, 1]; NaN where there is no object, for example no large one."""
+        """Return the scores in `places`, all in [0, 1]; NaN without objects, such as large ones for `map_large`."""
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `ap` and `ap_50` of each class that is evaluated, NaN where there is no object of it."""
+        """Return `ap` and `ap_50` of each evaluated class, NaN for a class without objects."""
         precision = self._of_classes("precision")
         return {
             name: {
@@ -100,11 +100,11 @@ class CocoMetric(StreamedMetric):
         }
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5."""
+        """Return the score threshold with the best F1 at an IoU of 0.5."""
         return threshold_of(self._all_matched())
 
     def _all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
-        """Returns the matches of each image, in an order that does not depend on who saw them first."""
+        """Return the matches of each image, in an order that does not depend on the processes."""
         return [
             Matches(
                 self._matched(record, nms, is_class_agnostic), sum(not entry["iscrowd"] for entry in record["objects"])
@@ -113,12 +113,12 @@ class CocoMetric(StreamedMetric):
         ]
 
     def _matched(self, record: Record, nms: float, is_class_agnostic: bool) -> list[tuple[float, bool]]:
-        """Returns the scores of the detections of an image, and which are of an object: the surest of a class first.
+        """Return the score of each detection of an image, and whether it matches an object of its class.
 
-        Those of a crowd are left out, and those that overlap a surer one, of their class or of any, by an IoU above
-        `nms`.
+        Detections of higher score are matched first. Detections inside crowds are excluded, and so are those that
+        overlap a detection of higher score, of their class or of any class, by an IoU above `nms`.
         """
-        from faster_coco_eval import mask as overlaps  # here, as only these scores need it
+        from faster_coco_eval import mask as overlaps  # Imported lazily: an optional dependency
 
         answers = sorted(record["detections"], key=lambda entry: -entry["score"])
         if nms < 1:
@@ -144,28 +144,28 @@ class CocoMetric(StreamedMetric):
             for entry, own in zip(detections, iou, strict=True):
                 free = np.where(crowd, 0, own)
                 if is_correct := free.max(initial=0) >= MATCH_IOU:
-                    iou[:, free.argmax()] = 0  # an object is found once
+                    iou[:, free.argmax()] = 0  # An object matches at most one detection
                 if is_correct or not (own[crowd] >= MATCH_IOU).any():
                     results.append((entry["score"], bool(is_correct)))
         return results
 
     def _of_classes(self, what: Literal["precision", "recall"]) -> np.ndarray:
-        """Returns the precision (IoU threshold, recall, class) or the highest recall (IoU threshold, class).
+        """Return precisions (IoU threshold, recall, class) or highest recalls (IoU threshold, class).
 
-        It is NaN where there is no object of a class.
+        Values of classes without objects are NaN.
         """
-        values = self._evaluate().eval[what][..., 0, -1]  # all areas, the most detections
+        values = self._evaluate().eval[what][..., 0, -1]  # All areas, maximum number of detections
         return np.where(values < 0, np.nan, values)
 
     def _images(self) -> list[list[Record]]:
-        """Returns the records of each image, in an order that does not depend on who saw them first."""
+        """Return the records of each image, in an order that does not depend on the processes."""
         return [[record] for record in sorted(self.records, key=itemgetter("rank"))]
 
     def _evaluate(self) -> Any:
-        from faster_coco_eval import COCO, COCOeval_faster  # here, as only these scores need it
+        from faster_coco_eval import COCO, COCOeval_faster  # Imported lazily: an optional dependency
 
         if self._evaluated is None:
-            images = self._images()  # equal scores rank by their order
+            images = self._images()  # Detections of equal score are ranked by position
             objects, detections = (COCO(self._dataset(images, part)) for part in ("objects", "detections"))
             self._evaluated = COCOeval_faster(objects, detections, iouType=self.iou_type, **self.options)
             self._evaluated.run()
@@ -179,7 +179,7 @@ class CocoMetric(StreamedMetric):
             for entry in record[part]
         ]
         return {
-            # The size is asked for, but only polygons need it.
+            # The format requires a size, which is used for polygons only
             "images": [{"id": number, "height": 0, "width": 0} for number in range(1, len(images) + 1)],
             "categories": [{"id": label, "name": name} for label, name in self.categories.items()],
             "annotations": [{"id": number, **entry} for number, entry in enumerate(entries, start=1)],
@@ -187,31 +187,32 @@ class CocoMetric(StreamedMetric):
 
 
 def ranked(record: Record) -> Record:
-    """Returns a record of Python's own numbers with its `rank`, which depends on nothing but what it holds."""
+    """Return a record of plain Python numbers with its `rank`, a hash of its content that orders images."""
     return {**record, "rank": blake2b(repr(record).encode(), digest_size=16).digest()}
 
 
 def finite_array(values: Any, what: str) -> np.ndarray:
-    """Returns predicted values as an array of float64; `ValueError` if they are not finite."""
+    """Return predicted values as a float64 array; raise `ValueError` if they are not finite."""
     array = as_array(values, np.float64)
     if not np.isfinite(array).all():
-        raise ValueError(f"The predicted {what} are not finite (NaN or infinite). Has the training diverged?")
+        raise ValueError(f"The predicted {what} are not finite (NaN or infinite). Training may have diverged.")
     return array
 
 
 def corner_and_size(boxes: np.ndarray) -> np.ndarray:
-    """Returns boxes (..., 4) of left, top, right and bottom as left, top, width and height; turned ones are empty."""
+    """Convert boxes (..., 4) from left, top, right, bottom to left, top, width, height; negative sizes become 0."""
     return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
 
 
-NMS_TRIED = ((0.7, False), (0.5, False), (0.7, True), (0.5, True))  # overlaps, and whether of boxes of all classes
-NMS_GAIN = 0.02  # of the F1, that leaving out repeated boxes must bring at least
+# Candidate IoU thresholds of NMS, and whether NMS is class-agnostic
+NMS_TRIED = ((0.7, False), (0.5, False), (0.7, True), (0.5, True))
+NMS_GAIN = 0.02  # Minimum relative gain in F1 for which NMS is used.
 
 
 class ClassMetric(CocoMetric):
-    """Base class of the metrics whose categories are classes, those of numbers `thing_ids` among `names`."""
+    """Base class of COCO metrics per class. Classes in `thing_ids`, numbers in `names`, are evaluated."""
 
-    places_name: ClassVar[str]  # of what lies where an object is, in errors
+    places_name: ClassVar[str]  # Noun for boxes or masks in error messages
 
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
         self.names = list(names)
@@ -220,14 +221,14 @@ class ClassMetric(CocoMetric):
         super().__init__({number: self.names[number] for number in numbers})
 
     def _entries(self, what: str, class_labels: Any, **values: Any) -> list[dict[str, Any]]:
-        """Returns the objects of classes that are evaluated as entries of the COCO format, with values for each."""
+        """Return the objects or detections of evaluated classes in COCO format, with `values` as further fields."""
         labels = as_array(class_labels, np.int64)
         check_labels(labels, self.names, what)
         count = len(values[self.shape])
         columns = {"class_labels": labels, **values}
         if wrong := {name: len(column) for name, column in columns.items() if len(column) != count}:
             raise ValueError(
-                f"The {what} has {count} {self.places_name}, but another number of other values: {wrong}."
+                f"The {what} has {count} {self.places_name}, but a different number of other values: {wrong}."
             )
         rows = zip(*values.values(), strict=True)
         return [
@@ -238,10 +239,10 @@ class ClassMetric(CocoMetric):
 
 
 class DetectionMetric(ClassMetric):
-    """Box AP and AR as COCO defines them, with at most 100 detections of a class per image.
+    """COCO AP and AR of boxes, with at most 100 detections per class and image.
 
-    Objects are small up to an area of 32² pixels and large from 96² on. Detections inside a crowd of their class do
-    not count.
+    Objects with an area below 32² pixels are small, those above 96² are large. Detections inside a crowd of their
+    class are ignored.
 
     Args:
         names: The K class names.
@@ -258,16 +259,16 @@ class DetectionMetric(ClassMetric):
         super().__init__(names, range(len(names)))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Returns the objects and detections of one image, and what images are ordered by.
+        """Return the objects and detections of one image, and the sort key of images.
 
         Args:
-            prediction: `boxes` (M, 4) of left, top, right and bottom in pixels, `class_labels` (M,) and `scores` (M,).
-            target: `boxes` (N, 4) and `class_labels` (N,), and, optionally, `is_crowd` (N,) and `areas` (N,) in square
-                pixels, by default those of the boxes.
+            prediction: `boxes` (M, 4) as left, top, right, bottom in pixels, `class_labels` (M,) and `scores` (M,).
+            target: `boxes` (N, 4) and `class_labels` (N,). Optional: `is_crowd` (N,), and `areas` (N,) in square
+                pixels, by default the areas of the boxes.
 
         Raises:
-            ValueError: if numbers of boxes, class numbers and scores differ, class numbers are too large or negative,
-                or a prediction is not finite.
+            ValueError: if the numbers of boxes, class numbers and scores differ, a class number is out of range, or a
+                prediction is not finite.
         """
         boxes = corner_and_size(as_array(target["boxes"], np.float64).reshape(-1, 4))
         areas = as_array(target.get("areas", boxes[:, 2] * boxes[:, 3]), np.float64)
@@ -284,7 +285,7 @@ class DetectionMetric(ClassMetric):
         return ranked({"objects": objects, "detections": detections})
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the same, and, if it finds clearly more, the overlap from which on repeated boxes are left out.
+        """Return the score threshold with the best F1, with NMS if it improves F1 by at least 2%.
 
         With few images or objects, candidates are compared by their cross-fitted F1.
         """
@@ -299,34 +300,34 @@ class DetectionMetric(ClassMetric):
         return best
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `ap`, `ap_50` and `ar_100` of each class, NaN where there is no object of it."""
+        """Return `ap`, `ap_50` and `ar_100` of each class, NaN for a class without objects."""
         scores, recall = super().per_class(), self._of_classes("recall")
         return {
             name: {**scores[name], "ar_100": mean_of_known(recall[:, label])} for label, name in enumerate(self.names)
         }
 
     def precision_recall(self) -> dict[str, np.ndarray]:
-        """Returns the precision (101,) of each class at IoU 0.5 and a recall of 0, 0.01, ... 1.
+        """Return the precision (101,) of each class at an IoU of 0.5 and recalls of 0, 0.01, ..., 1.
 
-        It is NaN where there is no object of the class; else its mean is the class's `ap_50`.
+        The mean of the values is `ap_50` of the class. Values of a class without objects are NaN.
         """
         curves = self._of_classes("precision")[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
 
 
 class InstanceMetric(ClassMetric):
-    """Mask AP and AR as COCO defines them, with at most 100 detections of a class per image.
+    """COCO AP and AR of instance masks, with at most 100 detections per class and image.
 
-    An object's area, which makes it small (below 32² pixels), medium or large (above 96²), is that of its mask.
-    Records hold run-length encoded masks.
+    Objects with a mask area below 32² pixels are small, those above 96² are large. Records hold run-length encoded
+    masks.
 
     Args:
         names: The K class names.
-        thing_ids: Numbers of the classes that are evaluated. Objects and detections of others do not count.
+        thing_ids: Numbers of the evaluated classes. Objects and detections of other classes are ignored.
 
     Raises:
         ImportError: if faster-coco-eval is not installed.
-        ValueError: if a number is none of the classes.
+        ValueError: if `thing_ids` has a number outside of the classes.
     """
 
     iou_type, shape, places_name = "segm", "segmentation", "masks"
@@ -338,14 +339,14 @@ class InstanceMetric(ClassMetric):
     score_names = tuple(places)
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Returns the objects and detections of one image, with encoded masks, and what images are ordered by.
+        """Return the objects and detections of one image with encoded masks, and the sort key of images.
 
         Args:
             prediction: `masks` (M, H, W), `class_labels` (M,) and `scores` (M,). Masks may overlap.
             target: `masks` (N, H, W), `class_labels` (N,) and, optionally, `is_crowd` (N,).
 
         Raises:
-            ValueError: if sizes differ or class numbers are too large or negative.
+            ValueError: if sizes differ, or a class number is out of range.
         """
         masks, target_masks = as_array(prediction["masks"], np.bool_), as_array(target["masks"], np.bool_)
         check_same_size(masks, target_masks)
@@ -357,8 +358,8 @@ class InstanceMetric(ClassMetric):
 
 
 def _encode(masks: np.ndarray) -> dict[str, Any]:
-    """Returns masks (M, H, W) as run lengths, and their areas."""
-    from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
+    """Return the run-length encoding of masks (M, H, W), and their areas."""
+    from faster_coco_eval import mask as run_lengths  # Imported lazily: an optional dependency
 
     codes = run_lengths.encode(np.asfortranarray(masks.transpose(1, 2, 0)).view(np.uint8))
     return {"segmentation": codes, "area": [int(run_lengths.area(code)) for code in codes]}

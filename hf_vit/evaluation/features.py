@@ -1,6 +1,6 @@
-"""Scores of features: accuracy of nearest neighbors and of a linear classifier, and retrieval of images and texts.
+"""Metrics of features: k-nearest-neighbor accuracy, linear probe accuracy, and retrieval of images and texts.
 
-Shapes: M training images, B images to classify, D features; N images, T texts, n texts of an image, E embedding width.
+Shapes: M training images, B images to classify, D features; N images, T texts, n texts per image, E embedding size.
 """
 
 import math
@@ -19,7 +19,7 @@ from .base import StreamedMetric
 
 
 NUM_NEIGHBORS, TEMPERATURE = 20, 0.07
-# Inverse strengths of the regularization, among which one is chosen
+# Candidates for the inverse regularization strength C of the linear probe
 STRENGTHS = tuple(10.0**exponent for exponent in range(-5, 3))
 MAX_ITERATIONS = 1000
 
@@ -31,16 +31,16 @@ def classify_by_neighbors(
     num_neighbors: int = NUM_NEIGHBORS,
     temperature: float = TEMPERATURE,
 ) -> Tensor:
-    """Gives each image the class that the most similar images have, as DINO does (https://arxiv.org/abs/2104.14294).
+    """Classify images by a weighted vote of their nearest neighbors, as in DINO (https://arxiv.org/abs/2104.14294).
 
-    Each of the nearest images by cosine similarity s votes for its class with the weight exp(s / temperature).
+    Each of the nearest images votes for its class with the weight exp(s / temperature), s being the cosine similarity.
 
     Args:
-        features: (B, D) of images to classify.
-        known_features: (M, D) of images whose class is known.
-        known_classes: (M,) class numbers from 0.
-        num_neighbors: How many images vote; all of them, if there are fewer.
-        temperature: The lower, the more the nearest ones count.
+        features: (B, D) features of the images to classify.
+        known_features: (M, D) features of images of known class.
+        known_classes: (M,) class numbers, starting at 0.
+        num_neighbors: Number of neighbors that vote, or all images if there are fewer.
+        temperature: Lower values give more weight to the nearest neighbors.
 
     Returns:
         (B,) class numbers.
@@ -53,10 +53,10 @@ def classify_by_neighbors(
 
 
 class NeighborAccuracy(StreamedMetric):
-    """Share of the images with a known class that their neighbors get right, `knn_accuracy` in [0, 1].
+    """Share of images with a known class that the nearest neighbors classify correctly: `knn_accuracy` in [0, 1].
 
     Args:
-        is_known: Whether classes are known at all; else there is no score.
+        is_known: Whether the classes are known; without classes there are no scores.
     """
 
     def __init__(self, is_known: bool) -> None:
@@ -64,30 +64,30 @@ class NeighborAccuracy(StreamedMetric):
         self.score_names = ("knn_accuracy",) if is_known else ()
 
     def record(self, prediction: Any, target: int | None) -> bool | None:
-        """Compares the `class_number` of a prediction with the right one; None where one of them is not known."""
+        """Compare the predicted `class_number` with the true one; return None if either is unknown."""
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def compute(self) -> dict[str, float]:
-        """Return the score, if there is one."""
+        """Return `knn_accuracy` of all images; empty if classes are unknown."""
         return self.score(self.records)
 
     def score(self, records: Iterable[bool | None]) -> dict[str, float]:
-        """Return the score of some images, if there is one."""
+        """Return `knn_accuracy` of the given records; empty if classes are unknown."""
         known = [record for record in records if record is not None]
         score = sum(known) / len(known) if known else math.nan
         return dict.fromkeys(self.score_names, score)
 
 
 def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, float]:
-    """Classifies images (B, D) by logistic regression on standardized features (M, D) with classes (M,).
+    """Classify images (B, D) by logistic regression on standardized features (M, D) with classes (M,).
 
-    The regularization is the one that gets most right of a tenth of the training images, the stronger one where
-    several do; the classifier is then trained on all of them. Returns the classes (B,) and the inverse strength C of
-    the regularization; `ValueError` if a class has too few images to hold some out.
+    The regularization strength is selected on a held-out tenth of the training images; ties prefer stronger
+    regularization. The classifier is then trained on all training images. Returns the classes (B,) and the inverse
+    regularization strength C. Raises `ValueError` if a class has too few images to hold some out.
     """
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
-        # Weak regularization may need more steps than it gets: it is evaluated as is, and the chosen one still warns.
+        # Candidates with weak regularization may not converge; only the final fit should warn
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         scores = [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())
@@ -98,7 +98,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the rows to train on and those to choose by; every class has a tenth of the latter."""
+    """Return the numbers of training and validation rows; the latter are a tenth of each class."""
     names = [str(number) for number in range(int(classes.max()) + 1)]
     features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
     halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
@@ -106,8 +106,8 @@ def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
-    """Trains on features (M, D) with classes (M,), and returns the classes (B,) of others (B, D)."""
-    from sklearn.linear_model import LogisticRegression  # here, as the extraction does without
+    """Train a linear classifier on features (M, D) with classes (M,), and return the classes (B,) of others (B, D)."""
+    from sklearn.linear_model import LogisticRegression  # Imported lazily: extraction does not need it
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -118,26 +118,27 @@ def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, stre
 
 RANKS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
-TIE = 1e-6  # of cosine similarities: what is nearer to each other, single precision does not tell apart
-MAX_COMPARED = 2**24  # pairs of image and text at a time
+TIE = 1e-6  # Cosine similarities that differ by less are equal within the precision of float32.
+MAX_COMPARED = 2**24  # Image-text pairs that are compared at a time.
 
 
 def retrieval_average_precision(
     features: Tensor, classes: Tensor, gallery: Tensor, gallery_classes: Tensor, own: Tensor | None = None
 ) -> Tensor:
-    """Returns the average precision (B,) of a search for images of the class of each query, by cosine similarity.
+    """Return the average precision (B,) of retrieving images of the class of each query by cosine similarity.
 
-    Images that are equally similar count as found at once, as in scikit-learn's `average_precision_score`.
+    Images of equal similarity share one rank, as in `average_precision_score` of scikit-learn.
 
     Args:
-        features: (B, D) of the queries.
-        classes: (B,) class numbers.
-        gallery: (M, D) of the images to search.
-        gallery_classes: (M,) class numbers.
-        own: (B,) index of each query in the gallery, where it is left out; None if the queries are not there.
+        features: (B, D) features of the queries.
+        classes: (B,) class numbers of the queries.
+        gallery: (M, D) features of the images to search.
+        gallery_classes: (M,) class numbers of the images to search.
+        own: (B,) index of each query in the gallery, which is excluded from its results; None if the gallery does not
+            contain the queries.
 
     Returns:
-        (B,) average precision in [0, 1], NaN where the gallery has no image of the class.
+        (B,) average precision in [0, 1], NaN if the gallery has no image of the class.
     """
     similarity = F.normalize(features.float(), dim=1) @ F.normalize(gallery.float(), dim=1).T  # (B, M)
     is_right = classes[:, None] == gallery_classes  # (B, M)
@@ -146,21 +147,21 @@ def retrieval_average_precision(
         similarity[queries, own], is_right[queries, own] = -torch.inf, False
     similarity, order = similarity.sort(dim=1, descending=True)
     is_right = is_right.gather(1, order)
-    # Of each image, how many are at least as similar, and how many of those are right
+    # For each image, the number of images at least as similar, and of those of the right class among them
     found = torch.searchsorted(-similarity, -similarity, right=True)
     right = is_right.cumsum(dim=1).gather(1, found - 1)
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)
 
 
 class ComparedImage(NamedTuple):
-    """The embeddings of an image (E,) and of its texts (n, E), of length 1."""
+    """Normalized embeddings of an image (E,) and of its texts (n, E)."""
 
     image_embeds: Tensor
     text_embeds: Tensor
 
 
 class ImageRecord(NamedTuple):
-    """An image (E,) and its texts (n, E) in float32, and the captions."""
+    """Embeddings of an image (E,) and of its texts (n, E) in float32, and the captions."""
 
     image: Tensor
     texts: Tensor
@@ -168,28 +169,29 @@ class ImageRecord(NamedTuple):
 
 
 class RetrievalMetric(StreamedMetric):
-    """Recall among all images that are evaluated, in [0, 1].
+    """Recall of image-text retrieval among all evaluated images, in [0, 1].
 
-    `text_to_image_recall_at_k` is the share of texts whose image is among the k that are nearest, and
-    `image_to_text_recall_at_k` the share of images of which any text is, for k of 1, 5 and 10; `mean_recall` is the
-    mean of the six. A wrong one that is as near as the right one counts as nearer.
+    `text_to_image_recall_at_k` is the share of texts whose image is among the k nearest images.
+    `image_to_text_recall_at_k` is the share of images with one of their texts among the k nearest texts. k is 1, 5 and
+    10; `mean_recall` is the mean of the six values. A wrong candidate at the same distance as the right one ranks
+    before it.
     """
 
     score_names = ("mean_recall", *(f"{way}_recall_at_{k}" for way in DIRECTIONS for k in RANKS))
 
     def record(self, prediction: ComparedImage, target: Mapping[str, Any]) -> ImageRecord:
-        """Returns the image and its texts as a record."""
+        """Return the embeddings and captions of an image as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))
 
     def embeddings(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns all images (N, E), all texts (T, E), and how many of the texts belong to each image, (N,)."""
+        """Return the embeddings of all images (N, E) and texts (T, E), and the number of texts per image (N,)."""
         images = torch.stack([record.image for record in self.records])
         texts = torch.cat([record.texts for record in self.records])
         return images, texts, torch.tensor([len(record.texts) for record in self.records])
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of all images so far, NaN without any."""
+        """Return the scores of all images added so far, NaN if there are none."""
         if not self.records:
             return dict.fromkeys(self.score_names, math.nan)
         ranks = retrieval_ranks(*self.embeddings())
@@ -197,21 +199,21 @@ class RetrievalMetric(StreamedMetric):
 
 
 def with_mean(recalls: Sequence[float]) -> dict[str, float]:
-    """Returns the six recalls by name, with their mean."""
+    """Return the six recall values by name, with their mean."""
     return dict(zip(RetrievalMetric.score_names, [math.fsum(recalls) / len(recalls), *recalls], strict=True))
 
 
 def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the ranks of the right texts and images.
+    """Return the ranks of the right texts and images.
 
     Args:
-        images: (N, E) of length 1.
-        texts: (T, E) of length 1, image by image.
-        counts: (N,), how many of the texts belong to each image.
+        images: (N, E) normalized embeddings.
+        texts: (T, E) normalized embeddings, in the order of the images.
+        counts: (N,) number of texts of each image.
 
     Returns:
-        For each image the number of wrong texts that are at least as near as its nearest text, (N,), and for each text
-        that of wrong images that are at least as near as its own, (T,). What is no number counts as near.
+        (N,) number of wrong texts that are at least as near to an image as the nearest of its own texts, and (T,)
+        number of wrong images that are at least as near to a text as its own image. Embeddings with NaN count as near.
     """
     images, texts = images.double(), texts.double()
     owners = torch.repeat_interleave(torch.arange(len(images)), counts)
@@ -224,19 +226,19 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     for rows in torch.arange(len(texts)).split(max(1, MAX_COMPARED // len(images))):
         similarity = texts[rows] @ images.T  # (b, N)
         own = similarity.gather(1, owners[rows, None])
-        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # which counts itself
+        of_texts.append((~(similarity < own - TIE)).sum(dim=1) - 1)  # Own image not counted
     return torch.cat(of_images), torch.cat(of_texts)
 
 
 def chance_of_retrieval(counts: Sequence[int]) -> dict[str, float]:
-    """Returns the recalls that are to be expected of an order at random.
+    """Return the expected recall values of a random ranking.
 
     Args:
-        counts: How many texts each of the N images has.
+        counts: Number of texts of each of the N images.
     """
     total = sum(counts)
 
-    def none_among(k: int, count: int) -> float:  # probability that none of `count` texts is among the first k
+    def none_among(k: int, count: int) -> float:  # Probability that none of `count` texts is in the top k
         return math.prod(max(total - count - place, 0) / (total - place) for place in range(min(k, total)))
 
     by_chance = [math.fsum(1 - none_among(k, count) for count in counts) / len(counts) for k in RANKS]

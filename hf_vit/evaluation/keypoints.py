@@ -1,4 +1,4 @@
-"""Scores of keypoints: AP by object keypoint similarity, the share that is right, and the mean error.
+"""Metrics of keypoint detection: AP by object keypoint similarity (OKS), PCK and normalized mean error (NME).
 
 Shape: K keypoints.
 """
@@ -16,32 +16,32 @@ from .base import TOLERANCE, Threshold, as_array, best_threshold, mean_of_known
 from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 
 
-OTHER_SIGMA = 0.05  # of each keypoint that is none of COCO's
-CATEGORY = 0  # all objects are of one class
+OTHER_SIGMA = 0.05  # OKS sigma of keypoints that are not in COCO.
+CATEGORY = 0  # All objects have the same class.
 ERRORS = ("pck", "nme")
-CLOSE = 0.1  # of the length of PCK: the largest error of a keypoint that is right, for the threshold of scores
+CLOSE = 0.1  # Maximum error of a correct keypoint, relative to the length of PCK, for choosing a threshold.
 
 
 class KeypointMetric(CocoMetric):
-    """Average precision as COCO defines it for poses, with at most 20 per image, and two scores of the keypoints.
+    """COCO average precision of poses with at most 20 poses per image, PCK and NME.
 
-    A pose fits an object by their object keypoint similarity (OKS), and is as sure as its keypoints are on average.
-    PCK is the share of the labeled keypoints that are predicted within `pck_threshold` of a length of the object, NME
-    the mean distance relative to a length of the object. Objects of which that length is not known or is 0, as that of
-    a single point, do not count.
+    A pose matches an object by their object keypoint similarity (OKS). The score of a pose is the mean of its keypoint
+    scores. PCK is the share of labeled keypoints that are predicted within `pck_threshold` times a reference length of
+    the object. NME is the mean distance divided by a reference length. Objects whose reference length is unknown or 0,
+    such as objects with a single labeled keypoint, are ignored.
 
     Args:
         names: The K keypoint names.
-        oks_sigmas: How exactly each keypoint can be placed, relative to the root of the object's area; by default
-            COCO's where the names are those of its 17 keypoints, else 0.05 each.
-        pck_threshold: Largest error of a keypoint that is right, as a share of the length.
-        normalize: The two keypoints whose distance is the length for PCK and NME, for example the outer corners of
-            the eyes, or a shoulder and the other hip. By default it is for PCK the longer side of the box around
-            the labeled keypoints, for NME the root of the area of the object's box.
+        oks_sigmas: Localization tolerance of each keypoint, relative to the square root of the object area. By default
+            the values of COCO if the names are its 17 keypoints, else 0.05 each.
+        pck_threshold: Maximum error of a correct keypoint, relative to the reference length.
+        normalize: Two keypoints whose distance is the reference length of PCK and NME, such as the outer corners of
+            the eyes, or a shoulder and the opposite hip. By default, the reference length of PCK is the longer side of
+            the box around the labeled keypoints, and that of NME is the square root of the area of the object box.
 
     Raises:
         ImportError: if faster-coco-eval is not installed.
-        ValueError: if the options do not fit the names.
+        ValueError: if the options do not match the names.
     """
 
     iou_type = "keypoints"
@@ -58,26 +58,27 @@ class KeypointMetric(CocoMetric):
         if oks_sigmas is None:
             oks_sigmas = default_oks_sigmas(names)
         if len(oks_sigmas) != len(names) or min(oks_sigmas, default=0) <= 0:
-            raise ValueError(f"oks_sigmas={list(oks_sigmas)} must be {len(names)} positive numbers, one a keypoint.")
+            raise ValueError(f"oks_sigmas={list(oks_sigmas)} must be {len(names)} positive numbers, one per keypoint.")
         if pck_threshold <= 0:
-            raise ValueError(f"pck_threshold={pck_threshold} must be positive: 0.2 is usual.")
+            raise ValueError(f"pck_threshold={pck_threshold} must be positive. A usual value is 0.2.")
         if normalize is not None and (unknown := [name for name in normalize if name not in names]):
-            raise ValueError(f"normalize names {unknown[0]!r}, which is no keypoint. They are: {', '.join(names)}.")
+            raise ValueError(f"normalize has the unknown keypoint {unknown[0]!r}. Choose two of {', '.join(names)}.")
         super().__init__({CATEGORY: "object"}, kpt_oks_sigmas=list(oks_sigmas))
         self.names = list(names)
         self.pck_threshold = pck_threshold
-        self.ends = None if normalize is None else [self.names.index(name) for name in normalize]  # of the length
+        # Keypoints at the ends of the reference length
+        self.ends = None if normalize is None else [self.names.index(name) for name in normalize]
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Returns one object, its pose, the errors of its keypoints, and what objects are ordered by.
+        """Return one object, its predicted pose, the errors of its keypoints, and the sort key of objects.
 
         Args:
             prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
-            target: `keypoints` (K, 3) in pixels with their visibility, 0 where they are not labeled, `box` (4,) of
-                left, top, right and bottom, `area` () in square pixels, and `image_id`, the number of the image.
+            target: `keypoints` (K, 3) in pixels with visibility (0 if not labeled), `box` (4,) as left, top, right,
+                bottom, `area` () in square pixels, and `image_id`, the number of the image.
 
         Raises:
-            ValueError: if shapes do not fit the names, or a prediction is not finite.
+            ValueError: if shapes do not match the names, or a prediction is not finite.
         """
         points = finite_array(prediction["keypoints"], "keypoints")
         scores = finite_array(prediction["scores"], "scores")
@@ -90,7 +91,9 @@ class KeypointMetric(CocoMetric):
             ("true keypoints", truth, (num, 3)),
         ):
             if array.shape != expected:
-                raise ValueError(f"The {name} have the shape {array.shape}, not {expected}: names are of {num}.")
+                raise ValueError(
+                    f"The {name} have the shape {array.shape} instead of {expected}, for {num} keypoint names."
+                )
         true_object = {
             "category_id": CATEGORY,
             "keypoints": truth.reshape(-1).tolist(),
@@ -113,7 +116,7 @@ class KeypointMetric(CocoMetric):
                 **self._errors(distances, length, box),
             }
         )
-        # Not among what ranks it. A keypoint that is not labeled is not there; of some it cannot be told.
+        # Keypoints without label count as absent. Labeled keypoints without reference length are excluded.
         answers = [
             (score, bool(distance <= CLOSE * length))
             for score, distance in zip(scores.tolist(), distances, strict=True)
@@ -122,14 +125,14 @@ class KeypointMetric(CocoMetric):
         return {**record, "answers": answers, "num_truths": true_object["num_keypoints"] if length > 0 else 0}
 
     def compute(self) -> dict[str, float]:
-        """Returns `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN where nothing counts."""
+        """Return `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN without data."""
         means = {name: mean_of_known(value for record in self.records for value in record[name]) for name in ERRORS}
         return {**super().compute(), **means}
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the score above which keypoints are given as answers: that of the best F1 of those within `CLOSE`.
+        """Return the score threshold of keypoints with the best F1, where a keypoint within `CLOSE` is correct.
 
-        None where it is as good to give them all.
+        None if accepting all keypoints is about as good.
         """
         answers = [answer for record in self.records for answer in record["answers"]]
         count = sum(record["num_truths"] for record in self.records)
@@ -140,21 +143,21 @@ class KeypointMetric(CocoMetric):
         return best
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `pck` and `nme` of each keypoint, NaN where it counts in no object."""
+        """Return `pck` and `nme` of each keypoint, NaN if it is ignored in all objects."""
         return {
             keypoint: {name: mean_of_known(record[name][number] for record in self.records) for name in ERRORS}
             for number, keypoint in enumerate(self.names)
         }
 
     def _images(self) -> list[list[Record]]:
-        """Returns the records of each image, in an order that does not depend on who saw them first."""
+        """Return the records of each image, in an order that does not depend on the processes."""
         records = sorted(self.records, key=itemgetter("image_id", "rank"))
         return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
 
     def _errors(self, distances: np.ndarray, length: float, box: np.ndarray) -> dict[str, list[float]]:
-        """Returns for each of `ERRORS` what a keypoint adds to its mean, NaN where it does not count.
+        """Return the contribution of each keypoint to PCK and NME, NaN if it is ignored.
 
-        `distances` (K,) and `length` are of `_distances`, `box` (4,) is left, top, width and height.
+        `distances` (K,) and `length` are the results of `_distances`; `box` (4,) is left, top, width, height.
         """
         nme_length = np.sqrt(box[2] * box[3]) if self.ends is None else length
         correct = np.where(np.isnan(distances), np.nan, distances <= self.pck_threshold * length)
@@ -165,7 +168,7 @@ class KeypointMetric(CocoMetric):
         }
 
     def _distances(self, points: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns how far points (K, 2) are from the truth (K, 3), NaN where not labeled, and the length for PCK."""
+        """Return distances (K,) of points from the truth (K, 3), NaN if unlabeled, and the length for PCK."""
         places, labeled = truth[:, :2], truth[:, 2] > 0
         distances = np.where(labeled, np.linalg.norm(points - places, axis=-1), np.nan)
         if self.ends is not None:
@@ -175,5 +178,5 @@ class KeypointMetric(CocoMetric):
 
 
 def default_oks_sigmas(names: Sequence[str]) -> list[float]:
-    """Returns COCO's where the names are those of its 17 keypoints, in any order, else 0.05 each."""
+    """Return the OKS sigmas of COCO if the names are its 17 keypoints, in any order, else 0.05 each."""
     return list(oks_sigmas_of(names) or [OTHER_SIGMA] * len(names))

@@ -1,4 +1,4 @@
-"""Scores of several labels per image and of regression, where NaN is a missing label; baselines without images.
+"""Metrics of multi-label classification and regression. NaN marks a missing label.
 
 Shapes: N images, K labels or values.
 """
@@ -14,50 +14,50 @@ from .classification import LogitsMetric
 
 
 class LabelValueMetric(LogitsMetric):
-    """Base of metrics that compare the logits (K,) of an image with K labels or values, NaN where one is missing."""
+    """Base class of metrics that compare logits (K,) of an image with K labels or values, NaN if missing."""
 
     problem_type: str
 
     def tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Returns the logits and the labels of all images so far, a column of float64 for each name."""
+        """Return the logits and the labels of all images as float64 tables, one column per name."""
         parts = zip(*self.records, strict=True)
         logits, labels = (pd.DataFrame(np.array(part, dtype=np.float64), columns=[*self.names]) for part in parts)
         return logits, labels
 
     @abstractmethod
     def table(self) -> pd.DataFrame:
-        """Returns the scores, in columns, of each class or value, in rows."""
+        """Return a table of scores with one row per class or regression value."""
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class or value, if there are several."""
+        """Return the scores of each class or value by name; empty if there is only one."""
         return self.table().to_dict("index") if len(self.names) > 1 else {}
 
     def compute(self) -> dict[str, float]:
-        """Returns `loss` and the means of the scores over classes or values; those of nothing are NaN."""
+        """Return `loss` and the means of the scores over classes or values; NaN without data."""
         logits, labels = (torch.from_numpy(table.to_numpy(copy=True)) for table in self.tables())
         loss = classification_loss(logits, labels, self.problem_type)
         return dict(zip(("loss", *self.score_names), (loss.item(), *self.table().mean()), strict=False))
 
     def constant_scores(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the scores on labels (N, K) of the same logits (K,) for every image."""
+        """Return the scores on labels (N, K) of a baseline that predicts the same logits (K,) for every image."""
         self.reset()
         self.update((logits, row) for row in labels)
         return self.compute()
 
 
 class MultiLabelMetric(LabelValueMetric):
-    """Mean average precision, and F1 of the labels with a probability above 0.5.
+    """Mean average precision, and F1 scores of the labels with a probability above 0.5.
 
-    `mean_ap` is the mean over the classes that are right for any image, `macro_f1` that over those that are right
-    or answered for any, `micro_f1` is of all answers together. Source: scikit-learn's definitions.
+    `mean_ap` is the mean over classes with a positive label, and `macro_f1` over classes with a positive label or
+    prediction. `micro_f1` is computed over all labels together. Definitions follow scikit-learn.
     """
 
     problem_type = "multi_label_classification"
     score_names = ("mean_ap", "macro_f1", "micro_f1")
 
     def table(self) -> pd.DataFrame:
-        """Returns `ap` and `f1` of each class."""
-        from sklearn.metrics import average_precision_score, f1_score  # here, as not every training needs them
+        """Return `ap` and `f1` of each class."""
+        from sklearn.metrics import average_precision_score, f1_score  # Imported lazily: not every run needs it
 
         logits, labels = self.tables()
         found = {}
@@ -69,7 +69,7 @@ class MultiLabelMetric(LabelValueMetric):
         return pd.DataFrame(found).T
 
     def compute(self) -> dict[str, float]:
-        """Returns `loss` and the scores of all images so far; those of nothing are NaN."""
+        """Return `loss` and the scores of all images added so far; NaN without data."""
         from sklearn.metrics import f1_score
 
         logits, labels = (table.to_numpy() for table in self.tables())
@@ -79,13 +79,13 @@ class MultiLabelMetric(LabelValueMetric):
 
 
 class RegressionMetric(LabelValueMetric):
-    """Mean absolute error, root of the mean squared error and coefficient of determination, means over K values."""
+    """R², mean absolute error and root mean squared error, averaged over K values."""
 
     problem_type = "regression"
     score_names = ("r2", "mae", "rmse")
 
     def table(self) -> pd.DataFrame:
-        """Returns the scores, in columns, of each value, in rows."""
+        """Return a table of scores with one row per regression value."""
         logits, labels = self.tables()
         errors = logits - labels
         squares, deviations = (errors**2).mean(), labels.var(ddof=0)

@@ -1,6 +1,6 @@
-"""Scores of segmentation: of classes of pixels, of segments (panoptic quality), and with these of instances.
+"""Metrics of semantic segmentation, panoptic segmentation and universal segmentation.
 
-Panoptic quality (Kirillov et al., https://arxiv.org/abs/1801.00868) is counted as by the COCO panoptic API.
+Panoptic quality (Kirillov et al., https://arxiv.org/abs/1801.00868) is computed as in the COCO panoptic API.
 """
 
 import math
@@ -18,14 +18,14 @@ from .detection import InstanceMetric
 
 
 class SemanticSegmentationMetric(StreamedMetric):
-    """Mean IoU, accuracies and Dice over the pixels of all images together, as mmsegmentation counts them.
+    """Mean IoU, pixel accuracy, mean accuracy and mean Dice over the pixels of all images, as in mmsegmentation.
 
-    IoU and Dice of a class count where it occurs in targets or predictions (torchmetrics does so too), its accuracy
-    where it occurs in targets. Elsewhere they are NaN and left out of the means.
+    Means of IoU and Dice include the classes that occur in targets or predictions (as in torchmetrics), the mean
+    accuracy those that occur in targets. Scores of other classes are NaN.
 
     Args:
         names: The K class names.
-        ignore_index: Target of the pixels that do not count.
+        ignore_index: Target value of ignored pixels.
     """
 
     score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
@@ -36,14 +36,14 @@ class SemanticSegmentationMetric(StreamedMetric):
         self.ignore_index = ignore_index
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, np.ndarray]:
-        """Returns the cells of the confusion matrix in which one image has pixels, and how many.
+        """Return the nonzero cells of the confusion matrix of one image, and their pixel counts.
 
         Args:
             prediction: (H, W) class numbers.
             target: (H, W) class numbers, or `ignore_index`.
 
         Raises:
-            ValueError: if the sizes differ, or class numbers are too large or negative.
+            ValueError: if the sizes differ, or a class number is out of range.
         """
         answers, labels = as_array(prediction, np.int64), as_array(target, np.int64)
         check_same_size(answers, labels)
@@ -57,17 +57,17 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     @property
     def confusion_matrix(self) -> np.ndarray:
-        """Numbers of pixels (K, K), a row for each right class and a column for each answer."""
+        """Pixel counts (K, K) with one row per true class and one column per predicted class."""
         counts = np.zeros(len(self.names) ** 2, dtype=np.int64)
         for record in self.records:
             counts[record["cells"]] += record["counts"]
         return counts.reshape(len(self.names), len(self.names))
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `iou`, `accuracy` (the share of its pixels that were found) and `dice` of each class."""
+        """Return `iou`, `accuracy` (share of correctly predicted pixels) and `dice` of each class."""
         matrix = self.confusion_matrix
         right, labels, answers = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
-        with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN of an absent class
+        with np.errstate(invalid="ignore"):  # Absent classes are 0 / 0 = NaN
             scores = {
                 "iou": right / (labels + answers - right),
                 "accuracy": right / labels,
@@ -79,7 +79,7 @@ class SemanticSegmentationMetric(StreamedMetric):
         }
 
     def compute(self) -> dict[str, float]:
-        """Returns `mean_iou`, `pixel_accuracy`, `mean_accuracy` and `mean_dice`, all in [0, 1]."""
+        """Return `mean_iou`, `pixel_accuracy`, `mean_accuracy` and `mean_dice`, all in [0, 1]."""
         classes = self.per_class().values()
         matrix = self.confusion_matrix
         pixels = matrix.sum()
@@ -92,13 +92,13 @@ class SemanticSegmentationMetric(StreamedMetric):
 
 
 PANOPTIC, SEMANTIC, INSTANCE, TRIED = "panoptic", "semantic", "instance", "tried"
-DEFAULT_THRESHOLD = 0.5  # of the probability of a segment's class
+DEFAULT_THRESHOLD = 0.5  # Minimum class probability of a segment.
 TRIED_THRESHOLDS = (0.2, 0.35, DEFAULT_THRESHOLD, 0.65, 0.8)
-MATCH_IOU = 0.5  # above it no two segments can match the same one
+MATCH_IOU = 0.5  # Segments match above this IoU, which makes matches unique.
 
 
 class MatchedSegments(NamedTuple):
-    """The segments of a class in an image: the sum of the matches' IoU, and how many match and do not."""
+    """Counts of one class in an image: sum of the IoU of matches, true and false positives, false negatives."""
 
     iou: float
     true_positives: int
@@ -107,18 +107,18 @@ class MatchedSegments(NamedTuple):
 
 
 class PanopticMetric(StreamedMetric):
-    """Panoptic, segmentation and recognition quality: the means over the classes that occur.
+    """Panoptic, segmentation and recognition quality, averaged over the classes that occur.
 
-    A predicted segment matches a target segment of its class if their IoU is above 0.5. Pixels in no target mask are
-    void: they count in no union, and a segment that is mostly void is no false positive.
+    A predicted segment matches a target segment of its class if their IoU is above 0.5. Pixels outside of all target
+    masks are void: they are excluded from unions, and a segment that is mostly void is not a false positive.
 
     Args:
         names: The K class names.
-        thing_ids: Numbers of the countable classes; the others are stuff. They only choose which classes are
-            averaged in `pq_things` and `pq_stuff`.
+        thing_ids: Numbers of the countable classes; all others are stuff. Used only to select the classes of
+            `pq_things` and `pq_stuff`.
 
     Raises:
-        ValueError: if a number is none of the classes.
+        ValueError: if `thing_ids` has a number outside of the classes.
     """
 
     score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
@@ -130,15 +130,16 @@ class PanopticMetric(StreamedMetric):
         check_labels(as_array(sorted(self.thing_ids), np.int64), self.names, "set of thing_ids")
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[int, MatchedSegments]:
-        """Returns the matched segments of each class that occurs in one image.
+        """Return the matched segments of each class that occurs in one image.
 
         Args:
-            prediction: What `post_process_panoptic_segmentation` returns: `segmentation` (H, W) ids, of which -1 and 0
-                are no segment unless listed, and `segments_info`, a dict with `id` and `label_id` for each segment.
-            target: `masks` (M, H, W) that do not overlap, `class_labels` (M,) and, optionally, `is_crowd` (M,).
+            prediction: Output of `post_process_panoptic_segmentation`: `segmentation` (H, W) with segment ids (-1 and
+                0 mean no segment unless they are listed), and `segments_info`, dicts with `id` and `label_id` of each
+                segment.
+            target: `masks` (M, H, W) without overlaps, `class_labels` (M,) and, optionally, `is_crowd` (M,).
 
         Raises:
-            ValueError: if sizes differ, masks overlap, or class numbers or ids are not known.
+            ValueError: if sizes differ, masks overlap, or class numbers or ids are unknown.
         """
         masks = as_array(target["masks"], np.bool_)
         target_labels = as_array(target["class_labels"], np.int64)
@@ -155,11 +156,11 @@ class PanopticMetric(StreamedMetric):
         return _match(overlap, target_labels, labels, crowd)
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns `pq`, `sq` and `rq` of each class, NaN where it occurs in no target and no prediction."""
+        """Return `pq`, `sq` and `rq` of each class, NaN if it occurs in no target and no prediction."""
         return {name: self._class_scores(label) for label, name in enumerate(self.names)}
 
     def compute(self) -> dict[str, float]:
-        """Returns `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
+        """Return `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
         classes = [self._class_scores(label) for label in range(len(self.names))]
         return {
             **{name: mean_of_known(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
@@ -180,32 +181,32 @@ class PanopticMetric(StreamedMetric):
 
 
 def _target_rows(masks: np.ndarray) -> np.ndarray:
-    """Returns for each pixel (H, W) the number of its target segment from 1 on, 0 where it is void."""
+    """Return the target segment of each pixel (H, W), numbered from 1, or 0 for void pixels."""
     if doubtful := int((masks.sum(axis=0) > 1).sum()):
         raise ValueError(
-            f"{doubtful} pixels lie in several target masks. Panoptic targets give each pixel one segment at most; "
-            "score overlapping objects with InstanceMetric."
+            f"{doubtful} pixels are in several target masks. Panoptic targets must not overlap; for overlapping "
+            "objects, use InstanceMetric."
         )
     return np.einsum("mhw,m->hw", masks, np.arange(1, len(masks) + 1))
 
 
 def _predicted_columns(segmentation: np.ndarray, ids: list[int]) -> np.ndarray:
-    """Returns for each pixel (H, W) the number of its predicted segment from 1 on, 0 where it has none."""
+    """Return the predicted segment of each pixel (H, W), numbered from 1, or 0 for no segment."""
     found, places = np.unique(segmentation, return_inverse=True)
     columns = {-1: 0, 0: 0} | {number: column for column, number in enumerate(ids, start=1)}
     if unlisted := [number for number in found.tolist() if number not in columns]:
-        raise ValueError(f"The segmentation holds ids that segments_info does not list: {unlisted[:10]}.")
+        raise ValueError(f"The segmentation has ids that are missing from segments_info: {unlisted[:10]}.")
     return np.array([columns[number] for number in found.tolist()])[places].reshape(segmentation.shape)
 
 
 def _match(
     overlap: np.ndarray, target_labels: np.ndarray, labels: np.ndarray, crowd: np.ndarray
 ) -> dict[int, MatchedSegments]:
-    """Returns the sums of each class over the segments, which match by the pixels that they share.
+    """Match target and predicted segments, and return the counts of each class.
 
-    `overlap` (M + 1, P + 1) are the pixels that target segment and predicted segment share; the first row is void, the
-    first column in no segment. Targets have classes (M,), predictions `labels` (P,). Nothing matches a target that is
-    a `crowd` (M,), which excuses predictions inside it.
+    `overlap` (M + 1, P + 1) is the number of pixels shared by each target and predicted segment; the first row is
+    void, the first column is no segment. Target segments have classes (M,), predicted segments `labels` (P,). Targets
+    that are a `crowd` (M,) cannot be matched, but predictions inside them are not false positives.
     """
     target_areas, areas = overlap[1:].sum(axis=1), overlap[:, 1:].sum(axis=0)  # (M,), (P,)
     void, overlap = overlap[0, 1:], overlap[1:, 1:]  # (P,), (M, P)
@@ -213,7 +214,7 @@ def _match(
     same_class = target_labels[:, None] == labels
     matched = (iou > MATCH_IOU) & same_class & ~crowd[:, None]
     excused = void + (overlap * (same_class & crowd[:, None])).sum(axis=0)
-    # A listed segment without pixels is none.
+    # Listed segments without pixels are ignored
     missed = ~matched.any(axis=1) & ~crowd & (target_areas > 0)
     invented = ~matched.any(axis=0) & (excused <= areas / 2) & (areas > 0)
     return {
@@ -228,12 +229,14 @@ def _match(
 
 
 class UniversalMetric(StreamedMetric):
-    """All scores that the targets allow for: of instances where there are things, of maps where no masks overlap.
+    """Metrics of universal segmentation.
+
+    Instance metrics need things; panoptic and semantic metrics need target masks without overlaps.
 
     Args:
         names: The K class names.
         thing_ids: Numbers of the countable classes.
-        can_overlap: Whether masks of targets may overlap.
+        can_overlap: Whether target masks may overlap.
     """
 
     def __init__(self, names: Sequence[str], thing_ids: Sequence[int], can_overlap: bool) -> None:
@@ -245,15 +248,16 @@ class UniversalMetric(StreamedMetric):
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
-        # of segments at other thresholds than that of the answers
+        # Panoptic quality at candidate thresholds
         self.tried = {threshold: PanopticMetric(names, thing_ids) for threshold in TRIED_THRESHOLDS}
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the records of all parts for one image.
+        """Return the records of all metrics for one image.
 
         Args:
-            prediction: What each of `parts` takes, by name, and maybe as "tried" segments by `TRIED_THRESHOLDS`.
-            target: `masks` (M, H, W), `class_labels` (M,) and maybe `is_crowd` (M,).
+            prediction: Prediction for each of `parts` by name and, optionally, as "tried" the segments at each of
+                `TRIED_THRESHOLDS`.
+            target: `masks` (M, H, W), `class_labels` (M,) and, optionally, `is_crowd` (M,).
         """
         record = {
             name: part.record(prediction[name], class_map(target) if name == SEMANTIC else target)
@@ -263,7 +267,7 @@ class UniversalMetric(StreamedMetric):
         return record | {TRIED: {value: self.tried[value].record(found, target) for value, found in tried.items()}}
 
     def update(self, records: Iterable[dict[str, Any]]) -> None:
-        """Adds the records of images."""
+        """Add the records of images."""
         records = list(records)
         for name, part in self.parts.items():
             part.update([record[name] for record in records])
@@ -271,17 +275,17 @@ class UniversalMetric(StreamedMetric):
             part.update([record[TRIED][threshold] for record in records if record[TRIED]])
 
     def compute(self) -> dict[str, float]:
-        """Returns the scores of segments and instances, and `mean_iou` of the classes of pixels."""
+        """Return the panoptic and instance scores, and `mean_iou` of the semantic segmentation."""
         scores = {name: part.compute() for name, part in self.parts.items()}
         return {name: scores[part][name] for part in self.parts for name in self._names_of(part)}
 
     def _names_of(self, part: str) -> tuple[str, ...]:
-        """Returns which scores of a part are given: of the classes of pixels only the first."""
+        """Return the reported scores of a metric: only the first one of semantic segmentation."""
         names: tuple[str, ...] = self.parts[part].score_names
         return names[:1] if part == SEMANTIC else names
 
     def per_class(self) -> dict[str, dict[str, float]]:
-        """Returns the scores of each class by all parts that know it."""
+        """Return the scores of each class by all metrics that include it."""
         classes: dict[str, dict[str, float]] = {name: {} for name in self.names}
         for part in self.parts.values():
             for name, scores in part.per_class().items():
@@ -289,27 +293,27 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the score above which segments are given as answers: that of the best PQ, if several were tried.
+        """Return the candidate score threshold of segments with the best PQ.
 
-        A half stays where it is about as good. Where there is no PQ, instances choose.
+        0.5 is kept if it is about as good. Without PQ, the threshold of instances is returned.
         """
         if PANOPTIC not in self.parts:
             return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
         qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
         best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
-        if not qualities[best] > 0:  # nor if it is not known
+        if not qualities[best] > 0:  # NaN is not above 0 either
             return None
         best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
         return Threshold(best, qualities[best], measure="PQ")
 
     def reset(self) -> None:
-        """Removes all images."""
+        """Remove the records of all images."""
         for part in (*self.parts.values(), *self.tried.values()):
             part.reset()
 
 
 def class_map(target: Mapping[str, Any]) -> np.ndarray:
-    """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 for none and for crowds."""
+    """Convert masks (M, H, W) without overlaps to a map (H, W) of class numbers; no class and crowds are 255."""
     target = without_crowds(dict(target))
     masks = target["masks"].numpy(force=True)
     labels = np.full(masks.shape[1:], IGNORED_LABEL)

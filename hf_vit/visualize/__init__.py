@@ -1,6 +1,6 @@
-"""Pictures of trainings, scores and predictions, and of what models attend to.
+"""Figures of training curves, scores, predictions, attention and features.
 
-Functions that draw to a file raise `ImportError` where matplotlib is not installed; outlines of segments need scipy.
+Functions that draw to a file raise `ImportError` if matplotlib is not installed. Segment outlines need scipy.
 """
 
 from .attention import attention_maps, attention_rollout, gradient_rollout, record_attention

@@ -1,4 +1,4 @@
-"""Colors of classes and of values."""
+"""Colors of classes, and color maps of values."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -9,22 +9,22 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
 else:
-    Axes = Any  # matplotlib is imported where something is drawn
+    Axes = Any  # matplotlib is imported only by functions that draw
 
-BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and its label
-BAR_WIDTH = 0.2  # of that column
-OUTLIERS = 1  # per cent of the values, at either end, that do not stretch the colors
-IGNORED = (128, 128, 128)  # of pixels that belong to no class
-# Okabe and Ito's (https://jfly.uni-koeln.de/color) without black and the lighter of the two blues
+BAR_COLUMN = 0.28  # Width of the column of a color bar with its labels, relative to a picture.
+BAR_WIDTH = 0.2  # Width of the color bar, relative to its column.
+OUTLIERS = 1  # Percentage of values clipped at each end of the color range.
+IGNORED = (128, 128, 128)  # Color of pixels without a class.
+# Palette of Okabe and Ito (https://jfly.uni-koeln.de/color) without black and sky blue
 FIRST = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (240, 228, 66), (204, 121, 167))
-LIGHTNESS_WEIGHT = 0.5  # a difference in lightness is half lost in an image's own light and shade
-DARKEST, LIGHTEST = 0.5, 0.92  # beyond, a color over an image looks like shadow or light
-# How linear RGB looks without the receptors for red and for green (Machado et al. 2009)
+LIGHTNESS_WEIGHT = 0.5  # Weight of lightness in color differences: image shading masks lightness.
+DARKEST, LIGHTEST = 0.5, 0.92  # Limits of the lightness of colors: others look like shadow or light.
+# Linear RGB as seen with protanopia and with deuteranopia (Machado et al. 2009)
 DEFICIENCIES = (
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
 )
-# Oklab (Ottosson 2020), whose distances are perceived differences
+# Conversion to Oklab (Ottosson 2020), in which distances are perceived color differences
 RGB_TO_LMS = (
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),
@@ -39,16 +39,16 @@ LMS_TO_LAB = (
 
 @cache
 def segmentation_palette(num_labels: int) -> np.ndarray:
-    """Return a color per class. The colors of fewer classes are the first ones of more classes.
+    """Return a color per class. Palettes of different sizes share their first colors.
 
-    The first six are those of Okabe and Ito. Each of the others is the one that looks most different from those before
-    it, from gray, black and white, on average over normal, red-blind and green-blind eyes.
+    The first six colors are from Okabe and Ito. Each further color is the one that differs most from all previous
+    colors, gray, black and white, averaged over normal vision, protanopia and deuteranopia.
 
     Args:
         num_labels: Number of classes.
 
     Returns:
-        (num_labels, 3) uint8, red, green and blue; read-only.
+        (num_labels, 3) uint8 RGB colors; read-only.
     """
     levels = np.linspace(0, 255, 18).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -67,7 +67,7 @@ def segmentation_palette(num_labels: int) -> np.ndarray:
 
 
 def _as_seen(colors: np.ndarray) -> np.ndarray:
-    """Return sRGB colors (N, 3) in Oklab as normal, red-blind and green-blind eyes see them, (3, N, 3)."""
+    """Convert sRGB colors (N, 3) to Oklab for normal vision, protanopia and deuteranopia, (3, N, 3)."""
     shares = colors / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     views = np.stack([linear, *(linear @ np.array(matrix).T for matrix in DEFICIENCIES)]).clip(0, 1)
@@ -75,12 +75,12 @@ def _as_seen(colors: np.ndarray) -> np.ndarray:
 
 
 def _difference(seen: np.ndarray, color: np.ndarray) -> np.ndarray:
-    """Return how different colors (3, N, 3) look from one (3, 3), on average over the eyes, (N,)."""
+    """Return the difference (N,) of colors (3, N, 3) from one color (3, 3), averaged over the types of vision."""
     return np.linalg.norm((seen - color[:, None]) * (LIGHTNESS_WEIGHT, 1, 1), axis=-1).mean(axis=0)
 
 
 def span_of(values: np.ndarray) -> tuple[float, float]:
-    """Returns the lowest and the highest of values (N,), without outliers; 0 and 1 where there are none."""
+    """Return the minimum and maximum of values (N,) without outliers; 0 and 1 if there are no values."""
     if not len(values):
         return 0.0, 1.0
     lowest, highest = np.percentile(values, [OUTLIERS, 100 - OUTLIERS])
@@ -88,8 +88,8 @@ def span_of(values: np.ndarray) -> tuple[float, float]:
 
 
 def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
-    """Returns values (H, W) in a color map with the ends `span`, (H, W, 3) uint8; gray where not `valid` (H, W)."""
-    from matplotlib import colormaps  # here, as training needs this package but not always a picture
+    """Return values (H, W) as RGB colors (H, W, 3) uint8 of a color map with the range `span`; gray if not `valid`."""
+    from matplotlib import colormaps  # Imported lazily: an optional dependency
 
     lowest, highest = span
     above = np.where(valid, values, lowest) - lowest
@@ -101,7 +101,7 @@ def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], 
 def draw_bar(
     panel: Axes, span: tuple[float, float], colors: str, label: str, ticks: dict[float, str] | None = None
 ) -> None:
-    """Draws the colors of a span of values at the left of a panel."""
+    """Draw a color bar for a range of values at the left of a panel."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

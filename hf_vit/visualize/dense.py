@@ -1,4 +1,4 @@
-"""Segmentation and depth over images."""
+"""Figures of segmentation and depth next to their images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,22 +25,22 @@ from .figures import (
 )
 
 
-OUTLINES = 500  # outlines that fit next to each other into the longer side of an image
-LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # points, inches
-MIN_LABELED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
-DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # near is bright
+OUTLINES = 500  # Longer side of an image divided by the thickness of an outline.
+LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # Points, and inches per letter.
+MIN_LABELED = 0.04  # Minimum radius of a labeled segment, relative to the image.
+DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # Near is bright.
 ERROR_COLORS = "magma"
-MAX_ERROR = 0.5  # of the truth: larger errors are as bright as this one
+MAX_ERROR = 0.5  # Upper end of the color range, relative to the target.
 
 
 def overlay_segmentation(image: Picture, segmentation: Array, palette: np.ndarray, opacity: float = 0.7) -> np.ndarray:
-    """Lays the colors of classes over an image.
+    """Blend the colors of classes over an image.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        segmentation: (H, W) class numbers. What is none of the K classes, such as 255, becomes gray.
+        segmentation: (H, W) class numbers. Values outside of the K classes, such as 255, become gray.
         palette: (K, 3) uint8.
-        opacity: 0 shows the image alone, 1 the colors alone.
+        opacity: 0 shows only the image, 1 only the colors.
 
     Returns:
         (H, W, 3) uint8.
@@ -62,14 +62,14 @@ def draw_segmentation(
     names: Sequence[str],
     file: PictureFile,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, the truth and the prediction over it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of the target and the prediction.
 
     Args:
         images: N images of any sizes, see `overlay_segmentation`.
         predictions: N maps (H, W) of class numbers.
-        targets: N maps (H, W) of class numbers; None where the truth is not known.
-        names: The K class names. The legend shows those that occur.
-        file: Where to save the picture; the suffix is the format.
+        targets: N maps (H, W) of class numbers; None if they are unknown.
+        names: The K class names. The legend shows the classes that occur.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if there is no image, or sizes differ.
@@ -85,14 +85,14 @@ def draw_segmentation(
 def overlay_segments(
     image: Picture, masks: Array, class_labels: Array, palette: np.ndarray, opacity: float = 0.65
 ) -> np.ndarray:
-    """Lays segments in the colors of their classes over an image, each with a white outline inside.
+    """Blend segments in the colors of their classes over an image, each with a white outline.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        masks: (M, H, W). Where they overlap, the last is on top.
+        masks: (M, H, W). If masks overlap, the last one is on top.
         class_labels: (M,) class numbers.
         palette: (K, 3) uint8.
-        opacity: 0 shows the image alone, 1 the colors alone.
+        opacity: 0 shows only the image, 1 only the colors.
 
     Returns:
         (H, W, 3) uint8.
@@ -100,7 +100,7 @@ def overlay_segments(
     Raises:
         ValueError: if the sizes differ.
     """
-    from scipy.ndimage import binary_erosion  # here, as training needs this package but not always a picture
+    from scipy.ndimage import binary_erosion  # Imported lazily: an optional dependency
 
     picture, segments = as_picture(image).copy(), as_array(masks, np.bool_)
     check_size(picture, segments, "masks")
@@ -120,16 +120,16 @@ def draw_panoptic(
     file: PictureFile,
     threshold: float = 0.5,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted segments over it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of target and predicted segments.
 
     Args:
         images: N images of any sizes, see `overlay_segments`.
-        predictions: N results, each `segmentation` (H, W) ids with `segments_info`, a dict with `id`, `label_id` and
-            `score` for each segment; or `masks` (M, H, W), `class_labels` (M,) and `scores` (M,).
-        targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None where the truth is not known.
-        names: The K class names. Segments bear them where there is room, the legend shows those that occur.
-        file: Where to save the picture; the suffix is the format.
-        threshold: Lowest score of predicted `masks` that are drawn; of a segmentation all are.
+        predictions: N results: either `segmentation` (H, W) ids with `segments_info`, dicts with `id`, `label_id` and
+            `score` of each segment; or `masks` (M, H, W), `class_labels` (M,) and `scores` (M,).
+        targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None if they are unknown.
+        names: The K class names. They label large segments; the legend shows the classes that occur.
+        file: Output file; the suffix determines the format.
+        threshold: Minimum score of predicted `masks`. A `segmentation` is drawn completely.
 
     Raises:
         ValueError: if there is no image, or sizes differ.
@@ -147,7 +147,7 @@ def draw_panoptic(
 
 
 def _segments(result: Mapping[str, Any], threshold: float) -> Objects:
-    """Returns the segments of a result: all of a segmentation, of masks those whose score reaches a threshold."""
+    """Return all segments of a segmentation, or the masks of a result whose score is at least `threshold`."""
     if "masks" in result:
         return Objects.of(result, "masks", np.bool_, threshold)
     info = result["segments_info"]
@@ -157,15 +157,15 @@ def _segments(result: Mapping[str, Any], threshold: float) -> Objects:
 
 
 def _write_label(panel: Axes, mask: np.ndarray, label: str) -> None:
-    """Write into the middle of a segment (H, W), where it is widest, if there is room."""
+    """Write a label at the widest place of a segment (H, W), if there is room."""
     from scipy.ndimage import distance_transform_edt
 
-    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # to the outside, also of the image
+    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # Distance to the segment or image border
     if distance.max() < MIN_LABELED * min(mask.shape):
         return
     y, x = np.unravel_index(distance.argmax(), mask.shape)
-    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # inches across, of a high image less
-    share = LETTER_WIDTH * (len(label) + 1) / room  # of the image's width
+    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # Panel width in inches.
+    share = LETTER_WIDTH * (len(label) + 1) / room  # Text width relative to the image.
     width = min(1, share) * mask.shape[1]
     x = min(max(x, width / 2), mask.shape[1] - width / 2)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "black", "alpha": 0.6, "linewidth": 0}
@@ -180,17 +180,17 @@ def draw_depth(
     file: PictureFile,
     relative: bool = False,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: image, truth and prediction in the same colors, and error.
+    """Draw a row for each of the first `MAX_ROWS` images: image, target and prediction in the same colors, and error.
 
-    The colors of a row span the depth of its truth, or of its prediction where there is no truth. Pixels without a
-    valid depth are gray. Relative depth has no common scale: each picture spans its own values, and no error is drawn.
+    The color range of a row is that of its target, or of its prediction if there is no target. Pixels without a valid
+    depth are gray. Relative depth has no common scale: each map has its own color range, and no error is drawn.
 
     Args:
         images: N images of any sizes: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8.
         predictions: N maps (H, W) of depth in meters, or of relative inverse depth.
-        targets: N maps (H, W) of depth in meters, where 0, NaN, negative or infinite is invalid; None where the truth
-            is not known.
-        file: Where to save the picture; the suffix is the format.
+        targets: N maps (H, W) of depth in meters, where 0, NaN, negative and infinite values are invalid; None if they
+            are unknown.
+        file: Output file; the suffix determines the format.
         relative: Whether predictions are relative inverse depth.
 
     Raises:
@@ -216,9 +216,9 @@ def draw_depth(
 
 
 def _draw_maps(panels: np.ndarray, maps: Mapping[str, np.ndarray], relative: bool) -> None:
-    """Draws the target, if there is one, the prediction and their color bar."""
+    """Draw the target (if available), the prediction and their color bar."""
     valid = {name: is_valid(values) for name, values in maps.items()}
-    if relative:  # a target is depth, a prediction inverse depth of any sign
+    if relative:  # Targets are depth, predictions are inverse depth of any sign
         maps = {name: 1 / np.where(valid[name], own, 1.0) if name == "target" else own for name, own in maps.items()}
         valid["prediction"] = np.isfinite(maps["prediction"])
     spans = [span_of(values[valid[name]]) for name, values in maps.items()]
@@ -232,5 +232,5 @@ def _draw_maps(panels: np.ndarray, maps: Mapping[str, np.ndarray], relative: boo
 
 
 def is_valid(depth: np.ndarray) -> np.ndarray:
-    """Returns where depth is known: above 0 and finite."""
+    """Return a mask of valid depths: above 0 and finite."""
     return np.isfinite(depth) & (depth > 0)

@@ -1,4 +1,4 @@
-"""Figures, pictures beside and below each other, and pictures of images with truth and prediction."""
+"""Figures with rows of images, targets and predictions, image grids, and text labels."""
 
 import math
 import os
@@ -26,71 +26,71 @@ PictureFile = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-MAX_SIDE = 1600  # pixels: larger pictures fit no screen
-MAX_ROWS = 8  # images in one figure, fewer of high ones; more would be too small or too long
-COLUMN_WIDTH = 3.0  # inches
-MAX_ASPECT = 1.4  # height of a row to its width, for portraits
-LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # inches
-RESOLUTION = 120  # pixels per inch
-MAX_HEIGHT = 12.5  # inches of all rows of a figure, beside a title and a legend
-MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
-LINE_SHARE = 1 / 220  # of the longer side, so that lines can be seen at any size
-TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # pixels
-TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
-LEAST_SIZE = 7  # pixels of letters that can be read
+MAX_SIDE = 1600  # Maximum side of a figure in pixels.
+MAX_ROWS = 8  # Maximum number of images in a figure; fewer if images are tall.
+COLUMN_WIDTH = 3.0  # Width of a column in inches.
+MAX_ASPECT = 1.4  # Maximum ratio of height to width of a row.
+LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # Sizes of the legend in inches.
+RESOLUTION = 120  # Pixels per inch.
+MAX_HEIGHT = 12.5  # Maximum height of all rows in inches, without title and legend.
+MIN_SIDE = 480  # Minimum longer side in pixels; smaller images are enlarged for text.
+LINE_SHARE = 1 / 220  # Line width relative to the longer side of the image.
+TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # Size of label tiles in pixels.
+TEXT_HEIGHT, TEXT_SIZE = 20, 13  # Size of text lines in pixels.
+LEAST_SIZE = 7  # Minimum readable font size in pixels.
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure of a size in inches; raises `ImportError` if matplotlib is not installed."""
+    """Return an empty figure of a size in inches; raise `ImportError` if matplotlib is not installed."""
     check_packages("A diagram", "matplotlib")
-    from matplotlib.figure import Figure  # here, as training needs this package but not always a picture
+    from matplotlib.figure import Figure  # Imported lazily: an optional dependency
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: "Figure", file: PictureFile) -> None:
-    """Writes a figure, no larger than a screen; the suffix of the file is the format, in memory PNG."""
+    """Write a figure of limited size to a file; the suffix determines the format, and file objects get PNG."""
     figure.set_dpi(min(RESOLUTION, MAX_SIDE / max(figure.get_size_inches())))
     if isinstance(file, str | os.PathLike):
         figure.savefig(file)
         return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, as in `new_figure`
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # Imported lazily: an optional dependency
 
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()  # once: savefig draws everything twice, the first time for the layout
-    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # it is read right away
+    canvas.draw()  # Faster than savefig, which draws twice
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)  # Fast compression
 
 
 def as_picture(image: Picture) -> np.ndarray:
-    """Returns an array (H, W, C) or a tensor (C, H, W) of uint8, C = 1 or 3, or a PIL image as (H, W, 3) uint8."""
+    """Convert an array (H, W, C) or tensor (C, H, W) of uint8, C = 1 or 3, or a PIL image to (H, W, 3) uint8."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
     array = image.movedim(0, -1).numpy(force=True) if isinstance(image, torch.Tensor) else image
     if array.ndim != 3 or array.shape[-1] not in (1, 3) or array.dtype != np.uint8:
         raise ValueError(
-            f"An image to draw on is a PIL image, an array (H, W, 3) or a tensor (C, H, W) of uint8, not "
+            f"An image to draw must be a PIL image, an array (H, W, 3) or a tensor (C, H, W) of uint8, not "
             f"{type(image).__name__} {tuple(image.shape)} of {image.dtype}."
         )
     return np.broadcast_to(array, (*array.shape[:2], 3))
 
 
 def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
-    """Raises `ValueError` if a picture (H, W, 3) and values (..., H, W) to draw over it differ in size."""
+    """Raise `ValueError` if a picture (H, W, 3) and values (..., H, W) to draw over it differ in size."""
     if picture.shape[:2] != values.shape[-2:]:
         sizes = ["x".join(map(str, size)) for size in (picture.shape[:2], values.shape[-2:])]
         raise ValueError(
-            f"The image is of size {sizes[0]} (height x width), its {name} of {sizes[1]}. Bring it to the image's "
-            "size, with target_sizes in post-processing."
+            f"The image has the size {sizes[0]} (height x width), but its {name} has {sizes[1]}. Resize it to the "
+            "image size, for example with target_sizes in post-processing."
         )
 
 
 def row_height(picture: np.ndarray) -> float:
-    """Returns the height in inches of the row of a picture (H, W, 3)."""
+    """Return the height in inches of the row of a picture (H, W, 3)."""
     return COLUMN_WIDTH * min(picture.shape[0] / picture.shape[1], MAX_ASPECT)
 
 
 def first_rows(images: Sequence[Picture]) -> list[np.ndarray]:
-    """Returns as many of the first images as a figure has room for, as pictures (H, W, 3)."""
+    """Return the first images that fit into a figure, as pictures (H, W, 3)."""
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
     fitting = np.cumsum([row_height(picture) for picture in pictures]) <= MAX_HEIGHT
     return pictures[: max(1, int(fitting.sum()))]
@@ -99,9 +99,9 @@ def first_rows(images: Sequence[Picture]) -> list[np.ndarray]:
 def picture_rows(
     pictures: Sequence[np.ndarray], titles: Sequence[str], widths: Sequence[float], legend_lines: int = 0
 ) -> tuple["Figure", np.ndarray]:
-    """Returns a figure with a row for each picture (H, W, 3), and its empty panels (rows, columns).
+    """Return a figure with one row per picture (H, W, 3), and its empty panels (rows, columns).
 
-    The width of a column with a picture is 1; `legend_lines` of text have room at the bottom.
+    `widths` are column widths relative to a picture. `legend_lines` reserves lines of text at the bottom.
     """
     if not pictures:
         raise ValueError("There is no image to draw.")
@@ -111,21 +111,21 @@ def picture_rows(
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
     panels = figure.subplots(len(pictures), len(titles), squeeze=False, width_ratios=widths, height_ratios=heights)
     for panel, title in zip(panels[0], titles, strict=True):
-        panel.set_title(title, fontsize=10, parse_math=False)  # a class may be called "$5_$", which is no formula
+        panel.set_title(title, fontsize=10, parse_math=False)  # "$" must not start a formula
     return figure, panels
 
 
 def show(panel: "Axes", picture: np.ndarray) -> None:
-    """Draws a picture (H, W, 3) without a frame."""
+    """Draw a picture (H, W, 3) without a frame."""
     panel.imshow(picture)
-    panel.set_anchor("S")  # room that is left over is the title's, which is cut off otherwise
+    panel.set_anchor("S")  # Leaves free space to the title, which would be cut off otherwise
     panel.set_axis_off()
     for axis in (panel.xaxis, panel.yaxis):
-        axis.set_visible(False)  # else the title looks for room above ticks that are not drawn
+        axis.set_visible(False)  # Invisible ticks would still displace the title
 
 
 def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
-    """Draws rows of pictures (H, W, 3), the image first; raises `ValueError` if there is none."""
+    """Draw rows of pictures (H, W, 3), the image first; raise `ValueError` if there is no row."""
     figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
     for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
         show(panel, picture)
@@ -133,7 +133,7 @@ def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file:
 
 
 class Objects(NamedTuple):
-    """What is in an image: boxes or masks (N, ...), class numbers (N,) and scores (N,), NaN if there are none."""
+    """Objects of an image: boxes or masks (N, ...), class numbers (N,) and scores (N,), NaN without scores."""
 
     shapes: np.ndarray
     labels: np.ndarray
@@ -141,9 +141,9 @@ class Objects(NamedTuple):
 
     @classmethod
     def of(cls, result: Mapping[str, Any], name: str, dtype: DTypeLike, threshold: float) -> "Objects":
-        """Returns the objects of a target, or those of a prediction whose score is at least a threshold.
+        """Return the objects of a target, or those of a prediction whose score is at least `threshold`.
 
-        `name` is that of the shapes in `result`, `dtype` their type.
+        `name` is the key of the boxes or masks in `result`, `dtype` their type.
         """
         labels = as_array(result["class_labels"], np.int64)
         scores = as_array(result.get("scores", np.full(len(labels), np.nan)), np.float64)
@@ -151,7 +151,7 @@ class Objects(NamedTuple):
         return cls(as_array(result[name], dtype)[kept], labels[kept], scores[kept])
 
     def texts(self, names: Sequence[str]) -> list[str]:
-        """Returns the name of the class of each object, with its score if there is one."""
+        """Return the class name of each object, followed by its score if there is one."""
         pairs = zip(self.labels.tolist(), self.scores.tolist(), strict=True)
         return [names[label] if math.isnan(score) else f"{names[label]} {score:.2f}" for label, score in pairs]
 
@@ -165,20 +165,20 @@ def draw_comparison(
     names: Sequence[str] = (),
     labels_of: Callable[[T], np.ndarray] = lambda value: np.zeros(0, np.int64),
 ) -> None:
-    """Draws a row for each of the first images: itself, then a panel for its target, if known, and its prediction.
+    """Draw a row for each of the first images: the image, its target (if known), and its prediction.
 
-    `draw` fills a panel, given the panel, the image (H, W, 3) and the value. The legend shows the class numbers that
-    `labels_of` finds in the values, by their `names`. Raises `ValueError` if there is no image.
+    `draw` draws a value into a panel, given the panel, the image (H, W, 3) and the value. The legend shows the `names`
+    of the class numbers that `labels_of` returns for the values. Raises `ValueError` if there is no image.
     """
     check_packages("A diagram", "matplotlib")
-    from matplotlib.patches import Patch  # here, as training needs this package but not always a picture
+    from matplotlib.patches import Patch  # Imported lazily: an optional dependency
 
     pictures, palette = first_rows(images), segmentation_palette(len(names))
     columns = {"truth": targets, "prediction": predictions}
     values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
     found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
     entries = [(names[label], palette[label] / 255) for label in range(len(names)) if label in found]
-    if len(entries) < len(found):  # labels beyond the classes
+    if len(entries) < len(found):  # Some labels, such as 255, are not classes
         entries.append(("ignored", np.array(IGNORED) / 255))
     widths, longest = [1.0] * (1 + len(values)), max((len(name) for name, _ in entries), default=1)
     beside = int(COLUMN_WIDTH * len(widths) / (LEGEND_PATCH + LEGEND_LETTER * longest))
@@ -194,14 +194,14 @@ def draw_comparison(
 
 
 def add_legend(place: "Axes | Figure", **options: Any) -> None:
-    """Adds a legend to a diagram or a figure; names such as "$5_$" are not read as formulas."""
+    """Add a legend to a diagram or a figure; names such as "$5_$" are not read as formulas."""
     legend = place.legend(frameon=False, fontsize=8, **options)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
 def large_enough(image: Picture) -> tuple[Image.Image, float]:
-    """Returns an image as an RGB image of at least `MIN_SIDE` pixels, and the factor of its size."""
+    """Return an image as RGB, enlarged to at least `MIN_SIDE` pixels on its longer side, and the scale factor."""
     picture = Image.fromarray(as_picture(image))
     scale = max(1.0, MIN_SIDE / max(picture.size))
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
@@ -209,12 +209,12 @@ def large_enough(image: Picture) -> tuple[Image.Image, float]:
 
 
 def line_width(picture: Image.Image) -> int:
-    """Returns the width of lines in pixels."""
+    """Return the line width in pixels for a picture."""
     return round(LINE_SHARE * max(picture.size))
 
 
 def draw_text(line: str, color: str = "gray") -> Image.Image:
-    """Returns a line of text."""
+    """Return a picture of a line of text."""
     font = ImageFont.load_default(TEXT_SIZE)
     picture = Image.new("RGB", (max(1, math.ceil(font.getlength(line))), TEXT_HEIGHT), "white")
     ImageDraw.Draw(picture).text((0, 2), line, color, font)
@@ -222,7 +222,7 @@ def draw_text(line: str, color: str = "gray") -> Image.Image:
 
 
 def draw_label_tile(image: Image.Image, label: str, caption: str) -> Image.Image:
-    """Returns an image above its label and a caption, all in `TILE_SIZE` pixels; small images keep their pixels."""
+    """Return a tile with an image above a label and a caption. Small images are enlarged without smoothing."""
     method = Image.Resampling.NEAREST if max(image.size) < TILE_SIZE else Image.Resampling.LANCZOS
     tile = Image.new("RGB", (TILE_SIZE, TILE_SIZE + TILE_TEXT_HEIGHT), "white")
     tile.paste(ImageOps.pad(image, (TILE_SIZE, TILE_SIZE), method, "white"))
@@ -234,9 +234,9 @@ def draw_label_tile(image: Image.Image, label: str, caption: str) -> Image.Image
 
 
 def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
-    """Returns a line, and PIL's own font of a size or smaller, so that it is no wider than `width` pixels.
+    """Return a line and the font of PIL at a size, reduced so that the line is at most `width` pixels wide.
 
-    Where letters would be too small to read, the middle of the line is left out.
+    If the font would be too small to read, the middle of the line is omitted.
     """
     font = ImageFont.load_default(size)
     while size > LEAST_SIZE and font.getlength(line) > width:
@@ -249,7 +249,7 @@ def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
 
 
 def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.Image]:
-    """Arrange pictures of any sizes as `arrange_tiles` does, on pages that fit a screen."""
+    """Arrange pictures of any sizes in grids on pages that fit on a screen, see `arrange_tiles`."""
     if not tiles:
         return []
     room = MAX_SIDE - margin
@@ -262,8 +262,8 @@ def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.I
 
 
 def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:
-    """Returns pictures of any sizes in rows, on white, with a margin in pixels around each."""
-    columns = min(columns, len(tiles))  # a page may have fewer tiles than the one before it has columns
+    """Arrange pictures of any sizes in a grid on white, with a margin in pixels around each."""
+    columns = min(columns, len(tiles))  # The last page may have few tiles
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     widths = [max(tile.width for tile in tiles[column::columns]) + margin for column in range(columns)]
     heights = [max(tile.height for tile in row) + margin for row in rows]

@@ -1,4 +1,4 @@
-"""Boxes, and keypoints with skeletons, over images. Shape: K keypoints."""
+"""Figures of boxes and of keypoints with skeletons. Shape: K keypoints."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,34 +23,35 @@ from .figures import (
 )
 
 
-Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
+Rectangle = tuple[float, float, float, float]  # Left, top, right and bottom
 
-LETTER_SHARE = 1 / 30  # of the longer side, so that letters can be read at any size
-BRIGHT = 140  # gray level from which black can be read better than white
-GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
-HIDDEN, VISIBLE = 1, 2  # visibility of a labeled keypoint; 0 is not labeled
-SMOOTH = 2  # factor of the resolution at which keypoints are drawn, before they are reduced to that of the picture
-FAINTEST = 0.4  # opacity of a keypoint of score 0
-MANY = 30  # keypoints: more are drawn smaller
-MARGIN = 0.15  # around an object, as a share of its longer side
+LETTER_SHARE = 1 / 30  # Font size relative to the longer side of the image.
+BRIGHT = 140  # Gray level from which labels are black instead of white.
+GRAY = np.array([0.299, 0.587, 0.114])  # Luminance of red, green and blue.
+HIDDEN, VISIBLE = 1, 2  # Visibility of labeled keypoints; 0 means unlabeled.
+SMOOTH = 2  # Supersampling factor for drawing keypoints.
+FAINTEST = 0.4  # Opacity of a keypoint with score 0.
+MANY = 30  # Number of keypoints above which they are drawn smaller.
+MARGIN = 0.15  # Margin around an object, relative to its longer side.
 
 
 def draw_boxes(
     image: Picture, boxes: Array, class_labels: Array, names: Sequence[str], scores: Array | None = None
 ) -> Image.Image:
-    """Draws boxes in the colors of their classes over an image, the surest on top.
+    """Draw boxes in the colors of their classes over an image, those of highest score on top.
 
-    Each has a label with its class and score, the surest first, unless it would cover another label or a small box.
+    Each box is labeled with its class and score, unless the label would cover a label of higher score, or its box is
+    small.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
         boxes: (N, 4) left, top, right and bottom in pixels of the image.
         class_labels: (N,) class numbers.
         names: The K class names.
-        scores: (N,) in [0, 1]; None where there are none, as in the truth.
+        scores: (N,) in [0, 1]; None for targets.
 
     Returns:
-        RGB image. A small one is enlarged, so that there is room for letters.
+        RGB image. Small images are enlarged to make room for text.
     """
     picture, scale = large_enough(image)
     draw, palette, width = ImageDraw.Draw(picture), segmentation_palette(len(names)), line_width(picture)
@@ -78,15 +79,15 @@ def draw_detections(
     file: PictureFile,
     threshold: float = 0.3,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted boxes over it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, and overlays of target and predicted boxes.
 
     Args:
         images: N images of any sizes, see `draw_boxes`.
-        predictions: N results, each `boxes` (M, 4), `class_labels` (M,) and `scores` (M,).
-        targets: N dicts with `boxes` (M, 4) and `class_labels` (M,); None where the truth is not known.
-        names: The K class names. The legend shows those that occur.
-        file: Where to save the picture; the suffix is the format.
-        threshold: Lowest score of predictions that are drawn.
+        predictions: N results with `boxes` (M, 4), `class_labels` (M,) and `scores` (M,).
+        targets: N dicts with `boxes` (M, 4) and `class_labels` (M,); None if they are unknown.
+        names: The K class names. The legend shows the classes that occur.
+        file: Output file; the suffix determines the format.
+        threshold: Minimum score of predictions that are drawn.
 
     Raises:
         ValueError: if there is no image.
@@ -101,7 +102,7 @@ def draw_detections(
 
 
 def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
-    """Write text above, inside or below a box (4,), and record the area that it covers."""
+    """Write text above, inside or below a box (4,), and record the covered area."""
     draw, pad = ImageDraw.Draw(picture), line_width(picture)
     text, font = fit_line(text, picture.width - 2 * pad, LETTER_SHARE * max(picture.size))
     left, top, right, bottom = draw.textbbox((0, 0), text, font)
@@ -123,7 +124,7 @@ def _overlap(one: Rectangle, other: Rectangle) -> bool:
 
 
 class Pose(NamedTuple):
-    """The keypoints of an object: places (K, 2), visibility (K,) of a target, scores (K,) of a prediction."""
+    """Keypoints (K, 2) of an object, with the visibility (K,) of a target or the scores (K,) of a prediction."""
 
     keypoints: np.ndarray
     visibility: Any = None
@@ -138,18 +139,19 @@ def draw_keypoints(
     scores: Array | None = None,
     boxes: Array | None = None,
 ) -> Image.Image:
-    """Draws the keypoints of one or several objects over an image, each in its color, with lines between them.
+    """Draw the keypoints of one or several objects over an image, in one color per keypoint, with lines between them.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
         keypoints: (K, 2) or (N, K, 2) x and y in pixels; the center of the first pixel is at 0.
-        visibility: (K,) or (N, K): 2 is seen, 1 hidden, drawn as a ring, and 0 not labeled, not drawn; 2 by default.
-        skeleton: Pairs of keypoints (numbers) that a line joins.
-        scores: (K,) or (N, K) in [0, 1]; the lower, the fainter.
-        boxes: (4,) or (N, 4) left, top, right and bottom in pixels of the image, drawn in gray below; none by default.
+        visibility: (K,) or (N, K): 2 is visible, 1 is hidden and drawn as a ring, 0 is unlabeled and not drawn; by
+            default 2.
+        skeleton: Pairs of keypoint numbers that are joined by a line.
+        scores: (K,) or (N, K) in [0, 1]; keypoints of lower score are more transparent.
+        boxes: (4,) or (N, 4) left, top, right and bottom in pixels, drawn in gray below the keypoints.
 
     Returns:
-        RGB image. A small one is enlarged.
+        RGB image. Small images are enlarged.
     """
     picture, scale = large_enough(image)
     outlines = np.zeros((0, 4)) if boxes is None else scale * as_array(boxes, np.float64).reshape(-1, 4)
@@ -177,18 +179,18 @@ def draw_poses(
     file: PictureFile,
     threshold: float | None = None,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` objects: the part of its image, its true and predicted keypoints.
+    """Draw a row for each of the first `MAX_ROWS` objects: its image region, and its target and predicted keypoints.
 
-    Predicted keypoints that the truth says are not there have no part in the picture, as in the scores.
+    Predicted keypoints without a label in the target are not drawn, as they are ignored in the scores.
 
     Args:
-        images: N images of any sizes, see `draw_keypoints`; one for each object.
-        predictions: N results, each `keypoints` (K, 2) and `scores` (K,), and `box` (4,) where there are no targets.
-        targets: N dicts with `keypoints` (K, 3), of which the last is the visibility, and `box` (4,) of left, top,
-            right and bottom; None where the truth is not known.
-        skeleton: Pairs of keypoints (numbers) that a line joins.
-        file: Where to save the picture; the suffix is the format.
-        threshold: Score above which a predicted keypoint is drawn; None draws all.
+        images: N images of any sizes, one per object, see `draw_keypoints`.
+        predictions: N results with `keypoints` (K, 2), `scores` (K,) and, if there are no targets, `box` (4,).
+        targets: N dicts with `keypoints` (K, 3) as x, y and visibility, and `box` (4,) as left, top, right and bottom;
+            None if they are unknown.
+        skeleton: Pairs of keypoint numbers that are joined by a line.
+        file: Output file; the suffix determines the format.
+        threshold: Score above which predicted keypoints are drawn; None draws all.
 
     Raises:
         ValueError: if there is no image.
@@ -211,7 +213,7 @@ def draw_poses(
 
 
 def _draw_pose(layer: Image.Image, pose: Pose, skeleton: list[Sequence[int]], width: int) -> None:
-    """Draws an object's keypoints in pixels of the layer, with lines of a width."""
+    """Draw the keypoints of an object, in pixels of the layer, with lines of a given width."""
     draw, points, seen = ImageDraw.Draw(layer), pose.keypoints, pose.visibility
     opacity = (255 * (FAINTEST + (1 - FAINTEST) * pose.scores)).round().astype(int)
     colors = segmentation_palette(len(points)).tolist()
@@ -230,7 +232,7 @@ def _draw_pose(layer: Image.Image, pose: Pose, skeleton: list[Sequence[int]], wi
 
 
 def _pose(result: Mapping[str, Any]) -> Pose:
-    """Returns the pose of a target with its visibility, or of a prediction with its scores."""
+    """Return the pose of a target with visibility, or of a prediction with scores."""
     keypoints = as_array(result["keypoints"], np.float64)
     if "scores" in result:
         return Pose(keypoints, scores=as_array(result["scores"], np.float64))
@@ -238,7 +240,7 @@ def _pose(result: Mapping[str, Any]) -> Pose:
 
 
 def _seen(pose: Pose, truths: Sequence[Pose], threshold: float | None) -> Pose:
-    """Returns a predicted pose with the visibility of its keypoints: whether they are sure, and labeled if known."""
+    """Mark predicted keypoints as visible if their score passes the threshold and the target, if any, labels them."""
     seen = np.ones(len(pose.keypoints), dtype=bool) if threshold is None else pose.scores > threshold
     for truth in truths:
         seen = seen & (truth.visibility > 0)
@@ -246,7 +248,7 @@ def _seen(pose: Pose, truths: Sequence[Pose], threshold: float | None) -> Pose:
 
 
 def _region(picture: np.ndarray, box: np.ndarray, *poses: Pose) -> np.ndarray:
-    """Returns left, top, right and bottom of the part of a picture (H, W, 3) that shows a box (4,) and keypoints."""
+    """Return left, top, right and bottom of the part of a picture (H, W, 3) that contains a box (4,) and keypoints."""
     points = np.concatenate([box.reshape(2, 2), *(pose.keypoints[pose.visibility > 0] for pose in poses)])
     low, high = points.min(axis=0), points.max(axis=0)
     margin = MARGIN * (high - low).max()

@@ -1,4 +1,4 @@
-"""Patches of an image: their features and similarity, and pictures of them.
+"""Patch features, their similarity and principal components, and figures of patch values.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
@@ -32,45 +32,45 @@ from .figures import (
 )
 
 
-Patch = tuple[int, int]  # row and column
+Patch = tuple[int, int]  # Row and column
 
 HEAT_COLORS = "inferno"
 OPACITY = 0.65
-MARK_SIZE = 9  # of the cross in the marked patch, in points
+MARK_SIZE = 9  # Size of the patch marker in points
 NUM_COLORS = 3
-MAP_WIDTH = 0.75  # inches, of one map among many
+MAP_WIDTH = 0.75  # Width of one attention map in inches
 
 
 def patch_at(point: tuple[float, float], image_size: tuple[int, int], grid: Grid) -> Patch:
-    """Returns row and column of the patch under a point of an image that the model saw as a whole.
+    """Return row and column of the patch at a point of an image that was resized without cropping.
 
     Args:
         point: x and y in pixels of the image, from its upper left corner.
-        image_size: Height and width of the image, which may differ from those of the model's input.
+        image_size: Height and width of the image, which may differ from those of the model input.
         grid: Rows and columns (h, w) of patches.
 
     Raises:
-        ValueError: if the point lies outside the image.
+        ValueError: if the point is outside of the image.
     """
     (x, y), (height, width) = point, image_size
     if not (0 <= x < width and 0 <= y < height):
-        raise ValueError(f"The point {x:g},{y:g} (x, y) lies outside an image of {width} x {height} pixels.")
+        raise ValueError(f"The point {x:g},{y:g} (x, y) is outside of the image of {width} x {height} pixels.")
     return int(y * grid[0] / height), int(x * grid[1] / width)
 
 
 def number_of(patch: Patch, grid: Grid) -> int:
-    """Returns the number of a patch, counted row by row; raises `ValueError` if it lies outside the grid."""
+    """Return the row-major number of a patch; raise `ValueError` if it is outside of the grid."""
     row, column = patch
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(
-            f"There is no patch {patch} (row, column) in a grid of {grid[0]} x {grid[1]}. Let patch_at find the one "
-            "under a point."
+            f"There is no patch {patch} (row, column) in a grid of {grid[0]} x {grid[1]}. Use patch_at to convert "
+            "pixel coordinates."
         )
     return row * grid[1] + column
 
 
 def grids_of(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None) -> list[Grid]:
-    """Returns rows and columns of patches of each image, without padding."""
+    """Return the numbers of rows and columns of patches of each image, without padding."""
     if patch_attention_mask is not None:
         return image_grids(patch_attention_mask)
     grid: Grid = model.base_model.embeddings.patch_embeddings.grid(pixel_values)
@@ -78,21 +78,21 @@ def grids_of(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_
 
 
 def check_eval_mode(model: HfViTPreTrainedModel) -> None:
-    """Raises `ValueError` if the model is in training mode."""
+    """Raise `ValueError` if the model is in training mode."""
     if model.training:
-        raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+        raise ValueError("The model is in training mode, so dropout makes the result random. Call model.eval() first.")
 
 
 def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.ndarray:
-    """Lays values of patches over an image as a heatmap, the highest bright.
+    """Blend a heatmap of patch values over an image; high values are bright.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
-        values: (h, w), whose lowest and highest, but for outliers, are the ends of the colors.
-        opacity: 0 shows the image alone, 1 the colors alone.
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
+        values: (h, w) values. The color range is that of the values without outliers.
+        opacity: 0 shows only the image, 1 only the colors.
 
     Returns:
-        (H, W, 3) uint8. A small image is enlarged, so that the patches can be told apart.
+        (H, W, 3) uint8. Small images are enlarged to make patches visible.
     """
     picture = np.asarray(large_enough(image)[0])
     heat = as_array(values, np.float64)
@@ -102,14 +102,14 @@ def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.
 
 
 def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patch: Patch | None = None) -> None:
-    """Draws an image, a heatmap of its patches over it, and a color bar.
+    """Draw an image, a heatmap of its patches, and a color bar.
 
     Args:
         image: See `overlay_heat`.
         values: (h, w).
-        title: What they are.
-        file: Where to save the picture; the suffix is the format.
-        patch: Row and column of the patch that they are about, to be marked; None where there is none.
+        title: Title of the heatmap.
+        file: Output file; the suffix determines the format.
+        patch: Row and column of a patch to mark, or None.
     """
     heat = as_array(values, np.float64)
     figure, (panels,) = picture_rows([as_picture(image)], ["image", title, ""], [1.0, 1.0, BAR_COLUMN])
@@ -121,22 +121,22 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
 
 
 def mark_patch(panels: Sequence[Axes], patch: Patch | None, grid: Sequence[int]) -> None:
-    """Marks a patch of a grid, if there is one, by a cross in panels that show the whole image."""
+    """Mark a patch of a grid by a cross in panels that show the whole image; None marks nothing."""
     if patch is None:
         return
     x, y = ((number + 0.5) / count for number, count in zip(reversed(patch), reversed(grid), strict=True))
-    for color, width in (("black", 3.0), ("white", 1.2)):  # to be seen on light and on dark
+    for color, width in (("black", 3.0), ("white", 1.2)):  # Visible on bright and dark images
         for panel in panels:
             panel.plot(x, 1 - y, "+", color=color, markersize=MARK_SIZE, mew=width, transform=panel.transAxes)
 
 
 def principal_components(rows: Tensor, count: int) -> Tensor:
-    """Returns the directions (count, D) in float64 along which rows (M, D) vary most, the most important first.
+    """Return the `count` directions (count, D) of largest variance of rows (M, D) in float64, by decreasing variance.
 
-    The directions have length 1 and a positive largest entry; there are no more than M or D.
+    Directions have length 1, and their largest entry is positive. At most min(M, D) directions are returned.
     """
     centered = rows.double() - rows.double().mean(dim=0)
-    _, directions = torch.linalg.eigh(centered.T @ centered)  # columns, that of the least variance first
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # Columns by increasing variance
     components = directions.T.flip(0)[: min(count, *rows.shape)]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
     return components * largest.sign()
@@ -146,18 +146,18 @@ def principal_components(rows: Tensor, count: int) -> Tensor:
 def patch_features(
     model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
 ) -> list[Tensor]:
-    """Returns the features of patches after the last block and the final norm.
+    """Return the features of patches after the last block and the final norm.
 
     Args:
-        model: A model of any task; its encoder sees the images without masks and without queries.
+        model: A model of any task; images are encoded without masking and without queries.
         pixel_values: (B, C, H, W).
         patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
 
     Returns:
-        (h, w, D) for each image, without padding, in float32 at least.
+        (h, w, D) per image, without padding, in float32 or float64.
 
     Raises:
-        ValueError: if the model is in training mode, or an input does not fit it.
+        ValueError: if the model is in training mode, or does not accept an input.
     """
     check_eval_mode(model)
     encoder = model.base_model
@@ -170,14 +170,14 @@ def patch_features(
 
 
 def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
-    """Returns the similarity of one patch to all patches, (h, w) cosines from -1 to 1.
+    """Return the cosine similarity of one patch to all patches, (h, w) in [-1, 1].
 
     Args:
-        features: (h, w, D) of one image.
-        patch: Row and column.
+        features: (h, w, D) features of one image.
+        patch: Row and column of the patch.
 
     Raises:
-        ValueError: if there is no such patch.
+        ValueError: if the patch does not exist.
     """
     row, column = divmod(number_of(patch, (features.shape[0], features.shape[1])), features.shape[1])
     directions = F.normalize(features, dim=-1)
@@ -185,24 +185,24 @@ def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
 
 
 def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
-    """Return colors of patches by their three principal components: similar patches have similar colors.
+    """Return colors of patches by the first three principal components, so that similar patches have similar colors.
 
     Args:
-        features: (h, w, D) of each image. All have the same directions and colors.
+        features: (h, w, D) features of each image. All images share the same components and color range.
 
     Returns:
-        (h, w, 3) for each image, red, green and blue in [0, 1], float64.
+        (h, w, 3) per image, red, green and blue in [0, 1], float64.
 
     Raises:
-        ValueError: if there are too few patches for three directions.
+        ValueError: if there are too few patches or features for three components.
 
     Source: figure 1 of https://arxiv.org/abs/2304.07193.
     """
     rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
     if min(rows.shape) <= NUM_COLORS:
         raise ValueError(
-            f"{len(rows)} patches, of {rows.shape[1]} features, have no {NUM_COLORS} colors. Take more images, or "
-            "larger ones."
+            f"{len(rows)} patches with {rows.shape[1]} features are too few for {NUM_COLORS} principal components. "
+            "Use more or larger images."
         )
     values = rows @ principal_components(rows, NUM_COLORS).T  # (M, 3)
     lowest, highest = values.amin(dim=0), values.amax(dim=0)
@@ -212,12 +212,12 @@ def feature_colors(features: Sequence[Tensor]) -> list[Tensor]:
 
 
 def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file: PictureFile) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
 
     Args:
-        images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8, that the model saw as a whole at any size.
-        colors: (h, w, 3) of each in [0, 1], from `feature_colors`.
-        file: Where to save the picture; the suffix is the format.
+        images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8; uncropped, of any size.
+        colors: (h, w, 3) per image in [0, 1], from `feature_colors`.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if there is no image.
@@ -233,19 +233,19 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
 
 
 def mosaic(maps: np.ndarray) -> np.ndarray:
-    """Return maps (R, C, h, w) side by side in rows and columns, with gaps of NaN in between, as float64."""
+    """Arrange maps (R, C, h, w) in R rows and C columns with NaN in the gaps, as float64."""
     framed = np.pad(maps.astype(np.float64), [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
     return np.block([list(row) for row in framed])[:-1, :-1]
 
 
 def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch | None = None) -> None:
-    """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
+    """Draw an image next to the attention maps of each layer (rows) and head (columns), each with its own color range.
 
     Args:
-        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8; uncropped, of any size.
         maps: (layers, heads, h, w), from `attention_maps`.
-        file: Where to save the picture; the suffix is the format.
-        patch: Row and column of the patch that attends, to be marked; None where none does.
+        file: Output file; the suffix determines the format.
+        patch: Row and column of the attending patch, which is marked; None marks nothing.
     """
     values = as_array(maps, np.float64)
     layers, heads, *grid = values.shape
@@ -259,7 +259,7 @@ def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch 
     show(panels[0], np.asarray(large_enough(image)[0]))
     panels[0].set_anchor("N")
     mark_patch(panels[:1], patch, grid)
-    # Cells are as high as those of the image, also where patches are not square.
+    # Aspect ratio of the patches in the image, which need not be square
     panels[1].imshow(mosaic(shares), cmap=HEAT_COLORS, aspect=height / grid[0] / (width / grid[1]))
     panels[1].set(xlabel="head", ylabel="layer")
     for axis, count, length in zip((panels[1].yaxis, panels[1].xaxis), (layers, heads), grid, strict=True):

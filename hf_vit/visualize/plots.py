@@ -1,4 +1,4 @@
-"""Diagrams of a training and its scores, drawn by matplotlib."""
+"""Plots of training curves and scores, drawn with matplotlib."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,26 +10,26 @@ from .colors import Axes, segmentation_palette
 from .figures import PictureFile, add_legend, new_figure
 
 
-MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
-MAX_NAMED = 60  # more than this leave none for their names
-MAX_CURVES = 10  # more than this have no colors of their own
+MAX_COUNTED = 20  # Maximum number of classes of a confusion matrix with numbers.
+MAX_NAMED = 60  # Maximum number of classes of a confusion matrix with class names.
+MAX_CURVES = 10  # Maximum number of curves with colors of their own.
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
-    """Draws how many images of each class were taken for which; colors are shares of a row.
+    """Draw a confusion matrix with counts; colors are shares of a row.
 
     Args:
-        matrix: (K, K) counts, a row for each right class and a column for each answer.
+        matrix: (K, K) counts, one row per true class and one column per predicted class.
         names: The K class names.
-        file: Where to save the picture; the suffix is the format.
+        file: Output file; the suffix determines the format.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the matrix does not match the names.
     """
     matrix = np.asarray(matrix)
     if matrix.shape != (len(names), len(names)):
         raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
-    side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # inches
+    side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # Inches
     figure = new_figure(side, side)
     axes = figure.subplots()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -37,7 +37,7 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
     axes.set(xlabel="answer", ylabel="right class")
     if len(names) <= MAX_NAMED:
         ticks = range(len(names))
-        # A class may be called "$5_$", which is no formula.
+        # Class names may contain "$", which must not start a formula
         axes.set_xticks(ticks, names, rotation=90, parse_math=False)
         axes.set_yticks(ticks, names, parse_math=False)
     if len(names) <= MAX_COUNTED:
@@ -48,12 +48,12 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
 
 
 def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str = "IoU") -> None:
-    """Draws a bar for each class, the best first, and their mean as a line.
+    """Draw a bar for the score of each class, best first, and a line at their mean.
 
     Args:
         scores: Score of each class in [0, 1], in the order of the classes; NaN for a class that does not occur.
-        file: Where to save the picture; the suffix is the format.
-        label: What the scores are.
+        file: Output file; the suffix determines the format.
+        label: Name of the score.
 
     Raises:
         ValueError: if there is no class.
@@ -80,19 +80,19 @@ def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str
 
 
 def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -> None:
-    """Draws how precise the detections of each class are at each recall, and the mean over the classes.
+    """Draw the precision-recall curves of each class and their mean.
 
     Args:
-        curves: Precision (R,) of each class at recalls evenly spread from 0 to 1, NaN for a class that does not occur,
-            as `DetectionMetric.precision_recall` returns it. The legend shows its mean, the average precision.
-        file: Where to save the picture; the suffix is the format.
+        curves: Precision (R,) of each class at recalls evenly spaced from 0 to 1, NaN for a class that does not occur,
+            as returned by `DetectionMetric.precision_recall`. The legend shows their mean, the average precision.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if no class occurs.
     """
     known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
     if not known:
-        raise ValueError("There is no class to draw, as there is no object of any.")
+        raise ValueError("There is no class to draw: no class has objects.")
     figure = new_figure(6, 4.5)
     axes = figure.subplots()
     few = len(known) <= MAX_CURVES
@@ -111,13 +111,13 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -
 
 
 def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> None:
-    """Draws the loss, the scores and the learning rate over the steps of a training.
+    """Draw the losses, scores and learning rate over the steps of a training run.
 
     Args:
-        log_history: Entries of the Trainer, `trainer.state.log_history`.
-        file: Where to save the picture; the suffix is the format.
+        log_history: Log entries of the Trainer, `trainer.state.log_history`.
+        file: Output file; the suffix determines the format.
     """
-    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # no scores
+    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # Not scores
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )

@@ -1,4 +1,4 @@
-"""Images with captions that a model finds for them, and reconstructions of masked images."""
+"""Figures of image-text retrieval, reconstructions of masked images, and augmented views."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,32 +12,33 @@ from .colors import IGNORED, Axes
 from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, first_rows, picture_rows, save, show
 
 
-Levels = float | Sequence[float]  # of all channels, or of each
+Levels = float | Sequence[float]  # One value for all channels, or one per channel
 
-NUM_CAPTIONS = 3  # more have no room beside a wide image
-TEXT_WIDTH = 1.5  # of a column, to that of an image
-LETTERS = 70  # in a line
+NUM_CAPTIONS = 3  # Captions that fit next to an image.
+TEXT_WIDTH = 1.5  # Width of a text column relative to an image column.
+LETTERS = 70  # Letters per line.
 RIGHT, WRONG = "forestgreen", "firebrick"
 
 
 def draw_captions(
     images: Sequence[Picture], captions: Sequence[Sequence[str]], found: Sequence[Sequence[str]], file: PictureFile
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, its captions, and those retrieved for it.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, its captions, and the captions retrieved for it.
 
-    Of both, the first `NUM_CAPTIONS` are shown. Retrieved captions are green if they are the image's own, else red.
+    At most `NUM_CAPTIONS` captions are shown per column. Retrieved captions are green if they belong to the image,
+    else red.
 
     Args:
         images: N images of any sizes.
-        captions: Those of each image.
-        found: What a model retrieves for each image, the best first.
-        file: Where to save the picture; the suffix is the format.
+        captions: Captions of each image.
+        found: Captions that a model retrieves for each image, best first.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if there is no image.
     """
     pictures = first_rows(images)
-    titles = ["image", "its captions", "captions that are found for it"]
+    titles = ["image", "its captions", "captions retrieved for it"]
     figure, panels = picture_rows(pictures, titles, [1.0, TEXT_WIDTH, TEXT_WIDTH])
     for row, picture, own, other in zip(panels, pictures, captions, found, strict=False):
         show(row[0], picture)
@@ -47,14 +48,14 @@ def draw_captions(
 
 
 def _write(panel: Axes, texts: Sequence[str], colors: Sequence[str]) -> None:
-    """Writes texts of two lines at most below each other."""
+    """Write texts of at most two lines below each other."""
     panel.set_axis_off()
     for place, (text, color) in enumerate(zip(texts[:NUM_CAPTIONS], colors, strict=False)):
         lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)
         drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=color)
         drawn.set_fontsize(8)
-        drawn.set_parse_math(False)  # a caption may hold "$5_$", which is no formula
-        drawn.set_in_layout(False)  # a long one would make its panel narrow
+        drawn.set_parse_math(False)  # Captions may contain "$", which must not start a formula.
+        drawn.set_in_layout(False)  # Long captions would make the panel narrow.
 
 
 def draw_reconstructions(
@@ -65,17 +66,18 @@ def draw_reconstructions(
     std: Levels,
     file: PictureFile,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, its visible part, and the reconstruction.
+    """Draw a row for each of the first `MAX_ROWS` images: the image, its visible patches, and the reconstruction.
 
-    Masked patches are gray in the second picture; in the third, the others are as they are in the image.
+    Masked patches are gray in the second picture and reconstructed in the third. Visible patches are those of the
+    image.
 
     Args:
-        pixel_values: N normalized images (C, H, W); those of neither 1 nor 3 channels show their first one.
-        masks: N masks (h, w), True where a patch is masked.
-        reconstructions: N images (C, H, W) in the units of `pixel_values`.
-        mean: What the image processor has subtracted from values in 0..1, one number or one for each channel.
-        std: What it has divided by, in the same way.
-        file: Where to save the picture; the suffix is the format.
+        pixel_values: N normalized images (C, H, W). If C is neither 1 nor 3, only the first channel is drawn.
+        masks: N masks (h, w), True for masked patches.
+        reconstructions: N images (C, H, W), normalized like `pixel_values`.
+        mean: Mean that the image processor subtracts from values in [0, 1]; one number or one per channel.
+        std: Standard deviation by which the image processor divides; one number or one per channel.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if there is no image.
@@ -86,17 +88,17 @@ def draw_reconstructions(
         image, filled = to_picture(pixels, mean, std), to_picture(reconstruction, mean, std)
         hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
         rows.append((image, hidden, np.where(masked[..., None], filled, image)))
-    draw_rows(rows, ["image", "what the model sees", "reconstruction"], file)
+    draw_rows(rows, ["image", "visible patches", "reconstruction"], file)
 
 
 def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, file: PictureFile) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image and its views.
+    """Draw a row for each of the first `MAX_ROWS` images: the image and its views.
 
     Args:
-        views: Of each image the same number of normalized pictures (C, H, W), of any sizes, the image first.
-        mean: What the image processor has subtracted from values in 0..1, one number or one for each channel.
-        std: What it has divided by, in the same way.
-        file: Where to save the picture; the suffix is the format.
+        views: For each image, the same number of normalized pictures (C, H, W) of any sizes, the image first.
+        mean: Mean that the image processor subtracts from values in [0, 1]; one number or one per channel.
+        std: Standard deviation by which the image processor divides; one number or one per channel.
+        file: Output file; the suffix determines the format.
 
     Raises:
         ValueError: if there is no image.
@@ -106,7 +108,7 @@ def draw_views(views: Sequence[Sequence[Tensor]], mean: Levels, std: Levels, fil
 
 
 def to_picture(pixels: Tensor, mean: Levels, std: Levels) -> np.ndarray:
-    """Returns a normalized image (C, H, W) as colors (H, W, 3) uint8."""
+    """Convert a normalized image (C, H, W) to colors (H, W, 3) uint8."""
     shift, scale = (torch.as_tensor(values).to(pixels.device).reshape(-1, 1, 1) for values in (mean, std))
     colors = ((pixels.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
     return as_picture(colors if len(colors) in (1, 3) else colors[:1])

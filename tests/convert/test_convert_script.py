@@ -51,7 +51,7 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
     for size in ("32x32", "24x40"):
         for name in ("hidden_states", "logits"):
             assert re.search(rf"{size}  {name} +absolute \d\.\de[-+]\d\d  relative \d\.\de[-+]\d\d  equal", said)
-    assert re.search(r"Peak memory of conversion and parity: \d+ MiB, \d+ MiB of it before the start", said)
+    assert re.search(r"Peak memory of conversion and parity: \d+ MiB, including \d+ MiB before the start", said)
     assert not list(tmp_path.glob(".*"))
     check_upload(output)  # weights, code, image processor and card are there
     card = (output / "README.md").read_text()
@@ -126,10 +126,10 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config_overrides", "image_size=384"], r"'image_size=384' is no JSON object"),
-        (["--config_overrides", "[1]"], r"'\[1\]' is no JSON object"),
+        (["--config_overrides", "image_size=384"], r"'image_size=384' is not a JSON object"),
+        (["--config_overrides", "[1]"], r"'\[1\]' is not a JSON object"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
-        (["--to", "timm"], r"is not one of ours. Bring it in first"),
+        (["--to", "timm"], r"is not an hf_vit model. Convert it first"),
         (["--config_overrides", '{"num_hidden_layers": 9}'], r"drawn at random: .*encoder\.layers\.3"),
     ],
 )
@@ -145,7 +145,7 @@ def test_mistakes_are_explained(
 def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "ours")
-    with pytest.raises(SystemExit, match=r"is already one of ours. Choose with --to"):
+    with pytest.raises(SystemExit, match=r"is already an hf_vit model. Choose an export layout with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
     with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
         convert(
@@ -158,7 +158,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
     model = timm.create_model("vit_base_patch16_224", img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
     torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
     convert(tmp_path / "weights.pth", tmp_path / "ours")
-    assert "No parity report: " in capsys.readouterr().out
+    assert "Outputs were not compared: " in capsys.readouterr().out
     assert "Not compared with the original implementation." in (tmp_path / "ours" / "README.md").read_text()
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     actual = HfViTForImageClassification.from_pretrained(tmp_path / "ours").eval()(images).logits

@@ -121,7 +121,7 @@ def test_tensors_of_low_precision_score_as_arrays(name: str) -> None:
 def test_another_size_is_refused(name: str) -> None:
     make_metric, image = METRICS[name]
     prediction, target = image(0)[0], image(1)[1]
-    with pytest.raises(ValueError, match=r"112x130 and 120x146\. Bring the prediction"):
+    with pytest.raises(ValueError, match=r"112x130 and 120x146\. Resize the prediction"):
         make_metric().record(prediction, target)
 
 
@@ -161,9 +161,9 @@ def test_semantic_scores_equal_hand_computed_ones() -> None:
 
 def test_semantic_class_numbers_that_are_none_are_refused() -> None:
     metric = SemanticSegmentationMetric(["a", "b"], ignore_index=9)
-    with pytest.raises(ValueError, match=r"The target holds .* none of the 2 classes \(0 to 1\): -1, 255\."):
+    with pytest.raises(ValueError, match=r"The target has .* outside of the 2 classes \(0 to 1\): -1, 255\."):
         metric.record([[0, 1, 1, 1]], [[0, 255, -1, 9]])
-    with pytest.raises(ValueError, match=r"The prediction holds .*: 2\."):
+    with pytest.raises(ValueError, match=r"The prediction has .*: 2\."):
         metric.record([[2, 3]], [[0, 9]])
 
 
@@ -245,11 +245,11 @@ def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
     metric = PanopticMetric(["a", "b"], [1])
     masks = masks_of([(0, 2, 0, 2), (1, 3, 1, 3)], (4, 4))
     nothing = {"segmentation": np.zeros((4, 4)), "segments_info": []}
-    with pytest.raises(ValueError, match="1 pixels lie in several target masks"):
+    with pytest.raises(ValueError, match="1 pixels are in several target masks"):
         metric.record(nothing, {"masks": masks, "class_labels": [0, 1]})
-    with pytest.raises(ValueError, match=r"ids that segments_info does not list: \[7\]"):
+    with pytest.raises(ValueError, match=r"ids that are missing from segments_info: \[7\]"):
         metric.record({**nothing, "segmentation": np.full((4, 4), 7)}, {"masks": masks[:0], "class_labels": []})
-    with pytest.raises(ValueError, match=r"The set of thing_ids holds .*: 2\."):
+    with pytest.raises(ValueError, match=r"The set of thing_ids has .*: 2\."):
         PanopticMetric(["a", "b"], [2])
 
 
@@ -402,9 +402,9 @@ def test_crop_counts_only_what_is_inside(crop: Any, shape: tuple[int, int], insi
 
 
 def test_depth_options_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"crop='nyu' is not known\. Choose None or one of eigen"):
+    with pytest.raises(ValueError, match=r"crop='nyu' is unknown\. Choose None or one of eigen"):
         DepthMetric(crop="nyu")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="alignment='mean' is not known"):
+    with pytest.raises(ValueError, match="alignment='mean' is unknown"):
         DepthMetric(alignment="mean")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_depth=2 must be above 0 and below max_depth=1"):
         DepthMetric(min_depth=2, max_depth=1)

@@ -39,7 +39,7 @@ def test_metrics_of_evaluate_equal_those_of_scikit_learn() -> None:
             "accuracy" if k == 1 else f"top_{k}_accuracy"
         ]
         assert score == pytest.approx(reference.top_k_accuracy_score(LABELS, LOGITS, k=k, labels=range(7)))
-    with pytest.raises(ValueError, match="k=8 must be at least 1 and at most 7"):
+    with pytest.raises(ValueError, match="k=8 must be between 1 and 7"):
         top_k.compute(predictions=ranked, references=LABELS, k=8)
 
 
@@ -61,7 +61,7 @@ def test_scores_hold_top_5_where_there_are_more_than_5_labels() -> None:
 
 
 def test_scores_refuse_other_shapes() -> None:
-    with pytest.raises(ValueError, match=r"not \(4,\) and \(4,\)"):
+    with pytest.raises(ValueError, match=r"got \(4,\) and \(4,\)"):
         image_classification_metrics(EvalPrediction(np.zeros(4), np.zeros(4)))
 
 
@@ -69,7 +69,7 @@ def test_majority_baseline_goes_by_the_training_labels() -> None:
     scores = majority_baseline([1, 1, 1, 0], [0, 0, 0, 1], num_labels=2)
     assert scores["accuracy"] == 0.25
     assert scores["loss"] == pytest.approx(-(3 * np.log(1 / 4) + np.log(3 / 4)) / 4)
-    with pytest.raises(ValueError, match="0 to train on and 2 to score"):
+    with pytest.raises(ValueError, match="got 0 and 2 labels"):
         majority_baseline([], [0, 1], num_labels=2)
 
 

@@ -1,4 +1,4 @@
-"""Refuses whatever reaches for the network, by which a test would depend on more than its files."""
+"""Refuse network access, so that tests depend only on local files."""
 
 import ipaddress
 import socket
@@ -7,16 +7,16 @@ from typing import Any
 
 
 class NetworkRefusedError(BaseException):
-    """Not an `Exception`: libraries take those for a network that is down, and go on without."""
+    """Error for refused network access. Not an `Exception`, which libraries would treat as a network failure."""
 
 
-# By which `datasets` asks a hub that is this machine for its viewer. It goes on without.
+# Host of the dataset viewer if the hub is this machine. `datasets` works without the viewer.
 VIEWER = "datasets-server.127.0.0.1"
-refused: list[str] = []  # hosts, also where the error was caught
+refused: list[str] = []  # Refused hosts, even if the error was caught
 
 
 def check_host(host: Any) -> None:
-    """Raises `NetworkRefusedError` for a host that is not this machine."""
+    """Raise `NetworkRefusedError` for a host other than this machine."""
     name = host.decode() if isinstance(host, bytes) else str(host or "localhost")
     if name.startswith(VIEWER):
         raise socket.gaierror(f"{name} has no address")
@@ -27,11 +27,13 @@ def check_host(host: Any) -> None:
         is_here = name == "localhost"
     if not is_here:
         refused.append(name)
-        raise NetworkRefusedError(f"A test reaches for {name}: let it use files, or tests/helpers/hub.py.")
+        raise NetworkRefusedError(
+            f"A test accesses {name} over the network. Use files or tests/helpers/hub.py instead."
+        )
 
 
 def refuse_network() -> None:
-    """Makes this process, and those that it forks into, find and connect to nothing but this machine."""
+    """Restrict this process and its forks to connections to this machine."""
 
     def checked(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:
         def connect_here(self: socket.socket, address: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Writers of tiny datasets of boxes, in every format that real ones have."""
+"""Writers of tiny object detection datasets in all supported formats."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from .datasets import encoded, picture, write_image
 
 
 NAMES = ("cat", "dog")
-# By split: file, size (width and height) and objects (class, and x1, y1, x2, y2) of each image
+# By split, for each image: file, size (width and height) and objects (class, and x1, y1, x2, y2)
 Scene = tuple[str, tuple[int, int], list[tuple[str, tuple[float, float, float, float]]]]
 SCENES: dict[str, list[Scene]] = {
     "train": [
@@ -24,14 +24,14 @@ CATEGORIES = [{"id": 9, "name": "dog", "supercategory": "pet"}, {"id": 4, "name"
 
 
 def write_scenes(folder: Path, places: dict[str, str]) -> None:
-    """Writes the images of each split to its place below `folder`."""
+    """Write the images of each split to its subfolder of `folder`."""
     for split, place in places.items():
         for number, (stem, size, _) in enumerate(SCENES[split]):
             write_image(folder / place / f"{stem}.png", picture(number, size))
 
 
 def coco_content(split: str) -> dict[str, Any]:
-    """The scenes of a split as COCO writes them."""
+    """Return the COCO annotations of the scenes of a split."""
     ids = {category["name"]: category["id"] for category in CATEGORIES}
     images, annotations = [], []
     for number, (stem, (width, height), objects) in enumerate(SCENES[split]):
@@ -39,7 +39,7 @@ def coco_content(split: str) -> dict[str, Any]:
         for name, (x1, y1, x2, y2) in objects:
             annotation = {"id": len(annotations) + 1, "image_id": 10 * number, "category_id": ids[name]}
             annotations.append({**annotation, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0})
-    annotations.sort(key=lambda annotation: -annotation["image_id"])  # COCO's are in no order of images either
+    annotations.sort(key=lambda annotation: -annotation["image_id"])  # Annotations of COCO are not sorted by image
     return {"images": images, "annotations": annotations, "categories": CATEGORIES}
 
 
@@ -50,7 +50,7 @@ def write_json(file: Path, content: dict[str, Any]) -> Path:
 
 
 def write_coco_boxes(folder: Path, **changes: Any) -> Path:
-    """Writes the scenes as folders with annotations.json; `changes` replace lists of that of "train"."""
+    """Write folders with images and annotations.json; `changes` replace lists in the file of "train"."""
     for split in SCENES:
         write_scenes(folder, {split: f"{split}/images"})
         write_json(folder / split / "annotations.json", coco_content(split) | (changes if split == "train" else {}))
@@ -58,7 +58,7 @@ def write_coco_boxes(folder: Path, **changes: Any) -> Path:
 
 
 def voc_xml(scene: Scene, extra: str = "") -> str:
-    """A scene as tools write it that give the edges of boxes; `extra` is put into each object."""
+    """Return the VOC annotation of a scene, with `extra` inserted into each object."""
     _, (width, height), objects = scene
     boxes = "".join(
         f"<object><name>{name}</name>{extra}<bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax>"
@@ -70,7 +70,7 @@ def voc_xml(scene: Scene, extra: str = "") -> str:
 
 
 def write_voc_beside(folder: Path, places: dict[str, str]) -> Path:
-    """Writes the XML file of each scene to the place of its split."""
+    """Write the XML file of each scene to the folder of its split."""
     for split, place in places.items():
         (folder / place).mkdir(parents=True, exist_ok=True)
         for scene in SCENES[split]:
@@ -79,7 +79,7 @@ def write_voc_beside(folder: Path, places: dict[str, str]) -> Path:
 
 
 def write_yolo_labels(folder: Path, places: dict[str, str]) -> Path:
-    """Writes a text file for each scene with objects to the place of its split."""
+    """Write a YOLO label file for each scene with objects to the folder of its split."""
     for split, place in places.items():
         (folder / place).mkdir(parents=True, exist_ok=True)
         for stem, (width, height), objects in SCENES[split]:
@@ -94,6 +94,6 @@ def write_yolo_labels(folder: Path, places: dict[str, str]) -> Path:
 
 
 def boxes_table(split: str, objects: Any, columns: list[Any]) -> Dataset:
-    """Images as bytes beside the column `objects`, of a given type and content."""
+    """Return a dataset with encoded images and the column `objects` of a given type and content."""
     images = [encoded(picture(number, size)) for number, (_, size, _) in enumerate(SCENES[split])]
     return Dataset.from_dict({"image": images, "objects": columns}, Features({"image": Image(), "objects": objects}))

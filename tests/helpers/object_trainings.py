@@ -1,4 +1,4 @@
-"""Drawn objects and figures in the format of COCO, for trainings of detection and keypoints."""
+"""Synthetic COCO datasets of drawn objects and figures, for training detection and keypoints."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Draw = Callable[[np.random.Generator, np.ndarray, int], list[dict[str, Any]]]
 
 
 def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Path:
-    """Writes images of several sizes with what `draw` paints into each, and its annotations; returns `folder`."""
+    """Write images of several sizes, painted by `draw`, and their annotations; return `folder`."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
         (folder / split / "images").mkdir(parents=True)
@@ -38,7 +38,7 @@ def write_coco(folder: Path, categories: list[dict[str, Any]], draw: Draw) -> Pa
 
 
 def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """A box on the left or on the right, or both, or, in every fourth image, none; once a crowd."""
+    """Draw a box on the left, the right, both sides, or (every fourth image) none; image 3 has a crowd too."""
     found = []
     for side in range(2):
         if number % 4 in (side, 2):
@@ -54,7 +54,7 @@ def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) 
 
 
 def draw_figures(generator: np.random.Generator, pixels: np.ndarray, number: int) -> list[dict[str, Any]]:
-    """One or two figures of three dots in a box, of which one may be hidden."""
+    """Draw one or two figures of three dots in a box; the figure of image 4 has an unlabeled dot."""
     found = []
     for side in range(1 + number % 2):
         left, top = 1 + 22 * side, int(generator.integers(2, 8))
@@ -79,12 +79,12 @@ def draw_figures(generator: np.random.Generator, pixels: np.ndarray, number: int
 
 
 def write_objects(folder: Path) -> Path:
-    """Writes images of bricks and leaves, with boxes."""
+    """Write images of bricks and leaves, with boxes."""
     categories = [{"id": number + 1, "name": name} for number, name in enumerate(CLASSES)]
     return write_coco(folder, categories, draw_boxes)
 
 
 def write_figures(folder: Path) -> Path:
-    """Writes images of figures, with boxes and keypoints."""
+    """Write images of figures, with boxes and keypoints."""
     category = {"id": 1, "name": "figure", "keypoints": POINTS, "skeleton": [[1, 2], [1, 3]]}
     return write_coco(folder, [category], draw_figures)

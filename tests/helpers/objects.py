@@ -1,4 +1,4 @@
-"""Images with made-up objects, poses and predictions of them, for the tests of scores."""
+"""Random objects and poses with predictions, for tests of metrics."""
 
 import numpy as np
 
@@ -8,19 +8,22 @@ from hf_vit.evaluation.keypoints import KeypointMetric
 from .dense import Image, Metrics
 
 
-NAMES = ["cat", "dog", "bird", "ghost"]  # there is no ghost
+NAMES = ["cat", "dog", "bird", "ghost"]  # No image has a ghost
 KEYPOINTS = ["nose", "left_ear", "right_ear", "left_paw", "right_paw"]
 OKS_SIGMAS = [0.03, 0.05, 0.05, 0.1, 0.1]
 
 
 def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
-    """Boxes (count, 4) of left, top, right and bottom, from small to large ones."""
+    """Return boxes (count, 4) of various sizes as left, top, right, bottom."""
     corners, sides = generator.uniform(0, 300, (count, 2)), np.exp(generator.uniform(2, 5.5, (count, 2)))
     return np.concatenate([corners, corners + sides], axis=1)
 
 
 def detection_image(number: int) -> Image:
-    """Boxes moved by some pixels, and some invented; image 1 has no object, 2 no detection, 3 neither."""
+    """Return shifted and false detections of random boxes, and the boxes.
+
+    Image 1 has no object, image 2 no detection, and image 3 neither.
+    """
     generator = np.random.default_rng(number)
     boxes = random_boxes(generator, 0 if number in (1, 3) else generator.integers(1, 9))
     labels = generator.integers(0, 3, len(boxes))
@@ -31,7 +34,7 @@ def detection_image(number: int) -> Image:
     prediction = {
         "boxes": found[kept],
         "class_labels": found_labels[kept],
-        "scores": generator.random(kept.sum()).round(1),  # many are equal
+        "scores": generator.random(kept.sum()).round(1),  # Many scores are equal
     }
     areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) * generator.uniform(0.5, 1, len(boxes))
     is_crowd = generator.random(len(boxes)) < 0.15
@@ -39,12 +42,12 @@ def detection_image(number: int) -> Image:
 
 
 def pose(number: int) -> Image:
-    """An object of which some keypoints are not labeled, and what was found; there are two in an image."""
+    """Return a predicted pose, and an object with some unlabeled keypoints; every image has two objects."""
     generator = np.random.default_rng(number)
     box = random_boxes(generator, 1)[0]
     sides = box[2:] - box[:2]
     points = box[:2] + sides * generator.random((len(KEYPOINTS), 2))
-    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # of this one nothing is labeled
+    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # Object 4 has no labels
     error = generator.normal(0, 0.06, points.shape) * sides
     prediction = {"keypoints": points + error, "scores": generator.random(len(KEYPOINTS)).round(1)}
     return prediction, {

@@ -1,4 +1,4 @@
-"""Command lines as values of options, which `hf_vit.training` takes."""
+"""Conversion of command lines to option values of `hf_vit.training`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -17,7 +17,7 @@ Arguments = Sequence[str | Mapping[str, Any]]
 
 
 def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
-    """The values that a command line gives to options of dataclasses; its first part may be a mapping, or a recipe."""
+    """Return the option values of a command line, which may start with a mapping of options or a recipe."""
     first = arguments[0] if arguments else ""
     if isinstance(first, Mapping):
         return {**first, **values_of(types, arguments[1:])}
@@ -25,7 +25,7 @@ def values_of(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
 
 
 def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> dict[str, Any]:
-    """The values that a command line gives to options as the page of a command has them."""
+    """Return the option values of a command line, parsed like those of a command."""
     first = arguments[0] if arguments else ""
     is_recipe = first.endswith((".yaml", ".json"))
     page = {"options": {option["name"]: option for option in options}, "words": [], "recipe": True}
@@ -36,38 +36,38 @@ def parsed(options: Iterable[Mapping[str, Any]], arguments: Sequence[str]) -> di
 
 
 def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
-    """The values that the command line of an evaluation gives."""
+    """Return the option values of an evaluation command line."""
     named = dict(pairwise(arguments))
     task_class = find_task({"model_name_or_path": named["--model_name_or_path"], "task": named.get("--task")})
     return parsed(evaluation_options(task_class), arguments)
 
 
 def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
-    """Evaluates by a command line, as the command does: it exits with one line about what is wrong."""
+    """Run an evaluation from a command line. Errors exit with a one-line message, as in the command."""
     with cli.exit_in_one_line():
         values = evaluation_values(arguments)
     run_evaluation(values, report)
 
 
 def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:
-    """Dataclasses of options by a command line."""
+    """Return dataclasses of options, built from a command line."""
     return build(types, with_recipe(values_of(types, arguments)), **defaults)
 
 
 def task_of(task_class: type[training.Task], arguments: Arguments) -> Any:
-    """The task of a training by a command line."""
+    """Return the training task of a command line."""
     return task_class.from_options(with_recipe(values_of(task_class.argument_types(), arguments)))
 
 
 def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
-    """The options that a command line gives, as a recipe holds them."""
+    """Return the options given by a command line, in the format of a recipe."""
     return shareable(resolve(types, with_recipe(values_of(types, arguments))), types)
 
 
 def run(
     task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Trains by a command line, as the command does: it exits with one line about what is wrong."""
+    """Run training from a command line. Errors exit with a one-line message, as in the command."""
     with cli.exit_in_one_line():
         values = values_of(task_class.argument_types(), arguments)
     run_training(task_class, values, report)

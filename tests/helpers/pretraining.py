@@ -1,4 +1,4 @@
-"""Trainings without labels on a few drawn images, by the script and by the Trainer."""
+"""Pretraining runs on a few drawn images, with the script and with the Trainer."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from .references import draw_weights
 
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
-NUM_TRAIN, NUM_TEST = 12, 7  # of each color, of which no batch of 2, 4 or 8 is filled by all
+NUM_TRAIN, NUM_TEST = 12, 7  # Images per color; totals are not multiples of the batch sizes
 CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -39,7 +39,7 @@ BATCH = ["--per_device_train_batch_size", "8"]
 
 
 def write_colors(folder: Path) -> Path:
-    """Writes images of several sizes, each of a noisy color with a white corner, to <split>/<color>/."""
+    """Write noisy images of one color with a white corner, in several sizes, to <split>/<color>/."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
         for name, color in COLORS.items():
@@ -59,7 +59,7 @@ def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **obje
 
 
 def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -> dict[str, float]:
-    """Does what the script does; returns the scores."""
+    """Run the training script; return the scores."""
     run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, report=lambda _: None)
     (file,) = output_dir.glob("*_scores.json")
     scores: dict[str, float] = json.loads(file.read_text())
@@ -67,14 +67,14 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
-    """The task of a command line, with its data."""
+    """Return the task of a command line, with its data loaded."""
     task = task_of(MaskedImageModeling, arguments_of(data, output_dir, *options))
     task.load_data()
     return task
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """The trainer of a command line, with weights that are always the same and say something."""
+    """Return the trainer of a command line, with fixed nonzero weights."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer
@@ -83,12 +83,12 @@ def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTraine
 def train_all_ways(
     data: Path, folder: Path, batch_size: int
 ) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
-    """Trains for more than an epoch on all images, and on streams of them; returns losses, weights and scores."""
+    """Train for more than an epoch on datasets and streams; return losses, weights and scores."""
     results = {}
     stream = ["--streaming", "true"]
     for way, options in {"list": [], "stream": [*stream, "--shard_by_process", "false"], "shards": stream}.items():
         batch = ["--per_device_train_batch_size", str(batch_size), "--logging_steps", "1"]
-        # Adam would divide differences in the last digit by themselves.
+        # SGD, because Adam amplifies rounding errors of small gradients
         sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]
         task = make_task(data, folder / way, *A_FEW, *options, *batch, *sgd)
         trainer = task.make_trainer()

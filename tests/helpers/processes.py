@@ -1,4 +1,4 @@
-"""Starts Python in other processes, forks of `tests/helpers/zygote.py` that cost a fraction of fresh ones."""
+"""Start Python processes as forks of `tests/helpers/zygote.py`, much faster than new processes."""
 
 import functools
 import json
@@ -15,27 +15,27 @@ from .zygote import NUMBER, Order
 
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 480  # seconds, of which a busy machine needs half
+TIMEOUT = 480  # Seconds, twice the time needed on a busy machine.
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # Variables that torch reads at import.
 NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "ORT_DISABLE_TELEMETRY": "1",
-}  # which is done over the network
+}  # Usage reporting needs the network.
 
-ZYGOTES: set[int] = set()  # their ids; they end with this process
+ZYGOTES: set[int] = set()  # Process ids; the processes end with this one.
 
-_STARTED: list[subprocess.Popen[bytes]] = []  # none of which is waited for
+_STARTED: list[subprocess.Popen[bytes]] = []  # Processes that are not waited for.
 
 
 class Process:
-    """Python running in another process; to tests what a `subprocess.Popen` is.
+    """Python in another process, with the interface of `subprocess.Popen`.
 
     Attributes:
-        pid: Its id.
-        returncode: Its exit code, minus the signal that ended it, or `None` before it is waited for.
+        pid: Process id.
+        returncode: Exit code, or the negative signal that ended the process; None before the process is waited for.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Process:
         processes: int = 1,
         fresh: bool = False,
     ) -> None:
-        """Starts it.
+        """Start the process.
 
         Args:
-            *arguments: Those of Python: a script, "-m" and a module or "-c" and code, and what follows.
-            workdir: Where it runs.
-            environment: All that is in its environment.
-            stdout: File that it prints to.
-            stderr: File of its errors; may be the same.
-            processes: How many there are of it, that torchrun would start.
-            fresh: Whether it is to import the libraries of Hugging Face and `hf_vit` by itself.
+            *arguments: Arguments of Python: a script, "-m" and a module or "-c" and code, followed by their arguments.
+            workdir: Working directory.
+            environment: Complete environment.
+            stdout: File for standard output.
+            stderr: File for standard error; may be the same.
+            processes: Number of processes, started as by torchrun.
+            fresh: Whether the process imports the libraries of Hugging Face and `hf_vit` itself.
         """
         variables = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
         source = zygote() if fresh else warm_zygote(tuple(sorted(variables.items())))
@@ -78,14 +78,14 @@ class Process:
         self.pid = receive(self._connection)
 
     def poll(self) -> int | None:
-        """Returns its exit code if it has ended."""
+        """Return the exit code if the process has ended, else None."""
         try:
             return self.wait(0)
         except BlockingIOError:
             return None
 
     def wait(self, timeout: float = TIMEOUT) -> int:
-        """Returns its exit code; raises `TimeoutError` if it has not ended after so many seconds."""
+        """Return the exit code; raise `TimeoutError` if the process does not end within `timeout` seconds."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             self.returncode = receive(self._connection)
@@ -93,23 +93,23 @@ class Process:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends it a signal, unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ends it, if it has not ended."""
+        """Terminate the process unless it has ended."""
         self.send_signal(signal.SIGTERM)
 
 
 def receive(connection: socket.socket) -> int:
-    """Waits for a number that a zygote answers with."""
+    """Receive a number from a zygote."""
     return NUMBER.unpack(connection.recv(NUMBER.size, socket.MSG_WAITALL))[0]
 
 
 @functools.cache
 def zygote() -> socket.socket:
-    """Starts the zygote, which ends with this process; returns where it receives sockets."""
+    """Start the zygote, which ends with this process; return the socket that receives orders."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     ours, theirs = socket.socketpair()
     with theirs:
@@ -120,9 +120,9 @@ def zygote() -> socket.socket:
     return ours
 
 
-@functools.lru_cache(maxsize=4)  # of some hundred MiB; one that is dropped ends
+@functools.lru_cache(maxsize=4)  # Each takes several hundred MiB; evicted ones end
 def warm_zygote(environment: tuple[tuple[str, str], ...]) -> socket.socket:
-    """Starts a zygote that has imported Hugging Face's libraries too, and `hf_vit` where it is in the path."""
+    """Start a zygote that has also imported the libraries of Hugging Face and, if it is in the path, `hf_vit`."""
     variables = dict(environment)
     ours, theirs = socket.socketpair()
     connection, others = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Reference models of other libraries, their weights under our names, and the rule of parity."""
+"""Reference models of other libraries, conversion of their weights to our names, and parity checks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-# The smallest model with which every source library is compared
+# Shape of the small models that are compared with every library
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -18,16 +18,16 @@ SHAPE: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
 }
-# How the names of transformers' and timm's plain ViTs read in ours, one substitution after the other.
+# Substitutions that convert weight names of transformers and timm to our names, applied in order
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    # decoders of masked image modeling
+    # Decoders of masked image modeling
     (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
     (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
     (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),
     (r"^decoder\.(?:decoder_)?(layers|norm|mask_token)", r"masked_image_modeling_head.mae.\1"),
     (r"^decoder\.0\.", "masked_image_modeling_head.simmim.predictor."),
-    # transformers
+    # Models of transformers
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
     (r"\.self_attn\.", ".attention."),
     (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
@@ -54,7 +54,7 @@ RENAMES = (
     (r"^head\.attention\.in_proj_", "attention_pooling.in_proj."),
     (r"^head\.(?:attention\.)?(projection|mlp)\.", r"attention_pooling.\1."),
     (r"^head\.layernorm\.", "attention_pooling.norm."),
-    # timm
+    # Models of timm
     (r"^blocks\.", "encoder.layers."),
     (r"^(cls_token|mask_token)", r"embeddings.\1"),
     (r"^dist_token", "embeddings.distillation_token"),
@@ -80,12 +80,12 @@ def plain_mlp(match: re.Match[str]) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str, Tensor]:
-    """Weights or gradients of a reference model under our names; linear, so that it serves both."""
+    """Convert weights or gradients of a reference model to our names and layout. The conversion is linear."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, replacement in RENAMES:
             name = re.sub(pattern, replacement, name)
-        if ".mlp.weights_in." in name:  # gate and up in one, transformers before 5.20
+        if ".mlp.weights_in." in name:  # Joint gate and up projection, transformers before 5.20
             gate, up = tensor.chunk(2)
             renamed[name.replace("weights_in", "gate")], renamed[name.replace("weights_in", "up")] = gate, up
         elif ".in_proj." in name:
@@ -104,23 +104,23 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             renamed[f"{stem}qkv.bias"] = torch.cat([biases["query"], biases["key"], biases["value"]])
         elif biases["query"] is not None:
             renamed[f"{stem}query_bias"], renamed[f"{stem}value_bias"] = biases["query"], biases["value"]
-    if not any(".mlp.gate." in name for name in renamed):  # DINOv3 calls the layers of its plain MLP up and down too
+    if not any(".mlp.gate." in name for name in renamed):  # The plain MLP of DINOv3 has layers up and down too
         renamed = {re.sub(r"\.mlp\.(up|down)\.", plain_mlp, name): tensor for name, tensor in renamed.items()}
-    for name in ("mask_token", "cls_token", "position_embeddings"):  # (D,) or (1, D) or (N, D) in some
+    for name in ("mask_token", "cls_token", "position_embeddings"):  # (D,), (1, D) or (N, D) in some models
         if f"embeddings.{name}" in renamed:
             tensor = renamed[f"embeddings.{name}"]
             renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
-    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # DINOv3 with no registers
+    renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # DINOv3 without registers
     unprefixed = ("classifier.", "distillation_classifier.", "masked_image_modeling_head.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
 
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int = 0) -> None:
-    """Draws every weight so that it matters: no zero heads, positions, gains or biases."""
+    """Draw random weights so that every weight affects the output: heads, positions, gains and biases are not 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # a fixed position table
+        if not parameter.requires_grad:  # Fixed position table
             continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
         if "token" in name or "pos" in name:
@@ -135,19 +135,19 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
 
 @dataclass
 class Parity:
-    """A reference model, ours, and how to run both.
+    """A reference model, our model, and functions that run them.
 
     Args:
-        reference: The other library's model.
+        reference: Model of the other library.
         ours: Our model of the same architecture.
-        run_reference: Gives the outputs to compare by name, from images of shape (B, C, H, W).
-        run_ours: The same for ours.
+        run_reference: Returns the outputs of the reference by name, given images of shape (B, C, H, W).
+        run_ours: Returns the outputs of our model by name, given the same images.
         sizes: Image heights and widths to compare at.
-        float32_positions: Name of the position table that the reference has to hold in float32 in a float64 model
-            where it resamples, because we resample in float32 by design and it would do it in float64.
-        without_effect: End of the names of our weights that cannot matter: a constant added to all keys shifts all
-            scores of a query alike, and the softmax cancels it.
-        rearrange: Reorders weights and gradients that the renaming gave, where the reference has another layout.
+        float32_positions: Name of the position table of the reference that is kept in float32 in a float64 model if it
+            is resampled, because our model always resamples in float32.
+        without_effect: Suffix of the names of weights without effect: a constant added to all keys shifts all scores
+            of a query equally, and the softmax cancels it.
+        rearrange: Reorders the renamed weights and gradients if the reference has another layout.
     """
 
     reference: nn.Module
@@ -174,8 +174,8 @@ class Parity:
             assert_close(buffer, mapped[name], 1e-7, name)
 
     def check(self, dtype: torch.dtype) -> None:
-        """Asserts equal outputs and gradients, and that every single weight matters, by the rule of the design."""
-        # In float32 ten times stricter than the rule, so that a change of a bias still stands out by a factor of 100.
+        """Assert that outputs and gradients are equal, and that every weight affects the output."""
+        # Float32: ten times stricter than required, so that a changed bias exceeds the tolerance by a factor of 100
         tolerance = 1e-9 if dtype == torch.float64 else 1e-5
         self.ours.to(dtype).eval()
         for size in self.sizes:
@@ -233,18 +233,18 @@ class Parity:
             after = self.run_ours(self.ours, images)
             parameter.copy_(kept)
             change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in before)
-            assert change > least, f"{name} hardly matters: {change}"
+            assert change > least, f"{name} has almost no effect: {change}"
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    """Asserts that the largest difference is at most `tolerance` of the largest expected value."""
+    """Assert that the largest difference is at most `tolerance` times the largest expected value."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     error = float(((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).detach())
     assert error <= tolerance, f"{what} differs by {error:.2e} of the largest value"
 
 
 def assert_identical(value: Any, expected: Any) -> None:
-    """Asserts that tensors, numbers and texts, in dictionaries and lists, are the same bit for bit."""
+    """Assert that tensors, numbers and strings, in dictionaries and lists, are identical bit by bit."""
     assert type(value) is type(expected)
     if isinstance(value, Tensor):
         assert torch.equal(value, expected)
@@ -261,6 +261,6 @@ def assert_identical(value: Any, expected: Any) -> None:
 
 
 def hidden_states(outputs: Any) -> dict[str, Tensor]:
-    """All hidden states and the last one, by name."""
+    """Return all hidden states and the last one, by name."""
     states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}
     return {**states, "last_hidden_state": outputs.last_hidden_state}

@@ -1,4 +1,4 @@
-"""A small training with what regularizes it, for the tests of several files."""
+"""Small training runs with regularization, shared by several test files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from .references import draw_weights
 
 NUM_TRAIN, NUM_TEST = 44, 10
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-# Without mixtures, whose partners are of one batch, a step does not depend on how it is split.
+# Without MixUp and CutMix, which mix images of one batch, a step does not depend on how its batch is split
 SPLITTABLE = ClassificationArguments("data", classification_loss="bce")
 EVERYTHING = ClassificationArguments(
     dataset_name="data",
@@ -32,7 +32,7 @@ EVERYTHING = ClassificationArguments(
 def regularized_trainer(
     folder: Path, batch_size: int, regularization: ClassificationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
-    """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
+    """Return the Trainer of the training script for a small model and a few digits, each repeated twice a step."""
     digits = load_digits()
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
@@ -41,7 +41,7 @@ def regularized_trainer(
     model = HfViTForImageClassification(config)
     draw_weights(model)
     defaults = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 2, "logging_steps": 1}
-    defaults |= {"optim": "sgd", "learning_rate": 0.1}  # Adam makes much of the last digits of small gradients
+    defaults |= {"optim": "sgd", "learning_rate": 0.1}  # Adam amplifies rounding errors of small gradients
     args = HfViTTrainingArguments(
         str(folder),
         use_cpu=True,
@@ -64,7 +64,7 @@ def train_regularized(
     checkpoint: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains, from a checkpoint on if one is given; returns the losses, the weights and how many tokens blocks saw."""
+    """Train, optionally from a checkpoint; return the losses, the weights and the sequence lengths in the blocks."""
     trainer = regularized_trainer(folder, batch_size, regularization, **options)
     lengths: list[tuple[bool, int]] = []
     trainer.model.model.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Seeds all generators that tests and the processes that they start draw from."""
+"""Seed all random generators of tests and of the processes that they start."""
 
 import os
 import random
@@ -6,14 +6,14 @@ import random
 import numpy as np
 
 
-VARIABLE = "PYTEST_SEED"  # in the environment of processes that tests start
+VARIABLE = "PYTEST_SEED"  # Environment variable of processes started by tests
 
 
 def seed_everything(number: int) -> None:
-    """Seeds the generators of Python, NumPy and torch, and those of the processes that are started from now on."""
-    import torch  # not in the process that hands out tests
+    """Seed the generators of Python, NumPy and torch, also in processes started later."""
+    import torch  # Not imported by the process that distributes tests
 
     os.environ[VARIABLE] = str(number)
     random.seed(number)
     np.random.seed(number)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed keeps a traceback too, for each kind of device
+    torch.default_generator.manual_seed(number)  # torch.manual_seed also stores a traceback per device type

@@ -1,4 +1,4 @@
-"""Small teachers, of our own and of transformers."""
+"""Small teacher models of hf_vit and transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +29,8 @@ from .models import small_config
 from .references import draw_weights
 
 
-# Cases of `TRAINING_CASES`, and what they learn from a teacher: losses that are means over images, or sums over images
-# or boxes of the whole step.
+# Cases of `TRAINING_CASES` with their type of distillation. Some losses are means over images, others are sums over
+# images or boxes of the whole step.
 DISTILLED_CASES = [
     ("distillation_token", "hard"),
     ("distillation_token", "soft"),
@@ -39,14 +39,14 @@ DISTILLED_CASES = [
     ("keypoints", "features"),
 ]
 TEACHER_LOSSES = ("hard_loss", "soft_loss", "patch_feature_loss", "cls_feature_loss")
-# Of another width, patch size and grid than that of the students, and of other colors.
+# Hidden size, patch size, grid and normalization differ from those of the students
 TEACHER_CONFIG = {"hidden_size": 16, "num_hidden_layers": 1, "image_size": 36, "patch_size": 6}
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 SQUARE = {"size": {"height": 48, "width": 48}}
 
 
 def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
-    """A teacher that is always the same."""
+    """Return a teacher with fixed weights."""
     config = small_config(**TEACHER_CONFIG)
     model = (HfViTModel if kind == "features" else HfViTForImageClassification)(config)
     draw_weights(model)
@@ -55,7 +55,7 @@ def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
 
 
 def small_distillation(kind: str, student: HfViTPreTrainedModel) -> Distillation:
-    """What a student learns from it; a linear layer is always the same too."""
+    """Return the distillation of a student, with fixed weights of its linear layer."""
     teacher = small_teacher(student, kind)
     if kind == "features":
         distillation = FeatureDistillation(teacher, student)
@@ -66,7 +66,7 @@ def small_distillation(kind: str, student: HfViTPreTrainedModel) -> Distillation
 
 
 def save_teacher(kind: str, folder: Path, names: Sequence[str]) -> Path:
-    """Saves a small image classifier, "ours" or one of transformers, with its image processor; returns `folder`."""
+    """Save a small image classifier of hf_vit ("ours") or transformers with its image processor; return `folder`."""
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
     if kind == "ours":
         config = small_config(**TEACHER_CONFIG, **labels, num_labels=len(names))
@@ -81,28 +81,28 @@ def save_teacher(kind: str, folder: Path, names: Sequence[str]) -> Path:
 
 
 def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
-    """A class of transformers, its configuration and its image processor."""
+    """Return a model class of transformers, its configuration and its image processor."""
     match kind:
         case "vit":
             config = ViTConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return ViTForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "beit":  # not known to our converter; a CLS token
+        case "beit":  # Not supported by our converter; has a CLS token
             config = BeitConfig(**SHAPE, image_size=48, patch_size=8, **labels)
             return BeitForImageClassification, config, BeitImageProcessor(**SQUARE, do_center_crop=False)
-        case "swin":  # tokens of a coarser grid than its patches, no CLS token
+        case "swin":  # Token grid coarser than the patch grid, no CLS token
             config = SwinConfig(
                 image_size=48, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=3, **labels
             )
             return SwinForImageClassification, config, ViTImageProcessor(**SQUARE)
-        case "uneven_swin":  # whose grids have 10, 5 and 3 tokens a side
+        case "uneven_swin":  # Grids of 10, 5 and 3 tokens a side
             config = SwinConfig(
                 image_size=40, patch_size=4, embed_dim=4, depths=[1] * 3, num_heads=[1] * 3, window_size=3, **labels
             )
             return SwinForImageClassification, config, ViTImageProcessor(size={"height": 40, "width": 40})
-        case "levit":  # 7, 4 and 2
+        case "levit":  # Grids of 7, 4 and 2 tokens a side
             widths = {"hidden_sizes": [16] * 3, "key_dim": [4] * 3, "num_attention_heads": [1] * 3}
             config = LevitConfig(image_size=112, depths=[1] * 3, **widths, **labels)
             return LevitForImageClassification, config, ViTImageProcessor(size={"height": 112, "width": 112})
-        case _:  # "resnet": a map, no CLS token
+        case _:  # "resnet": a feature map, no CLS token
             config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", **labels)
             return ResNetForImageClassification, config, ConvNextImageProcessor(size={"shortest_edge": 32})

@@ -1,6 +1,6 @@
-"""torchrun, whose processes are forks of it: they have imported what it has.
+"""torchrun with forked worker processes, which share the imports of the launcher.
 
-`python -m tests.helpers.torchrun ...` takes torchrun's arguments.
+`python -m tests.helpers.torchrun ...` takes the arguments of torchrun.
 """
 
 import gc
@@ -16,7 +16,7 @@ from .zygote import run
 
 
 def work(unbuffered: str, *arguments: str) -> None:
-    """Runs one of the processes, which dies of signals that the launcher handles, as after a fresh start."""
+    """Run a worker process with the default handlers of signals that the launcher handles."""
     assert unbuffered == "-u"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -24,7 +24,7 @@ def work(unbuffered: str, *arguments: str) -> None:
 
 
 def launch(config: LaunchConfig, entrypoint: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Takes the place of what torchrun starts its processes by."""
+    """Replacement for `elastic_launch` of torchrun."""
     assert entrypoint == sys.executable
     config.start_method = "fork"
     gc.freeze()

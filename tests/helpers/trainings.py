@@ -1,6 +1,6 @@
-"""Trainings that must come out the same in one process, in several, and in pieces.
+"""Training runs that must give the same result in one process, in several processes, and when resumed.
 
-Run as a script, `python -m tests.helpers.trainings JOB FOLDER ...`, it does one of the jobs and writes to FOLDER.
+`python -m tests.helpers.trainings JOB FOLDER ...` runs one of the jobs and writes its results to FOLDER.
 """
 
 import json
@@ -44,19 +44,19 @@ from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
 TRAINERS: dict[str, type[Trainer]] = {"HfViTTrainer": HfViTTrainer, "transformers.Trainer": Trainer}
-GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumulated
-NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
+GLOBAL_BATCH = 8  # Images per step, over all processes and accumulation steps
+NUM_TRAIN, NUM_TEST = 44, 37  # Not multiples of a batch
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-# Images per process and forward pass, and passes per step.
+# For each number of processes: images per process and forward pass, and forward passes per step
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
-AUGMENTED_SAVE_STEP = 8  # in the middle of the second epoch of 5 steps
+AUGMENTED_SAVE_STEP = 8  # In the middle of the second epoch of 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
 DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Makes `dtype` the precision of everything, also of the Trainer's sum of losses."""
+    """Set the default dtype, including that of the Trainer's sum of losses."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -70,7 +70,7 @@ def flatten(tensors: list[Tensor]) -> Tensor:
 
 
 class GradientRecorder(TrainerCallback):
-    """Keeps what the optimizer sees at each step."""
+    """Records the gradients of each optimizer step."""
 
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []
@@ -80,7 +80,7 @@ class GradientRecorder(TrainerCallback):
 
 
 def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViTPreTrainedModel:
-    """A model that is always the same, without the zeros of fresh heads, which send no gradient back."""
+    """Return a model with fixed weights, without the zero weights of new heads, which block gradients."""
     model = model_class(config)
     draw_weights(model)
     return model
@@ -98,19 +98,19 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 
 
 def splits(name: str, processes: int) -> list[tuple[int, int]]:
-    """How the batch of a case is split on so many processes, on several in as many parts as there are."""
+    """Return the splits of the batch of a case for a number of processes; for several, only the finest split."""
     own = [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
     return own if processes == 1 else own[-1:]
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of what is in `MakeBatch`: tensors are stacked, dictionaries listed."""
+    """Stack tensors and list dictionaries of examples."""
     batch = {key: [example[key] for example in examples] for key in examples[0]}
     return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
 
 
 def model_and_batch(name: str, num_images: int) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """The model of a case, and images for it, of which there are as many as in the batch of a step or more."""
+    """Return the model of a case, and a batch of `num_images` images."""
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     return build(case.model_class, config), case.make_batch(config, num_images)
@@ -121,9 +121,9 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
-    """The mean loss of the parts of a batch, and its gradient, as PyTorch itself has them, without any Trainer.
+    """Return the mean loss of the parts of a batch and its gradient, computed with plain PyTorch.
 
-    If `counts_all`, models that count what their loss is divided by do so for the batch, and losses are summed.
+    If `counts_all`, losses of models that support it are normalized by the item count of the whole batch, and summed.
     """
     with default_dtype(torch.float64):
         model, batch = model_and_batch(name, GLOBAL_BATCH)
@@ -141,13 +141,13 @@ def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[st
 
 
 def step_of_case(folder: Path, name: str, trainer: str, size: int, accumulate: int) -> dict[str, Any]:
-    """What one of `TRAINERS` makes of the same in one step, with the images in their order."""
+    """Run one step of a case with one of `TRAINERS`, with the images in order."""
     options = {"num_images": GLOBAL_BATCH, "train_sampling_strategy": "sequential"}
     return train_case(folder, name, "float64", size, accumulate, trainer_class=TRAINERS[trainer], **options)
 
 
 def loss_of_evaluation(folder: Path, name: str, trainer: str) -> tuple[float, float]:
-    """The loss of an evaluation by one of `TRAINERS`, and that of the model itself."""
+    """Return the evaluation loss of one of `TRAINERS`, and the loss of the model."""
     with default_dtype(torch.float64):
         model, batch = model_and_batch(name, GLOBAL_BATCH)
         evaluating = TRAINERS[trainer](
@@ -172,9 +172,9 @@ def train_case(
     trainer_class: type[Trainer] = HfViTTrainer,
     **options: Any,
 ) -> dict[str, Any]:
-    """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights.
+    """Run SGD for one epoch, two steps by default; return the losses, gradients and weights.
 
-    With a `kind` of distillation it learns from a teacher too.
+    With a `kind` of distillation, the model also learns from a teacher.
     """
     recorder = GradientRecorder()
     with default_dtype(DTYPES[dtype]):
@@ -209,7 +209,7 @@ def train_case(
 
 
 def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Metrics of all images at once; `loss` takes the place of the Trainer's own, which is a mean over batches."""
+    """Compute metrics over all images. `loss` replaces that of the Trainer, which is a mean over batches."""
     logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
     return {
         "loss": float(classification_loss(logits, labels, None)),
@@ -223,7 +223,7 @@ def digits_trainer(
     config: dict[str, Any] | None = None,
     **options: Any,
 ) -> HfViTTrainer:
-    """A small model, from weights that are always the same, on a few digits that are augmented."""
+    """Return the Trainer of a small model with fixed weights on a few augmented digits."""
     digits = load_digits()
     model_config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
     image_processor = HfViTImageProcessor.for_model(model_config)
@@ -243,7 +243,7 @@ def metrics(trainer: HfViTTrainer) -> dict[str, float]:
 
 
 def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None, **options: Any) -> dict[str, Any]:
-    """Trains on augmented digits, from a checkpoint on if one is given; returns the losses, weights and metrics."""
+    """Train on augmented digits, optionally from a checkpoint; return the losses, weights and metrics."""
     trainer = digits_trainer(
         folder,
         optim="sgd",
@@ -263,7 +263,7 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
 
 
 class Storing(HfViTTrainer):
-    """Stores features in the output folder."""
+    """Trainer that stores features in the output folder."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -271,24 +271,24 @@ class Storing(HfViTTrainer):
 
 
 class OfSavedModel(HfViTTrainer):
-    """Takes its model for one that was saved: others get no adapter."""
+    """Trainer that treats its model as a saved model, which adapters require."""
 
     def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
         base = f"{kwargs['args'].output_dir}-base"
-        model.config.save_pretrained(base)  # else adapters look for it on the Hub
+        model.config.save_pretrained(base)  # Otherwise adapters look for it on the Hub
         model.config._name_or_path = base
-        torch.manual_seed(0)  # what an adapter begins with is random
+        torch.manual_seed(0)  # Adapters are initialized randomly
         super().__init__(model=model, **kwargs)
 
 
 def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
-    """Trains an adapter as `train_augmented` trains all."""
+    """Train a LoRA adapter like `train_augmented`."""
     options = {"arguments_class": HfViTTrainingArguments, "warmup_steps": 0, "eval_strategy": "no", "lora_rank": 2}
     return train_augmented(folder, batch_size, trainer_class=OfSavedModel, **options)
 
 
 def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
-    """Metrics of the fresh weights, in float64 so that the predictions are the same in whatever batches."""
+    """Return the metrics of new weights, in float64 so that predictions do not depend on the batches."""
     with default_dtype(torch.float64):
         trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
         collate = trainer.data_collator
@@ -299,7 +299,7 @@ def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
 
 
 class AtManySizes(HfViTTrainer):
-    """Draws a size for every batch."""
+    """Trainer that draws a random image size for every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         change = ImageSizes(((16, 16), (28, 28), (36, 36)), is_drawn=True)
@@ -307,7 +307,7 @@ class AtManySizes(HfViTTrainer):
 
 
 def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
-    """Averages its weights over steps that are large, so that the average is not where the weights are."""
+    """Return a Trainer that averages weights over large steps, so that average and weights differ clearly."""
     defaults = {"ema_decay": EMA_DECAY, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
     fixed = {
         "warmup_steps": 0,
@@ -320,7 +320,7 @@ def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTra
 
 
 def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
-    """What a training has come to: its weights and their average."""
+    """Return the weights and their average."""
     return {
         "weights": flatten(list(trainer.model.parameters())),
         "average": flatten(list(trainer.average.averages.values())),
@@ -328,7 +328,7 @@ def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
 
 
 def average_and_die(folder: Path) -> None:
-    """Averages until it is killed, goes on in another process, and averages undisturbed; writes what came out."""
+    """Average until the process is killed, resume in another process, and train without interruption."""
     options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
     status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
     results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
@@ -340,7 +340,7 @@ def average_and_die(folder: Path) -> None:
 
 
 def in_a_fork(work: Callable[[], Any]) -> int:
-    """Does work in a process of its own, which has no imports to wait for; returns how that one ends."""
+    """Run a function in a forked process, which needs no imports; return its exit status."""
     if child := os.fork():
         return os.waitpid(child, 0)[1]
     work()
@@ -348,7 +348,7 @@ def in_a_fork(work: Callable[[], Any]) -> int:
 
 
 def average_on_processes(folder: Path) -> None:
-    """Averages under DDP and FSDP2 in two processes, and before that alone; each writes what it got."""
+    """Average weights alone, and under DDP and FSDP2 in two processes; each process writes its results."""
     if os.environ["RANK"] == "0":
         launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
         assert in_a_fork(lambda: average_and_die(folder)) == 0
@@ -362,7 +362,7 @@ def average_on_processes(folder: Path) -> None:
 
 
 class SlowSecondProcess(HfViTTrainer):
-    """Its second process takes long to save its random state; the first looks whether it is there in the end."""
+    """Trainer whose second process saves its random state slowly; the first checks that it is saved."""
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self.args.process_index == 1:
@@ -377,7 +377,7 @@ class SlowSecondProcess(HfViTTrainer):
 
 
 def train_twice(folder: Path) -> dict[str, Any]:
-    """Trains on augmented digits from the start and from the middle, with worker processes that outlive an epoch."""
+    """Train on augmented digits from the start and from a checkpoint, with persistent worker processes."""
     options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
     checkpoint = str(folder / f"checkpoint-{AUGMENTED_SAVE_STEP}")
     return {
@@ -387,7 +387,7 @@ def train_twice(folder: Path) -> dict[str, Any]:
 
 
 def compare_processes(folder: Path) -> None:
-    """Does in two processes all that must come out as in one; each writes what it got."""
+    """Run in two processes all cases that must match one process; each process writes its results."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
     results = {
         "gradients": {
@@ -416,7 +416,7 @@ def compare_processes(folder: Path) -> None:
 
 
 def compare_trainers(folder: Path) -> None:
-    """Takes a step with every model in two processes by either Trainer; each writes what it got."""
+    """Run a step of every model in two processes with each Trainer; each process writes its results."""
     results = {
         (name, trainer): step_of_case(folder, name, trainer, GLOBAL_BATCH // 2, 1)
         for name in TRAINING_CASES
@@ -427,7 +427,7 @@ def compare_trainers(folder: Path) -> None:
 
 
 def compare_four_processes(folder: Path) -> None:
-    """Does in four processes, in double precision alone, what of it depends on their number."""
+    """Run in four processes, in float64 only, the cases that depend on the number of processes."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
     results = {
         "gradients": {
@@ -442,7 +442,7 @@ def compare_four_processes(folder: Path) -> None:
 
 
 def compare_distillation(folder: Path) -> None:
-    """The same of models that learn from a teacher."""
+    """Run all cases of distillation in two processes; each process writes its results."""
     assert training_arguments(folder).world_size == 2
     results = {
         (name, kind, split): train_case(folder, name, "float64", *split, kind=kind)
@@ -454,7 +454,7 @@ def compare_distillation(folder: Path) -> None:
 
 
 def compare_shares(folder: Path) -> None:
-    """Compares images with texts of which each of two processes has some; each writes what it got."""
+    """Compute contrastive losses with images and texts split between two processes."""
     torch.distributed.init_process_group("gloo")
     results = contrastive.losses_of_shares()
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
@@ -462,7 +462,7 @@ def compare_shares(folder: Path) -> None:
 
 
 def score_predictions(folder: Path, kind: str) -> None:
-    """Scores made-up predictions in two processes; each writes what it got."""
+    """Score random predictions in two processes; each process writes its scores."""
     metrics = {"dense": dense.METRICS, "objects": objects.METRICS}[kind]
     scores = dense.scores_of_processes(metrics, batch_size=2)
     assert torch.distributed.get_world_size() == 2
@@ -471,11 +471,11 @@ def score_predictions(folder: Path, kind: str) -> None:
 
 
 def score_tasks(folder: Path, trained: str, *data: str) -> None:
-    """Scores models in two processes, and trains one; each writes what it got.
+    """Score models in two processes, and train one of them; each process writes its results.
 
     Args:
-        folder: Where to write.
-        trained: The task to train.
+        folder: Output folder.
+        trained: Name of the task to train.
         *data: Data of each task, as `task=path`.
     """
     assert training_arguments(folder).world_size == 2
@@ -486,7 +486,7 @@ def score_tasks(folder: Path, trained: str, *data: str) -> None:
 
 
 def pretrain(folder: Path, data: str) -> None:
-    """Trains without labels in two processes; each writes what it got."""
+    """Pretrain in two processes; each process writes its results."""
     results = train_all_ways(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
@@ -494,14 +494,14 @@ def pretrain(folder: Path, data: str) -> None:
 
 
 def train_pairs(folder: Path, data: str) -> None:
-    """Trains on images and texts in two processes; each writes what it got."""
+    """Train on images and texts in two processes; each process writes its results."""
     results = train_as_one(Path(data), folder, batch_size=4)
     assert torch.distributed.get_world_size() == 2
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 
 
-# What is killed and resumed: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
+# Runs that are killed and resumed: epochs of 6 steps, all kinds of dropout, evaluation after each epoch
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
 
@@ -511,7 +511,7 @@ def kill_this_process() -> None:
 
 
 class KilledInEpoch(HfViTTrainer):
-    """Ends in the middle of its second epoch, which is not where it saved last."""
+    """Trainer that is killed in the middle of its second epoch, after its last checkpoint."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == KILL_STEP:
@@ -520,7 +520,7 @@ class KilledInEpoch(HfViTTrainer):
 
 
 class KilledWhileSaving(HfViTTrainer):
-    """Ends when half of its second checkpoint is written."""
+    """Trainer that is killed while writing its second checkpoint."""
 
     def _save_rng_state(self, output_dir: str) -> None:
         if self.state.global_step == 2 * SAVE_STEPS:
@@ -547,16 +547,16 @@ def resumable_trainer(folder: Path, workers: int, trainer_class: type[HfViTTrain
 
 
 def train_and_die(folder: Path, how: str, workers: str) -> None:
-    """Trains until it is killed."""
+    """Train until the process is killed."""
     resumable_trainer(folder, int(workers), KILLED[how]).train()
 
 
 def train_to_the_end(folder: Path, *workers: str) -> None:
-    """Trains, from the last checkpoint where there is one, in each folder; writes what came out beside them.
+    """Train in each folder, from the last checkpoint if there is one, and write the results next to the folders.
 
     Args:
-        folder: Holds the folders of the trainings.
-        *workers: Number of worker processes of each training, as `name=number`.
+        folder: Parent folder of the training runs.
+        *workers: Number of worker processes of each training run, as `name=number`.
     """
     for name, number in (item.split("=") for item in workers):
         trainer = resumable_trainer(folder / name, int(number))
@@ -573,11 +573,11 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
         torch.save(result, folder / f"{name}.pt")
 
 
-STOP_STEP = 4  # in the second epoch, which has 3 steps in two processes
+STOP_STEP = 4  # In the second epoch, which has 3 steps in two processes
 
 
 class SignaledProcess(HfViTTrainer):
-    """Its last process alone gets SIGTERM in the middle of the second epoch."""
+    """Trainer whose last process receives SIGTERM in the middle of the second epoch."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
@@ -586,7 +586,7 @@ class SignaledProcess(HfViTTrainer):
 
 
 class SpoiledProcess(HfViTTrainer):
-    """The images of its last process alone hold no numbers in the second epoch."""
+    """Trainer whose last process gets images of NaN in the second epoch."""
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
@@ -595,9 +595,9 @@ class SpoiledProcess(HfViTTrainer):
 
 
 def stop_one_of_two(folder: Path) -> None:
-    """Trains in two processes of which one is told to stop, or fails; each writes what it got.
+    """Train in two processes, one of which is terminated or fails; each process writes its results.
 
-    Then trains for long.
+    A long training run follows.
     """
     results: dict[str, Any] = {}
     for name, trainer_class in (("stopped", SignaledProcess), ("spoiled", SpoiledProcess)):

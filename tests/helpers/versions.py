@@ -1,4 +1,4 @@
-"""Marks of tests that need a newer release than the oldest supported one, because a dependency lacks the feature."""
+"""Skip marks of tests that need newer dependencies than the oldest supported ones."""
 
 import pytest
 import torch

@@ -1,12 +1,12 @@
-"""A process that has imported the large libraries and forks into the processes that tests start.
+"""Zygote: a process that has imported large libraries and forks into the processes that tests start.
 
-A fresh process takes seconds to import them. Those of Hugging Face read their environment (`HF_HOME`, `HF_ENDPOINT`,
-…) at import, so that these are imported by a further zygote, one for each environment, or by the process itself.
+A new process takes seconds to import them. The libraries of Hugging Face read their environment (`HF_HOME`,
+`HF_ENDPOINT`, …) at import, so they are imported by an additional zygote per environment, or by the process itself.
 
-`python -m tests.helpers.zygote SOCKET` receives sockets, until the socket that they come by is closed. On each there
-is an `Order`, answered by two numbers: the id of the process and, when that has ended, its exit code. With a second
-socket beside it the process is a zygote too, of which only the id is told; it imports the modules that are its
-arguments and receives its orders there.
+`python -m tests.helpers.zygote SOCKET` receives sockets until SOCKET is closed. Each received socket carries an
+`Order` and is answered with two numbers: the process id and, when the process has ended, its exit code. If a second
+socket is received with it, the process becomes a zygote and only its id is returned; it imports the modules in its
+arguments and receives its orders on that socket.
 """
 
 import ctypes
@@ -37,22 +37,22 @@ LIBRARY_PATH = sys.path[1:]
 
 
 class Order(TypedDict):
-    """What a process is to be."""
+    """Description of a process to start."""
 
-    # As of Python: a script, "-m" and a module or "-c" and code, and what follows in `sys.argv`; of a zygote, modules
+    # Arguments of Python: a script, "-m" and a module or "-c" and code, and their arguments. For a zygote: modules
     arguments: list[str]
-    processes: int  # with more than one, what torchrun would start
+    processes: int  # Number of processes, started as by torchrun
     workdir: str
     environment: dict[str, str]
-    stdout: str  # a file
+    stdout: str  # Output file
     stderr: str
 
 
 def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
-    """Answers orders; returns, in a process of its own, each one, with where that receives orders if it is to."""
+    """Process orders. Returns in each forked process, with its order and, for a zygote, its order socket."""
     gc.collect()
-    gc.freeze()  # else every process searches what was imported here for garbage, and copies it for that
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    gc.freeze()  # Otherwise garbage collection copies the imported objects in each process.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Responder processes are not waited for.
     while descriptors := socket.recv_fds(source, 1, 2)[1]:
         connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         with connection:
@@ -76,7 +76,7 @@ def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
 
 
 def become(order: Order) -> None:
-    """Makes this process what the order says, as if Python had been started so."""
+    """Set up this process as described by the order, as if Python had been started that way."""
     for descriptor, path in enumerate((os.devnull, order["stdout"], order["stderr"])):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)
@@ -90,7 +90,7 @@ def become(order: Order) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Runs a script, module or code as the main program, which draws what its test's seed says."""
+    """Run a script, module or code as the main program, with the random seed of the test."""
     if VARIABLE in os.environ:
         seed_everything(int(os.environ[VARIABLE]))
     how, *rest = arguments
@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> None:
 
 
 def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) -> None:
-    """Runs the main program as one of several processes, as torchrun starts them; none outlives who started it."""
+    """Run the main program as one of several processes of torchrun, which ends with its parent process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -118,7 +118,7 @@ def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) ->
 
 
 def run_processes(order: Order) -> None:
-    """Forks into several processes, which share what they all import."""
+    """Fork into several processes, which share common imports."""
     from torch.distributed.elastic.utils.distributed import get_free_port
     from torch.multiprocessing import start_processes
 

@@ -108,7 +108,7 @@ def resumed(workplace: Path) -> Path:
     assert not (workplace / "resumed" / "model.safetensors").exists()
     again = train(workplace, "--output_dir", "resumed")
     assert again.returncode != 0
-    assert "resumed already holds a training. Resume it with --resume_from_checkpoint last" in again.stderr
+    assert "resumed already contains a training run. Resume it with --resume_from_checkpoint last" in again.stderr
     finished = train(workplace, "--output_dir", "resumed", "--resume_from_checkpoint", "last")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return workplace / "resumed"

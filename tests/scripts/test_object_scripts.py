@@ -160,7 +160,7 @@ def test_the_cards_code_runs_with_the_package(
     [
         ("object_detection", ["--metric_for_best_model", "pck"], "There is no score 'pck'"),
         ("object_detection", ["--min_scale", "0"], "scale"),
-        ("keypoint_detection", ["--normalize_by", "top,tail"], "'tail', which is no keypoint"),
+        ("keypoint_detection", ["--normalize_by", "top,tail"], "unknown keypoint 'tail'"),
         ("keypoint_detection", ["--normalize_by", "top"], "must name two keypoints"),
         ("keypoint_detection", ["--flip_pairs", "top,tail"], "'top,tail', which is no pair"),
     ],

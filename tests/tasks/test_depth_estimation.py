@@ -97,7 +97,7 @@ def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, t
     [
         (
             ["--depth_scale", "1"],
-            r"No train image has any truth: their depths go from 2000 to 6000 meters, but only .*"
+            r"No train image has annotations: their depths go from 2000 to 6000 meters, but only .*"
             r" between 0\.001 and 10 count\. Set --depth_scale",
         ),
         (["--max_eval_depth", "1"], r"depths go from 2 to 6 meters, but only those between 0\.001 and 1 count"),

@@ -318,7 +318,9 @@ def test_a_batch_must_be_filled(args: HfViTTrainingArguments) -> None:
 def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingArguments) -> None:
     assert checkpoint_to_resume(args) is None
     (Path(args.output_dir) / "checkpoint-5").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"already holds a training. Resume it with --resume_from_checkpoint last"):
+    with pytest.raises(
+        ValueError, match=r"already contains a training run. Resume it with --resume_from_checkpoint last"
+    ):
         checkpoint_to_resume(args)
     args.resume_from_checkpoint = "last"
     with pytest.raises(ValueError, match="holds no training to resume"):
@@ -345,7 +347,7 @@ def script() -> ModuleType:
             ["--dataset_name", "photos", "--auto_augment", "some"],
             "argument --auto_augment/--auto-augment: invalid choice: 'some'",
         ),
-        (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is no JSON object"),
+        (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is not a JSON object"),
         (
             ["--dataset_name", "photos", "--image_size", "30"],
             "The image height 30 is not a multiple of the patch height 16",

@@ -305,7 +305,7 @@ def test_a_finished_model_is_not_trained_again_from_scratch(place: Path) -> None
 def test_a_checkpoint_from_elsewhere_does_not_continue_another_training(place: Path) -> None:
     shutil.copytree("output", "other")
     message = refusal("--resume_from_checkpoint", "other/checkpoint-2")
-    assert "output already holds a training. Resume it with --resume_from_checkpoint last" in message
+    assert "output already contains a training run. Resume it with --resume_from_checkpoint last" in message
 
 
 def write_lock(**holder: object) -> None:
@@ -318,11 +318,11 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
     try:
         started = psutil.Process(sleeper.pid).create_time()
         write_lock(host=socket.gethostname(), process=sleeper.pid, started=started)
-        assert f"A training runs in output, as process {sleeper.pid}" in refusal(*LAST)
+        assert f"A training run (process {sleeper.pid}) is using output" in refusal(*LAST)
         write_lock(host="another-host", process=sleeper.pid, started=started)
-        assert f"A training runs in output on another-host, as process {sleeper.pid}, by its last" in refusal()
+        assert f"A training run (process {sleeper.pid} on another-host) is using output. Its lock" in refusal()
         Path("output/training.lock").write_text("")
-        assert "on an unknown host, as process unknown" in refusal(*LAST)
+        assert "(process unknown on an unknown host)" in refusal(*LAST)
     finally:
         sleeper.communicate()
 

@@ -237,10 +237,10 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     for record in (record_attention, gradient_rollout):
         with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
             record(HfViTForImageClassification(config).train(), pixels(config))
-    with pytest.raises(ValueError, match="HfViTForDepthEstimation gives images no class"):
+    with pytest.raises(ValueError, match="HfViTForDepthEstimation does not predict a class"):
         gradient_rollout(HfViTForDepthEstimation(config).eval(), pixels(config))
     for wrong in ([5, 0], [0], [-1, 0]):
-        with pytest.raises(ValueError, match="must hold a number from 0 to 4 for each of 2 images"):
+        with pytest.raises(ValueError, match="must have a number from 0 to 4 for each of 2 images"):
             gradient_rollout(classifier, pixels(config), wrong)
     with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
         attention_maps(by_hand(), (2, 0))
@@ -251,5 +251,5 @@ def test_a_point_lies_on_one_patch_or_outside() -> None:
     assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
     assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
     for point in ((640, 0), (0, 427), (-1, 5)):
-        with pytest.raises(ValueError, match="outside an image of 640 x 427 pixels"):
+        with pytest.raises(ValueError, match="outside of the image of 640 x 427 pixels"):
             patch_at(point, (427, 640), (2, 3))

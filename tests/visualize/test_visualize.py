@@ -278,7 +278,7 @@ def test_depth_without_a_valid_pixel_is_drawn(invalid: float, tmp_path: Path) ->
     ],
 )
 def test_a_prediction_of_another_size_is_refused(draw: Callable[..., None], prediction: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"size 60x60 .* of 40x80\. Bring it to the image's size"):
+    with pytest.raises(ValueError, match=r"size 60x60 .* has 40x80\. Resize it to the image size"):
         draw([BLACK], [prediction], None, tmp_path / "no.png")
 
 

@@ -155,9 +155,9 @@ def test_a_point_changes_what_attends_and_what_is_compared(workplace: Path, tmp_
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation gives images no class"),
-        ("pets", ["--kinds", "saliency", "--class_name", "cow"], "knows no class 'cow', but cat, dog"),
-        ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside an image of 50 x 90"),
+        ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation does not predict a class"),
+        ("pets", ["--kinds", "saliency", "--class_name", "cow"], "has no class 'cow'. Its classes include cat, dog"),
+        ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside of the image of 50 x 90"),
         ("pets", ["--image_size", "0"], "image_size=0 must be at least 1"),
         ("nothing", [], "nothing"),
     ],
