@@ -321,7 +321,7 @@ def test_models_take_overrides_of_options(tmp_path: Path) -> None:
 
 @all_tasks
 def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
-    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. It has: \w+, "):
+    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. Options: \w+, "):
         small_config(**{field: {"trash": 1, "nonsense": 2}})
     for name, value in {"head": "transformer", "num_queries": "7"}.items():
         if name in {option.name for option in fields(TASK_CONFIGS[field])}:
@@ -335,7 +335,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("segmentation_config", {"hidden_size": 0}, "hidden_size=0 must be positive"),
         ("segmentation_config", {"dice_weight": -1.0}, "dice_weight=-1.0 must not be negative"),
         ("segmentation_config", {"focal_weight": float("nan")}, "focal_weight=nan"),
-        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, which leaves no loss"),
+        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, so there is no loss"),
         ("segmentation_config", {"focal_gamma": -0.5}, "focal_gamma=-0.5"),
         ("segmentation_config", {"class_weights": [1.0, -2.0]}, r"class_weights=\[1.0, -2.0\] must not be negative"),
         ("segmentation_config", {"use_auxiliary_head": True, "auxiliary_loss_weight": -1}, "auxiliary_loss_weight=-1"),
@@ -376,7 +376,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         (
             "masked_image_modeling_config",
             {"objective": "simmim", "norm_pix_loss": False},
-            "norm_pix_loss=False is an option of objective='mae' and does nothing for 'simmim'",
+            "norm_pix_loss=False applies only to objective='mae' and has no effect with 'simmim'",
         ),
     ],
 )
