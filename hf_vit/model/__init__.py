@@ -1,1 +1,1 @@
-"""What travels with every checkpoint: configuration, models, image processors, pipelines."""
+"""Model code that is saved with every checkpoint: configuration, models, image processors and pipelines."""

@@ -1,4 +1,4 @@
-"""Permanent changes of the inputs of a model: image size, patch size, channels, prefix tokens."""
+"""Permanent changes of the inputs of a loaded model: image size, patch size, channels and prefix tokens."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Size = int | list[int] | tuple[int, int]
 
 
 class Geometry(TypedDict, total=False):
-    """Fields of `HfViTConfig` that `apply_geometry` changes; `None` leaves a field as it is."""
+    """Fields of `HfViTConfig` that `apply_geometry` changes; `None` leaves a field unchanged."""
 
     image_size: Size | None
     patch_size: Size | None
@@ -30,21 +30,21 @@ class Geometry(TypedDict, total=False):
 
 
 class HfViTInputSized:
-    """A layer or model whose weights depend on the image size, patch size, channels or prefix tokens."""
+    """Base class of layers and models whose weights depend on image size, patch size, channels or prefix tokens."""
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""
+        """Raises `ValueError`, before any weight changes, if the layer cannot adapt to the new configuration."""
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resizes the weights that this very layer holds from one configuration to another."""
+        """Resizes the weights of this layer, but not of its submodules, from one configuration to another."""
 
 
 def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
-    """Resizes patch kernels (D, C, p, q) so that they respond to resized patches as before to the original ones."""
+    """Resizes patch kernels (D, C, p, q) so that their responses to resized patches stay the same."""
     # FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4: with B the matrix that resizes a patch, the new kernel
-    # is the pseudo-inverse of B's transpose times the old one. Responses are equal where patches grow, and as close as
-    # can be on white noise where they shrink. B is bicubic and antialiased as in timm, bilinear in the paper's code.
-    # An inverse magnifies rounding, so it is computed in float64 on the CPU.
+    # is the pseudo-inverse of Bᵀ times the old one. Responses are equal if patches grow; if patches shrink, they are
+    # the best approximation on white noise. B is bicubic and antialiased as in timm; the paper's code uses bilinear.
+    # The inverse amplifies rounding errors, so it is computed in float64 on the CPU.
     old_size = kernels.shape[2:]
     if tuple(old_size) == tuple(new_size):
         return kernels
@@ -55,10 +55,10 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 
 
 def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
-    """Gives patch kernels (D, C, p, q) another number of image channels, with the size of the response kept.
+    """Converts patch kernels (D, C, p, q) to another number of image channels and keeps the scale of the response.
 
-    One channel gets the sum of the old ones, so that a gray image is treated as its repetition in all channels was.
-    Otherwise the old channels are repeated in turn, times C / `num_channels`, as timm does.
+    A single channel gets the sum of the old kernels, so a gray image gives the same response as the image repeated
+    in all channels. Otherwise the old channels are repeated cyclically and scaled by C / `num_channels`, as in timm.
     """
     old = kernels.shape[1]
     if num_channels == old:
@@ -71,27 +71,28 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
 
 
 def apply_geometry(model: PreTrainedModel, **geometry: Unpack[Geometry]) -> None:
-    """Changes a built model and its configuration for good; `None` leaves a field as it is.
+    """Permanently changes the inputs of a model and its configuration; `None` leaves a field unchanged.
 
-    All changes are checked before the first one is made. Changed weights are new parameters, which train if the old
-    ones did: build the optimizer afterwards. Fixed sin-cos positions turn into learned ones where the grid changes,
+    All changes are checked before the first one is applied. Changed weights are new parameters, trainable if the old
+    ones were: build the optimizer afterwards. If the grid changes, fixed sin-cos positions become learned ones,
     because their formula would not give the trained positions; rotary "scaled_index" positions keep their scale in
     `config.rope_grid_size`.
 
     Args:
-        model: Any of our models.
-        image_size: Height and width in pixels that the position table is for; it is resampled to the new grid.
-        patch_size: Height and width in pixels of a patch; the kernels are resized by `resize_patch_kernels`. The image
-            size stays unless it is given too, so smaller patches make a finer grid, whose positions are resampled.
-            `config.patch_padding` is scaled along.
+        model: Any model of this package.
+        image_size: Native height and width in pixels; the position table is resampled to the new grid.
+        patch_size: Height and width of a patch in pixels; the kernels are resized by `resize_patch_kernels`. Unless
+            `image_size` is given too, the image size stays the same, so smaller patches give a finer grid, to which
+            the positions are resampled. `config.patch_padding` is scaled by the same factor.
         num_channels: Number of image channels; see `change_input_channels`.
-        use_cls_token: Whether there is a CLS token. A new one, and its position, are drawn at random.
-        use_distillation_token: The same for the distillation token; a classifier gets or loses the head on it.
-        num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
-        pooling: "cls" or "mean", which can take each other's place.
+        use_cls_token: Whether the model has a CLS token. A new token and its position are initialized randomly.
+        use_distillation_token: Whether the model has a distillation token, with a head on it in a classifier.
+        num_register_tokens: Number of registers. New ones are initialized randomly and appended; surplus ones are
+            dropped from the end.
+        pooling: "cls" or "mean"; each can replace the other.
 
     Raises:
-        ValueError: if the values do not fit together or the model, saying what would.
+        ValueError: if the values are inconsistent or do not fit the model; the message lists valid values.
     """
     changed = {name: value for name, value in geometry.items() if value is not None}
     new = _changed_config(model.config, changed)
@@ -109,14 +110,14 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
-    new.patch_padding = 0  # of which nobody knows yet whether it fits
+    new.patch_padding = 0  # the old padding may not fit the new patch size
     new.check()
     sides = zip(to_pair(new.patch_size), to_pair(config.patch_size), strict=True)
     new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
-            f"pooling={config.pooling!r} cannot become {new.pooling!r} in a built model: other weights follow it. "
-            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws them again."
+            f"pooling={config.pooling!r} cannot become {new.pooling!r} in an existing model: they use different "
+            f"weights. from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws new ones."
         )
     if new.grid_size != config.grid_size and new.rope_coordinates == "scaled_index":
         new.rope_grid_size = config.rotary_grid_size
@@ -146,13 +147,13 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     if new.position_embedding_type == "sincos2d":
         table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
     elif table is not None:
-        # The fixed table that becomes a learned one may have another dtype.
+        # A fixed table that becomes a learned one may have another dtype.
         table = as_parameter(_resized_table(table, old, new, draw).to(kernels.dtype), table)
     embeddings.position_embeddings = table
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns the first `count` of tokens (1, any number, D), completed by new ones."""
+    """Returns the first `count` tokens of (1, any number, D), followed by randomly drawn ones if there are fewer."""
     if tokens is None:
         return draw(count)
     missing = count - tokens.shape[1]
@@ -162,7 +163,7 @@ def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Ten
 
 
 def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
-    """Returns a position table (1, P + N, D) for another grid and other tokens, whose positions are drawn if new."""
+    """Resamples a position table (1, P + N, D) to a new grid; draws the positions of new prefix tokens at random."""
     table = resample_to_grid(table, old, new.grid_size, old.num_prefix_positions)
     tokens = ("use_cls_token", "use_distillation_token")
     had, has = ([name for name in tokens if vars(config)[name]] for config in (old, new))
@@ -174,7 +175,7 @@ def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Call
 
 
 def as_parameter(values: Tensor, old: Tensor | None) -> nn.Parameter:
-    """Returns `values` as a parameter that trains unless `old` is frozen; `old` itself where nothing has changed."""
+    """Returns `values` as a parameter that is frozen if `old` is; returns `old` itself if nothing has changed."""
     if not isinstance(old, nn.Parameter):
         return nn.Parameter(values.clone())
     return old if values is old else nn.Parameter(values.clone(), requires_grad=old.requires_grad)

@@ -1,4 +1,4 @@
-"""Configuration of the Vision Transformer, with the options of all tasks beside the fields of the backbone."""
+"""Configuration of the Vision Transformer: fields of the backbone and options of all tasks."""
 
 import copy
 import os
@@ -16,16 +16,16 @@ from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
 from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 
 
-# Fields that are a height and a width, and what these are counted in
+# Fields that take an int or (height, width), and their units
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
-# What the constructor takes beside fields, and gives back as properties
+# Constructor arguments that are stored as properties rather than fields
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
-# No package index offers hf-vit yet, so errors suggest an installation from a checkout.
+# hf-vit is on no package index yet, so error messages suggest an installation from a checkout.
 INSTALL_COMMAND = "pip install . (in a checkout of hf-vit)"
 
 
 def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
-    """Returns `(height, width)` of a size given as one int for both or as a pair."""
+    """Converts a size, given as one int for both sides or as a pair, to `(height, width)`."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
@@ -33,81 +33,83 @@ def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
 class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
 
-    Fields that `transformers.ViTConfig` has keep its names and meaning; the others are off by default.
+    Fields shared with `transformers.ViTConfig` keep their names and meaning; the others are off by default.
 
     Args:
         hidden_size: Width D of a token.
         num_hidden_layers: Number of blocks.
         num_attention_heads: Number of attention heads; divides `hidden_size`.
-        intermediate_size: Width of the hidden layer of the MLP (of each of its two branches with `use_gated_mlp`).
+        intermediate_size: Width of the hidden layer of the MLP (of each of the two branches with `use_gated_mlp`).
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         hidden_dropout_prob: Dropout after the embeddings, the attention and the MLP, in [0, 1).
         attention_probs_dropout_prob: Dropout of the attention weights, in [0, 1).
-        drop_path_rate: Stochastic depth of the last block, in [0, 1); grows linearly from 0 at the first one
+        drop_path_rate: Stochastic depth rate of the last block, in [0, 1); grows linearly from 0 at the first block
             (https://arxiv.org/abs/1603.09382).
         initializer_range: Standard deviation of the truncated normal initialization.
         layer_norm_eps: Epsilon of every norm.
-        image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
+        image_size: Native height and width of images in pixels, for the position table. Other sizes work too.
         patch_size: Height and width in pixels of a patch.
-        patch_padding: How many pixels before the image, up and left, the first patch starts; beyond the image is zero,
-            and as many pixels at its end are cut off (ViTPose, https://arxiv.org/abs/2204.12484: 2).
+        patch_padding: Zero padding in pixels at the top and left of the image; the same number of pixels is cut off at
+            the bottom and right (ViTPose, https://arxiv.org/abs/2204.12484: 2).
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
-        key_bias: Whether the key has one too where `qkv_bias` is set (DINOv3: no).
+        key_bias: Whether the key has a bias too if `qkv_bias` is set (DINOv3: no).
         proj_bias: Whether the output projection of the attention has a bias.
         mlp_bias: Whether the linear layers of the MLP have a bias.
-        use_gated_mlp: SwiGLU (https://arxiv.org/abs/2002.05202) in place of the MLP; `hidden_act` acts on the gate, so
-            set it to "silu".
-        use_pre_layernorm: Normalizes the embedded tokens before the first block (CLIP,
+        use_gated_mlp: Whether SwiGLU (https://arxiv.org/abs/2002.05202) replaces the MLP. `hidden_act` is the
+            activation of the gate; set it to "silu".
+        use_pre_layernorm: Whether the embedded tokens are normalized before the first block (CLIP,
             https://arxiv.org/abs/2103.00020).
-        use_qk_norm: Normalizes query and key per head (https://arxiv.org/abs/2302.05442).
+        use_qk_norm: Whether query and key are normalized per head (https://arxiv.org/abs/2302.05442).
         norm_type: "layernorm" or "rmsnorm" (https://arxiv.org/abs/1910.07467).
-        layerscale_value: Initial value of LayerScale (https://arxiv.org/abs/2103.17239); `None` leaves it out.
+        layerscale_value: Initial value of LayerScale (https://arxiv.org/abs/2103.17239); `None` disables it.
         use_cls_token: Whether the sequence starts with a CLS token.
-        use_distillation_token: Whether DeiT's distillation token follows it (https://arxiv.org/abs/2012.12877).
+        use_distillation_token: Whether a distillation token follows the CLS token (DeiT,
+            https://arxiv.org/abs/2012.12877).
         num_register_tokens: Number of register tokens before the patches (https://arxiv.org/abs/2309.16588).
         use_mask_token: Whether the model has a mask token for `bool_masked_pos`.
         position_embedding_type: "learned" (ViT), "sincos2d" (the fixed table of MAE, https://arxiv.org/abs/2111.06377),
             "rotary" (axial, DINOv3, https://arxiv.org/abs/2508.10104), "learned+rotary" or "none".
-        prefix_has_position: Whether CLS and distillation token have a learned position of their own. Registers never
-            have one: it would only shift a vector that is learned anyway.
-        position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
+        prefix_has_position: Whether the CLS and distillation tokens have learned positions of their own. Registers
+            have none, because a position would only shift a vector that is learned anyway.
+        position_interpolation: Resampling of the position table to another grid, "bicubic" or "bilinear".
         position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
-        position_interpolation_offset: What is added to the rows and columns of the other grid for the scale of that
-            resampling: 0.1 in the original code of DINO and of DINOv2 without registers, 0 everywhere else.
+        position_interpolation_offset: Added to the rows and columns of the other grid when the scale factor of the
+            resampling is computed: 0.1 in the original code of DINO and of DINOv2 without registers, otherwise 0.
         rope_theta: Base period of the rotary positions.
-        rope_coordinates: What is turned by: "centered", patch centers in [-1, 1] times 2·pi (DINOv3); "index", the
-            numbers of row and column (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index", these numbers
-            stretched so that every image spans `rope_grid_size` (EVA-02, https://arxiv.org/abs/2303.11331).
-        rope_grid_size: Rows and columns that "scaled_index" spans; `None` means those of `image_size`. EVA-02 at 336
-            pixels keeps the 16 x 16 of its pretraining.
-        window_size: Rows and columns of patches of the windows that attention is restricted to, see
-            `global_attention_layers`; `None` lets every patch attend to all. Tokens that are no patches attend to
-            all, and all to them. Where a grid has no whole number of windows, the last ones are smaller.
-        global_attention_layers: Numbers of the blocks, from 0, that attend to the whole image all the same (ViTDet,
-            https://arxiv.org/abs/2203.16527); none by default.
-        pooling: What an image is pooled to: "cls", "mean" of the patches, "cls_mean", both side by side (the linear
-            protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
-            https://arxiv.org/abs/2303.15343). Its projections have a bias and its MLP is the plain one, always.
-        norm_after_pooling: Whether the final norm acts on the pooled vector in place of the tokens (timm's `fc_norm`,
-            the fine-tuned classifiers of MAE). `last_hidden_state` and the maps of `HfViTBackbone` are then without.
-        use_pooler: Whether the original's tanh layer follows the pooling.
-        apply_layernorm: Whether `HfViTBackbone` normalizes its feature maps. With `norm_after_pooling` it has
-            no norm and this has no effect; loading with `norm_after_pooling=False` lets that norm act on the maps.
-        reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
+        rope_coordinates: Coordinates of the rotary positions: "centered", patch centers in [-1, 1] times 2·pi
+            (DINOv3); "index", row and column numbers (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index",
+            row and column numbers scaled so that every image spans `rope_grid_size` (EVA-02,
+            https://arxiv.org/abs/2303.11331).
+        rope_grid_size: Rows and columns that "scaled_index" spans; `None` means the grid of `image_size`. EVA-02 at
+            336 pixels keeps the 16 x 16 of its pretraining.
+        window_size: Rows and columns of patches of an attention window; `None` lets every patch attend to the whole
+            image. Non-patch tokens attend to all tokens, and all tokens attend to them. If the grid is not a multiple
+            of the window size, the last windows are smaller.
+        global_attention_layers: Indices, from 0, of the blocks that attend to the whole image despite `window_size`
+            (ViTDet, https://arxiv.org/abs/2203.16527); none by default.
+        pooling: Pooling of an image: "cls" token, "mean" of the patches, "cls_mean", the concatenation of both (the
+            linear protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
+            https://arxiv.org/abs/2303.15343), whose projections always have a bias and whose MLP is never gated.
+        norm_after_pooling: Whether the final norm acts on the pooled vector instead of the tokens (timm's `fc_norm`,
+            the fine-tuned classifiers of MAE). `last_hidden_state` and the maps of `HfViTBackbone` have no norm then.
+        use_pooler: Whether a linear layer with tanh, as in the original ViT, follows the pooling.
+        apply_layernorm: Whether `HfViTBackbone` normalizes its feature maps. It has no effect with
+            `norm_after_pooling`; loading with `norm_after_pooling=False` applies that norm to the maps.
+        reshape_hidden_states: Whether `HfViTBackbone` returns maps (B, D, h, w) instead of token sequences (B, L, D).
         out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
-        out_indices: The same as numbers, 0 for the stem.
-        …_config: Options of a task, see `HfViTTaskFields`.
+        out_indices: The stages of `out_features` as numbers, 0 for the stem.
+        …_config: Options of a task, one per task; see `HfViTTaskFields`.
 
     Raises:
-        ValueError: if an unknown argument resembles a field, or the values do not fit together. The values are checked
-            again when a model is built and at saving.
+        ValueError: if an unknown argument resembles a field, or the values are inconsistent. The values are checked
+            again when a model is built and when it is saved.
     """
 
     model_type = "hf_vit"
-    # Whether the pipelines of our own are registered. The package sets it, and needs no code of a checkpoint for them.
+    # Whether the pipelines of the hf_vit package are registered, so that those of a checkpoint are not needed.
     _has_pipelines: ClassVar[bool] = False
-    # What the Trainer leaves out of the predictions it gathers.
+    # Outputs that the Trainer does not gather as predictions
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *("hidden_states", "attentions", "cls_logits", "distillation_logits", "auxiliary_logits", "auxiliary_outputs"),
         *("logits_per_image", "logits_per_text", "text_model_output", "vision_model_output"),
@@ -135,7 +137,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     use_pre_layernorm: bool = False
     use_qk_norm: bool = False
     norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
-    layerscale_value: float | int | None = option(None, "(-inf, inf)", "None leaves LayerScale out")
+    layerscale_value: float | int | None = option(None, "(-inf, inf)", "None disables LayerScale")
     use_cls_token: bool = True
     use_distillation_token: bool = False
     num_register_tokens: int = option(0, "[0, inf)", "0 means none")
@@ -166,7 +168,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON: all options of the model's own task, of others those that are no defaults."""
+        """Returns the fields for JSON: all options of the model's own task, and changed options of other tasks."""
         values = super().to_dict()
         used = {name for model in self.architectures or () for name in MODEL_OPTIONS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
@@ -189,7 +191,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             raise ValueError(f"num_labels={num_labels!r} must be a whole number of at least 0.")
         elif self.id2label is not None and num_labels != len(self.id2label):
             raise ValueError(
-                f"num_labels={num_labels} but id2label names {len(self.id2label)} labels. Give id2label alone."
+                f"num_labels={num_labels} but id2label names {len(self.id2label)} labels. Pass only id2label."
             )
         super().__post_init__(**kwargs)
         if out_features is not None or out_indices is not None:
@@ -198,14 +200,14 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
-        """Returns the configuration of a published size.
+        """Returns the configuration of a published model size.
 
         Args:
             name: "tiny", "small", "base", "large" (patch 16), "huge", "so400m" (patch 14) or "mnist".
             **overrides: Fields that differ from the preset.
 
         Raises:
-            ValueError: if there is no such preset or field.
+            ValueError: if the preset or a field does not exist.
         """
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
@@ -219,32 +221,32 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields in a config.json, and the arguments that are left; `OSError` if there is no such file."""
+        """Reads config.json and returns its fields and the unused arguments; `OSError` if there is no such file."""
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if not fields:  # which the library would take for the defaults of all
-            raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Give a saved model.")
+        if not fields:  # transformers would use the default of every field
+            raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
         check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
         return fields, unused
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds the configuration from a dictionary, refusing one of another model type.
+        """Builds the configuration from a dictionary; `ValueError` for another model type.
 
-        Options of a task that are given as arguments replace those of the dictionary one by one, but those of another
-        decoder of objects all at once.
+        Task options given as arguments replace the options in the dictionary one by one. If they select another
+        object detection decoder, all detection options in the dictionary are dropped.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
                 f"This is the configuration of a {model_type!r} model, not of {cls.model_type!r}. Convert the "
-                "checkpoint with HfViTModel.from_pretrained(...) or a class for a task, where the package hf-vit is "
-                "installed."
+                "checkpoint with HfViTModel.from_pretrained(...) or a task class. This requires the package hf-vit to "
+                "be installed."
             )
-        if cls._has_pipelines:  # the library would ask to trust the checkpoint's own
+        if cls._has_pipelines:  # else transformers asks to trust the checkpoint's code
             config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
-            # The caller has other labels: the names in the checkpoint are not theirs.
+            # With another number of labels, the names in the checkpoint do not apply.
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         for name in TASK_CONFIGS:
             if isinstance(kwargs.get(name), dict):
@@ -252,49 +254,49 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return super().from_dict({**config_dict, "_is_saved": True}, **kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
-        """Returns the whole configuration: `text_config` holds options, which the library would take for one."""
+        """Returns the whole configuration, because `text_config` holds options rather than a configuration."""
         return self
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Saves config.json with the whole `auto_map` and pipelines of our own, and the code that these point to."""
+        """Saves config.json with all Auto classes and pipelines, and the source files that these refer to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
-        self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
+        self.__dict__.pop("custom_pipelines", None)  # may be those of the class that opened the checkpoint
         for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
             self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[architecture])
         copy_code(save_directory)
         super().save_pretrained(save_directory)
-        if push_to_hub:  # the library would upload only what it has written itself
+        if push_to_hub:  # transformers would upload only its own files
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """Rows and columns of patches at the native image size."""
+        """Rows and columns of patches of an image of the native size."""
         (height, width), (patch_height, patch_width) = to_pair(self.image_size), to_pair(self.patch_size)
         return height // patch_height, width // patch_width
 
     @property
     def rotary_grid_size(self) -> tuple[int, int]:
-        """Rows and columns that the rotary positions with `rope_coordinates="scaled_index"` span on every image."""
+        """Rows and columns spanned by rotary positions with `rope_coordinates="scaled_index"` on every image."""
         return self.grid_size if self.rope_grid_size is None else to_pair(self.rope_grid_size)
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Number P of tokens before the patches: CLS, distillation token and registers, in this order."""
+        """Number P of tokens before the patches: CLS token, distillation token and registers, in this order."""
         return int(self.use_cls_token) + int(self.use_distillation_token) + self.num_register_tokens
 
     @property
     def num_prefix_positions(self) -> int:
-        """Number of leading tokens that have a row of their own in the learned position table."""
+        """Number of prefix tokens that have their own row in the learned position table."""
         return int(self.use_cls_token) + int(self.use_distillation_token) if self.prefix_has_position else 0
 
     @property
     def pooled_size(self) -> int:
-        """Width of `pooler_output`, which the heads on the whole image take."""
+        """Width of `pooler_output`, the input of heads on whole images."""
         return 2 * self.hidden_size if self.pooling == "cls_mean" and not self.use_pooler else self.hidden_size
 
     @property
@@ -314,7 +316,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def output_attentions(self) -> bool:
-        """Whether models return attention weights by default; works under every attention implementation."""
+        """Whether models return attention weights by default, under any attention implementation."""
         return bool(self._output_attentions)
 
     @output_attentions.setter
@@ -323,19 +325,21 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
 
     @property
     def encoder_stride(self) -> int | list[int] | tuple[int, int]:
-        """What transformers' ViT calls the size of the patches that a decoder of masked images makes."""
+        """Patch size, under the name that transformers' ViT uses for masked image modeling."""
         return self.patch_size
 
     @encoder_stride.setter
     def encoder_stride(self, value: int | list[int] | tuple[int, int]) -> None:
         if to_pair(value) != to_pair(self.patch_size):
-            raise ValueError(f"encoder_stride={value} is not patch_size={self.patch_size}. Leave encoder_stride out.")
+            raise ValueError(
+                f"encoder_stride={value} must equal patch_size={self.patch_size}. Leave encoder_stride out."
+            )
 
     def validate_output_attentions(self) -> None:
-        """Replaces the library's refusal under other implementations than eager: our models fall back to it."""
+        """Skips the check of transformers that allows only eager attention: the models fall back to it."""
 
     def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+        """Raises `ValueError` if values are invalid or inconsistent."""
         check_intervals(self)
         check_activation(self.hidden_act)
         self._check_sizes()
@@ -352,7 +356,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             if size is None:
                 continue
             if (not isinstance(size, int) and len(size) != 2) or min(to_pair(size)) < 1:
-                raise ValueError(f"{name}={size} must be one int or (height, width), at least 1 {unit} each way.")
+                raise ValueError(f"{name}={size} must be an int or (height, width), each at least 1 {unit}.")
         for side, image, patch in zip(
             ("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True
         ):
@@ -360,7 +364,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 fitting = [size for size in (image // patch * patch, (image // patch + 1) * patch) if size]
                 raise ValueError(
                     f"The image {side} {image} is not a multiple of the patch {side} {patch} (image_size="
-                    f"{self.image_size}, patch_size={self.patch_size}). The nearest that fit: "
+                    f"{self.image_size}, patch_size={self.patch_size}). Nearest valid values: "
                     f"{' or '.join(map(str, fitting))}."
                 )
         if not 0 <= 2 * self.patch_padding < min(to_pair(self.patch_size)):
@@ -373,15 +377,15 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             nearest = sorted(heads, key=lambda n: abs(n - self.num_attention_heads))[:3]
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
-                f"Heads that divide it: {', '.join(map(str, sorted(nearest)))}."
+                f"Nearest valid numbers: {', '.join(map(str, sorted(nearest)))}."
             )
         if "rotary" in self.position_embedding_type and head_size % 4:
             raise ValueError(
-                f"Rotary positions turn pairs along two axes, so a head must be a multiple of 4 wide, but hidden_size="
-                f"{self.hidden_size} over num_attention_heads={self.num_attention_heads} makes it {head_size}."
+                f"Rotary positions need a head size that is a multiple of 4, but hidden_size={self.hidden_size} and "
+                f"num_attention_heads={self.num_attention_heads} give a head size of {head_size}."
             )
         if self.position_embedding_type == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(f"sincos2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}.")
+            raise ValueError(f"hidden_size={self.hidden_size} must be a multiple of 4 for sincos2d positions.")
 
     def _check_tokens(self) -> None:
         if "cls" in self.pooling and not self.use_cls_token:
@@ -390,7 +394,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "use_cls_token=True."
             )
         if self.use_distillation_token and not self.use_cls_token:
-            raise ValueError("use_distillation_token=True needs the CLS token. use_cls_token=False; set it to True.")
+            raise ValueError(
+                "use_distillation_token=True needs the CLS token, but use_cls_token=False. Set it to True."
+            )
         if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):
             raise ValueError(
                 "norm_after_pooling=True needs pooling 'cls' or 'mean' and no distillation token, but "
@@ -398,11 +404,11 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "norm_after_pooling=False."
             )
         if not self.out_indices:
-            raise ValueError("out_indices=[] leaves the backbone nothing to return. Name at least one stage, or None.")
+            raise ValueError("out_indices=[] selects no stage. Pass at least one stage, or None.")
         if unknown := [name for name in self.out_features if name not in self.stage_names]:
             raise ValueError(
-                f"out_features={self.out_features} names {', '.join(unknown)}, but num_hidden_layers="
-                f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices again."
+                f"out_features={self.out_features} contains {', '.join(unknown)}, but with num_hidden_layers="
+                f"{self.num_hidden_layers} the stages are stem to stage{self.num_hidden_layers}. Pass out_indices."
             )
 
     def _check_labels(self) -> None:
@@ -411,24 +417,24 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             raise ValueError(f"problem_type={self.problem_type!r} is unknown. Choose one of {', '.join(problems)}.")
         names = self.id2label or {}
         if sorted(names) != list(range(len(names))):
-            raise ValueError(f"id2label={names} must name the labels 0 to {len(names) - 1}, one each.")
+            raise ValueError(f"id2label={names} must have the keys 0 to {len(names) - 1}, one per label.")
 
 
 def number_labels(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
-    """Returns `id2label` or `label2id` with whole numbers, which JSON and the library's tutorials write as text."""
+    """Converts the class numbers in `id2label` or `label2id`, which JSON and tutorials write as text, to int."""
     try:
         if name == "id2label":
             return {int(number): label for number, label in labels.items()}
         return {label: int(number) for label, number in labels.items()}
     except (TypeError, ValueError) as error:
         form = "{0: 'cat', 1: 'dog'}" if name == "id2label" else "{'cat': 0, 'dog': 1}"
-        raise ValueError(f"{name}={labels} must number the labels, as {form} does.") from error
+        raise ValueError(f"{name}={labels} must assign an integer to each label, as in {form}.") from error
 
 
 def check_fields(names: Iterable[str], only_close: bool = False) -> None:
-    """Raises `ValueError` if a name is no field of `HfViTConfig`, nor one of what else its constructor takes.
+    """Raises `ValueError` if a name is neither a field of `HfViTConfig` nor another argument of its constructor.
 
-    With `only_close`, names that resemble no field pass: the library's own options, or those of other models.
+    With `only_close`, names that resemble no field are accepted: they may be options of transformers.
     """
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES, "attn_implementation"}
     public = sorted(name for name in known if not name.startswith("_"))
@@ -437,11 +443,11 @@ def check_fields(names: Iterable[str], only_close: bool = False) -> None:
     if unknown:
         meant = ", ".join(dict.fromkeys(field for name in unknown for field in closest[name]))
         hint = f"Did you mean {meant}? " if meant else ""
-        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. {hint}help(HfViTConfig) lists them.")
+        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. {hint}help(HfViTConfig) lists all fields.")
 
 
 def shape(*numbers: int) -> dict[str, Any]:
-    """Returns width, blocks, heads, width of the MLP and, if it is not that of the defaults, patch size by name."""
+    """Returns hidden size, blocks, attention heads, MLP width and, if given, patch size as configuration fields."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
     return dict(zip(names, numbers, strict=False))
 
@@ -456,7 +462,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "huge": shape(1280, 32, 16, 5120, 14),
     # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
     "so400m": shape(1152, 27, 16, 4304, 14),
-    # Handwritten digits. The usual 0.02 is made for tokens 768 wide; at 64 it leaves the attention even for long.
+    # Handwritten digits. At width 64, the usual 0.02, made for width 768, would keep attention uniform for long.
     "mnist": {
         **shape(64, 4, 4, 256, 4),
         **{"initializer_range": 0.1, "image_size": 28, "num_channels": 1, "num_labels": 10},
@@ -465,5 +471,5 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def list_presets() -> list[str]:
-    """Returns the names of the presets, as `HfViTConfig.from_preset` takes them."""
+    """Returns the names of the presets that `HfViTConfig.from_preset` accepts."""
     return list(PRESETS)

@@ -1,4 +1,4 @@
-"""From pixels to tokens: patches, prefix tokens and positions.
+"""Embedding of images as tokens: patches, prefix tokens and positions.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
 registers), L = P + N, D hidden size, d head size.
@@ -24,16 +24,16 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def is_open(*sizes: int) -> bool:
-    """Returns whether a program is being traced that leaves one of the sizes open."""
+    """Returns whether a program is being exported with one of the sizes as a dynamic dimension."""
     return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
-    """Resamples K position tables (K, P + N, D) at the native grid of `config` to another one, in float32.
+    """Resamples K position tables (K, P + N, D) from the native grid of `config` to another grid, in float32.
 
-    The first `num_prefix` rows stay.
+    The first `num_prefix` rows are not changed.
     """
-    # With an offset the grid is scaled as if it became so much more than `grid`, and the rest is left out.
+    # With an offset, the table is scaled as for a grid of size `grid` + offset, and only `grid` is computed.
     old_grid, offset = config.grid_size, config.position_interpolation_offset
     mode, antialias = config.position_interpolation, config.position_antialias
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
@@ -51,11 +51,11 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 def resample_by_products(
     patches: Tensor, old_grid: Grid, new_grid: Grid, mode: str, antialias: bool, offset: float
 ) -> Tensor:
-    """Does what `F.interpolate` does to patches (K, N, D), for a new grid whose size a traced program leaves open."""
-    # Resizing is linear: a product with a matrix of weights along each side. In a program that runs at every size it
-    # must not matter whether the grid is the native one, and not every runtime has torch's cubic weights.
+    """Computes `F.interpolate` of patches (K, N, D) for an exported program whose new grid is a dynamic size."""
+    # Resizing is linear: a product with a weight matrix along each side. A program for all sizes must not depend on
+    # whether the grid is the native one, and some runtimes use other cubic weights than torch.
     new = [torch.scalar_tensor(side, dtype=torch.float32, device=patches.device) for side in new_grid]
-    is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # where the offset plays no part
+    is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # needs no offset
     rows, columns = (
         interpolation_weights(old, side, old / (length + offset * ~is_native), mode, antialias, patches.device)
         for old, side, length in zip(old_grid, new_grid, new, strict=True)
@@ -68,9 +68,9 @@ def resample_by_products(
 def interpolation_weights(
     old: int, new: int, step: Tensor, mode: str, antialias: bool, device: torch.device
 ) -> Tensor:
-    """Returns by which weights (new, old) each of `new` values along a side mixes the `old` ones, `step` apart."""
-    # As torch computes them: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with a = -0.75, or
-    # -0.5 where it is widened against aliases; what lies beyond the border is repeated, or then left out.
+    """Returns the weights (new, old) that interpolate `new` values, `step` apart, from `old` values along a side."""
+    # Same weights as in torch: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with a = -0.75, or
+    # a = -0.5 with antialiasing. Border values are repeated beyond the border, or ignored there with antialiasing.
     centers = (torch.arange(new, dtype=torch.float32, device=device) + 0.5) * step - 0.5  # (new,)
     margin = 0 if antialias else 2
     places = torch.arange(-margin, old + margin, dtype=torch.float32, device=device)
@@ -91,7 +91,7 @@ def interpolation_weights(
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
     """Returns the fixed position table (1, P + N, D) of MAE: sine and cosine of the column, then of the row."""
-    # The prefix has zeros, D is a multiple of 4. https://arxiv.org/abs/2111.06377, whose code computes in float64.
+    # Prefix rows are zero, and D is a multiple of 4. In float64, as in the code of https://arxiv.org/abs/2111.06377.
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
     angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
@@ -100,10 +100,10 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) -> Tensor:
-    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, of the kind of another tensor."""
-    # Those of the rows, then of the columns, and both again for the other half of the head; the prefix is not rotated.
-    # Angles are computed in float32 at least. Source: https://arxiv.org/abs/2508.10104, and for the coordinates those
-    # of `rope_coordinates` of `HfViTConfig`.
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions of a grid, with dtype and device of `like`."""
+    # Angles of rows, then of columns, both repeated for the second half of the head; prefix tokens are not rotated.
+    # Angles are at least float32. Source: https://arxiv.org/abs/2508.10104; the field `rope_coordinates` of
+    # `HfViTConfig` lists the sources of the coordinates.
     kind, device = config.rope_coordinates, like.device
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(n, dtype=torch.float32, device=device) + first for n in grid]
@@ -117,12 +117,12 @@ def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) ->
     exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=device)  # (d/4,)
     frequencies = (1 / config.rope_theta**exponents).to(torch.promote_types(like.dtype, torch.float32))
     angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
-    angles = F.pad(angles, (0, 0, config.num_prefix_tokens, 0))  # (P + N, d): an angle of 0 turns nothing
+    angles = F.pad(angles, (0, 0, config.num_prefix_tokens, 0))  # (P + N, d), no rotation at angle 0
     return torch.stack((angles.cos(), angles.sin())).to(like.dtype)
 
 
 class HfViTPatchEmbeddings(nn.Module):
-    """Cuts an image into patches and projects each one linearly."""
+    """Splits an image into patches and projects each patch linearly."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, config.patch_padding)
 
     def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
-        """Replaces kernels by (D, C, p, q), and with them channels, patch size and padding in pixels."""
+        """Replaces the kernels by (D, C, p, q), and adapts channels, patch size and padding (in pixels) to them."""
         self.projection.in_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight = kernels
@@ -146,24 +146,24 @@ class HfViTPatchEmbeddings(nn.Module):
             )
         channels, height, width = pixel_values.shape[1:]
         if channels != (own := self.projection.in_channels):
-            raise ValueError(f"Images have {channels} channels, the model takes {own}. Set num_channels of either.")
+            raise ValueError(f"Images have {channels} channels, but the model takes {own}. Set num_channels.")
         for side, size, patch in zip(("height", "width"), (height, width), self.patch_size, strict=True):
             if size % patch or size == 0:
                 below, above = size // patch * patch, (size // patch + 1) * patch
                 raise ValueError(
-                    f"The image {side} {size} is not a multiple of the patch {side} {patch}. The nearest that fit: "
-                    f"{f'{below} or ' if below else ''}{above}. Let the image processor round it "
-                    f"(ensure_multiple_of={patch})."
+                    f"The image {side} {size} is not a multiple of the patch {side} {patch}. Nearest valid values: "
+                    f"{f'{below} or ' if below else ''}{above}. Set ensure_multiple_of={patch} in the image processor "
+                    "to round it."
                 )
         return height // self.patch_size[0], width // self.patch_size[1]
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """(B, C, H, W) images to (B, N, D) patch embeddings, row by row."""
+        """Maps images (B, C, H, W) to patch embeddings (B, N, D), row by row."""
         return self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, N, D)
 
 
 class HfViTEmbeddings(HfViTInitialized):
-    """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
+    """Computes the input tokens of the encoder: prefix tokens, patches and their positions."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class HfViTEmbeddings(HfViTInitialized):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def initialize(self, std: float) -> None:
-        """Draws tokens and learned positions; the mask token starts at zero, fixed positions follow their formula."""
+        """Draws tokens and learned positions; sets the mask token to zero and fixed positions to their formula."""
         for tokens in (self.cls_token, self.distillation_token, self.register_tokens, self.position_embeddings):
             if isinstance(tokens, nn.Parameter):
                 init.trunc_normal_(tokens, mean=0.0, std=std)
@@ -208,9 +208,9 @@ class HfViTEmbeddings(HfViTInitialized):
         """Embeds images (B, C, H, W) as tokens (B, L, D).
 
         Args:
-            pixel_values: (B, C, H, W).
+            pixel_values: Images (B, C, H, W).
             bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, True for real patches, in the top left corner. Each image gets the
+            patch_attention_mask: (B, h, w) bool, True for real patches, at the top left of the grid. Each image gets
                 positions of its own grid.
         """
         grid = self.check(pixel_values, patch_attention_mask)
@@ -227,7 +227,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
-        """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if they or a mask do not fit."""
+        """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if images or mask do not fit."""
         grid = self.patch_embeddings.grid(pixel_values)
         if patch_attention_mask is not None:
             expected = (pixel_values.shape[0], *grid)
@@ -235,7 +235,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return grid
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
-        """Returns what is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
+        """Returns positions to add to the tokens: (1, L, D), (B, L, D) with a mask, None without position table."""
         table, dtype = self.position_embeddings, self.patch_embeddings.projection.weight.dtype
         if table is None:
             return None
@@ -243,7 +243,7 @@ class HfViTEmbeddings(HfViTInitialized):
         num_without = self.config.num_prefix_tokens - num_prefix
 
         def resample(own_grid: Grid) -> Tensor:
-            # Loading in half precision leaves the fixed table in float32.
+            # The fixed table stays in float32 if the model is loaded in half precision.
             positions = resample_to_grid(table, self.config, own_grid, num_prefix).to(dtype)
             if not num_without:
                 return positions
@@ -253,7 +253,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
     def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
-        """Returns cosine and sine of rotary positions, each (1, L, d), or (B, 1, L, d) with a mask; None if absent."""
+        """Returns rotary cosine and sine, each (1, L, d), (B, 1, L, d) with a mask, None without rotary positions."""
         if "rotary" not in self.config.position_embedding_type:
             return None
 
@@ -267,8 +267,8 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns position tables (K, P + N, D) of all images, or with a mask (B, K, P + N, D) of the grid of each."""
-    # `table_of` returns the table (K, P + h·w, D) of a grid; `grid` is that of the batch. Padding gets zeros.
+    """Returns position tables (K, P + N, D) for all images, or (B, K, P + N, D) for the grid of each with a mask."""
+    # `table_of` returns the table (K, P + h·w, D) of a grid; `grid` is the grid of the batch. Padding gets zeros.
     if patch_attention_mask is None:
         return table_of(grid)
     grids = image_grids(patch_attention_mask)
@@ -282,7 +282,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns rows and columns of each image in a (B, h, w) bool mask; `ValueError` if one is no rectangle."""
+    """Returns rows and columns of each image in a mask (B, h, w) bool; `ValueError` if one is not a rectangle."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)
@@ -291,6 +291,6 @@ def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
     wrong = ((mask != rectangle).flatten(1).any(1) | (rows == 0)).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle at the top left: pad right and below."
+            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle at the top left. Pad right and below."
         )
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

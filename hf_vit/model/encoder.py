@@ -1,7 +1,7 @@
-"""The encoder: attention, also within windows, MLP, block, and the loop over any range of blocks.
+"""The encoder: attention, window attention, MLP, transformer block, and the loop over a range of blocks.
 
-Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O = P + queries at the end: tokens that are no
-patches, L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
+Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O non-patch tokens (prefix tokens and the queries
+at the end), L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from .layers import HfViTInitialized, HfViTRecorded
 
 
 class Windows(NamedTuple):
-    """Windows of one batch; take the place of the attention mask in blocks that attend within them."""
+    """Attention windows of one batch; replace the attention mask in blocks with window attention."""
 
     grid: Grid  # rows and columns (h, w) of patches
-    size: Grid  # rows and columns of a window; the last ones are padded where the grid is no multiple of them
+    size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of it
     num_prefix: int  # number P of tokens before the patches
-    # What the patches of a window attend to, in the form that the attention implementation takes: first the O tokens
-    # that are no patches, then those of the window. None where there is nothing to hide.
+    # Mask for the patches of each window, in the form that the attention implementation takes: first the O non-patch
+    # tokens, then the tokens of the window. None if nothing is masked.
     mask: Any = None
-    others_mask: Tensor | None = None  # (B, 1, 1, L) bool, what the others attend to; None for everything
+    others_mask: Tensor | None = None  # (B, 1, 1, L) bool, mask for the non-patch tokens; None if nothing is masked
 
     def attend(
         self,
@@ -42,8 +42,8 @@ class Windows(NamedTuple):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything."""
-        # `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first.
+        """Window attention: a patch attends to its window and all non-patch tokens, which attend to every token."""
+        # `attend` takes query, key and value (B, n, L, d) and a mask; its first output is (B, L, n, d).
         states = (query, key, value)
         (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(self._split, states)
         batch, num_windows = own_query.shape[:2]
@@ -55,7 +55,7 @@ class Windows(NamedTuple):
         patches = self._join(attended.unflatten(0, (batch, num_windows)))  # (B, N, n, d)
         if not other_query.shape[2]:
             return patches
-        # Few tokens, with other lengths of query and key: not worth the choice of an implementation.
+        # Always SDPA: the non-patch tokens are too few for the attention implementation to matter.
         others = F.scaled_dot_product_attention(
             other_query, key, value, self.others_mask, dropout_p=dropout, scale=scaling
         ).transpose(1, 2)  # (B, O, n, d)
@@ -63,18 +63,18 @@ class Windows(NamedTuple):
         return torch.cat((before, patches, after), dim=1)
 
     def _split(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Splits (B, n, L, d) into tokens that are no patches (B, n, O, d) and windows of patches (B, W, n, S, d)."""
+        """Splits states (B, n, L, d) into non-patch tokens (B, n, O, d) and windows of patches (B, W, n, S, d)."""
         num_patches = self.grid[0] * self.grid[1]
         num_queries = states.shape[2] - self.num_prefix - num_patches
         before, patches, after = states.split([self.num_prefix, num_patches, num_queries], dim=2)
         return torch.cat((before, after), dim=2), split_windows(patches.unflatten(2, self.grid), self.size)
 
     def _join(self, windows: Tensor) -> Tensor:
-        """Joins windows (B, W, S, n, d) to patches (B, N, n, d)."""
+        """Joins windows (B, W, S, n, d) to patches (B, N, n, d) and removes the padding."""
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
-        maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
+        maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded h, padded w, n, d)
         height, width = self.grid
-        if is_open(height, width):  # whether a slice is a copy depends on the grid, and would become a guard
+        if is_open(height, width):  # a slice would add a guard on the grid to the exported program
             for dim, side in enumerate(self.grid, start=1):
                 maps = maps.index_select(dim, torch.arange(side, device=maps.device))
             return maps.flatten(1, 2)
@@ -82,7 +82,7 @@ class Windows(NamedTuple):
 
 
 def split_windows(maps: Tensor, size: Grid) -> Tensor:
-    """Splits maps (B, n, h, w, d) into windows (B, W, n, S, d), padded with zeros to whole ones."""
+    """Splits maps (B, n, h, w, d) into windows (B, W, n, S, d), padded with zeros to whole windows."""
     height, width = maps.shape[2:4]
     rows, columns = count_windows((height, width), size)
     missing = rows * size[0] - height, columns * size[1] - width
@@ -93,21 +93,21 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
 
 
 def count_windows(grid: Grid, size: Grid) -> Grid:
-    """Returns how many rows and columns of windows cover a grid."""
+    """Returns the number of rows and columns of windows that cover a grid."""
     rows, columns = ((length + side - 1) // side for length, side in zip(grid, size, strict=True))
     return rows, columns
 
 
 def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
-    """Returns which tokens (B·W, O + S) bool the patches of each window attend to, by a padding mask (B, h, w)."""
+    """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens visible to each window."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
-    if not num_others:  # a window of padding attends to itself: the mean of nothing is no number
+    if not num_others:  # a window of padding attends to itself: softmax over no tokens is NaN
         windows = windows | ~windows.any(dim=1, keepdim=True)
     return F.pad(windows, (num_others, 0), value=True)
 
 
 def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int, device: torch.device) -> Tensor:
-    """Returns the mask (1, 1, L, L) bool under which attention to all tokens is that within windows; see `Windows`."""
+    """Returns a mask (1, 1, L, L) bool that turns full attention into window attention; see `Windows`."""
     rows, columns = (
         torch.arange(length, device=device) // side for length, side in zip(grid, size, strict=True)
     )  # (h,) and (w,)
@@ -117,28 +117,28 @@ def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int,
 
 
 def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
-    """Returns rows and columns of the windows on a patch grid; None where one window would hold all."""
+    """Returns rows and columns of the attention windows on a patch grid; None if one window covers the grid."""
     if config.window_size is None:
         return None
-    if is_open(*grid):  # a program for grids of any size
+    if is_open(*grid):  # the program is exported for grids of any size
         return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)
 
 
 def make_norm(config: HfViTConfig, size: int) -> nn.Module:
-    """Returns the norm that `config` asks for over the last dimension of width `size`."""
+    """Returns the norm `config.norm_type` over the last dimension, of width `size`."""
     norm = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
     return norm(size, eps=config.layer_norm_eps)
 
 
 def make_dropout(config: HfViTConfig) -> nn.Module:
-    """Returns the dropout after attention and MLP; a rate of 0 would cost a small model a few percent for nothing."""
+    """Returns the dropout after attention and MLP; for rate 0 an identity, which is faster by a few percent."""
     return nn.Dropout(config.hidden_dropout_prob) if config.hidden_dropout_prob else nn.Identity()
 
 
 def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
+    """Rotates queries or keys (B, n, L, d) by tables of cosine and sine that broadcast to them."""
     cosine, sine = (table.to(states.dtype) for table in rotary)
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat((-second, first), dim=-1) * sine
@@ -155,14 +155,14 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Returns attention (B, L, n, d) of states (B, n, L, d), and its weights (B, n, L, L), which no other returns."""
+    """Computes attention of states (B, n, L, d); returns the output (B, L, n, d) and the weights (B, n, L, L)."""
     # The mask broadcasts to the weights: bool, True where a query may attend, or float, added to the scores.
     scores = query * scaling @ key.transpose(2, 3)  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1).to(query.dtype)  # in float32 inside, of half precision too
+    weights = scores.softmax(dim=-1).to(query.dtype)  # torch computes softmax of half precision in float32
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
@@ -176,7 +176,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        self.is_causal = False  # read by the library's attention functions
+        self.is_causal = False  # read by the attention functions of transformers
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
         has_split_bias = config.qkv_bias and not config.key_bias
@@ -200,7 +200,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         attention_mask: Tensor | Windows | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, L, D) to output (B, L, D) and weights (B, n, L, L), None where the implementation gives none."""
+        """Maps (B, L, D) to the output (B, L, D) and weights (B, n, L, L), None if the implementation has none."""
         qkv = self.qkv(hidden_states)  # (B, L, 3·D)
         if self.query_bias is not None and self.value_bias is not None:
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
@@ -224,14 +224,14 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
 
 
 def use_attention_of(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
-    """Makes blocks of another width follow the attention implementation of a model, also when it is changed."""
+    """Makes `blocks` of another width use the attention implementation of `config`, even if it changes later."""
     for module in blocks.modules():
         if isinstance(module, HfViTAttention):
             module.config, module.is_causal = config, is_causal
 
 
 class HfViTMLP(nn.Module):
-    """Two linear layers with an activation between."""
+    """MLP of two linear layers with an activation in between."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -241,12 +241,12 @@ class HfViTMLP(nn.Module):
         self.dropout = make_dropout(config)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, D)."""
+        """Maps tokens (B, L, D) to (B, L, D)."""
         return self.dropout(self.fc2(self.activation(self.fc1(hidden_states))))
 
 
 class HfViTGatedMLP(nn.Module):
-    """SwiGLU: one branch is activated and gates the other (https://arxiv.org/abs/2002.05202)."""
+    """SwiGLU: a branch with an activation gates a linear branch (https://arxiv.org/abs/2002.05202)."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -257,12 +257,12 @@ class HfViTGatedMLP(nn.Module):
         self.dropout = make_dropout(config)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, D)."""
+        """Maps tokens (B, L, D) to (B, L, D)."""
         return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
 
 
 class HfViTAttentionPooling(HfViTInitialized):
-    """Pools tokens by a learned query that attends to them, and a residual MLP."""
+    """Pools tokens by attention with a learned query, followed by a residual MLP."""
 
     # Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
 
@@ -278,17 +278,17 @@ class HfViTAttentionPooling(HfViTInitialized):
         self.mlp = HfViTMLP(config)
 
     def initialize(self, std: float) -> None:
-        """Draws the query."""
+        """Draws the learned query from a truncated normal."""
         init.trunc_normal_(self.probe, mean=0.0, std=std)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, True for tokens that count."""
+        """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, False for padding."""
         query = self.query(self.probe.expand(hidden_states.shape[0], -1, -1))  # (B, 1, D)
         query, key, value = (
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))
         )  # (B, n, 1, d) and twice (B, n, L, d)
-        # One query per image: not worth the choice of an implementation that the blocks have.
+        # Always SDPA: with one query per image, the attention implementation does not matter.
         allowed = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, L)
         pooled = F.scaled_dot_product_attention(query, key, value, allowed)  # (B, n, 1, d)
         pooled = self.projection(pooled.flatten(1))  # (B, D)
@@ -304,23 +304,23 @@ class HfViTLayerScale(HfViTInitialized):
         self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
 
     def initialize(self, std: float) -> None:
-        """Starts every factor at the initial value."""
+        """Sets every factor to the initial value."""
         init.constant_(self.scale, self.initial_value)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, D)."""
+        """Scales a residual branch (B, L, D)."""
         return hidden_states * self.scale
 
 
 class HfViTDropPath(nn.Module):
-    """Stochastic depth: drops the residual branch of whole images in training (https://arxiv.org/abs/1603.09382)."""
+    """Stochastic depth: drops the residual branch of random images in training (https://arxiv.org/abs/1603.09382)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, L, D) to (B, L, D), zero or scaled by 1 / (1 - rate) in training."""
+        """Sets images of a residual branch (B, L, D) to zero, or scales them by 1 / (1 - rate), in training."""
         if not self.training:
             return hidden_states
         kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
@@ -328,8 +328,8 @@ class HfViTDropPath(nn.Module):
 
 
 def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
-    """Returns what a residual branch (B, L, D) adds."""
-    # Calls of modules that do nothing are a tenth of what a block costs beside its arithmetic.
+    """Applies LayerScale and stochastic depth to a residual branch (B, L, D)."""
+    # Modules without effect are not called: their calls take a tenth of a block's time outside of arithmetic.
     scaled = branch if layer_scale is None else layer_scale(branch)
     return drop_path(scaled) if drop_path.rate else scaled
 
@@ -344,7 +344,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
             value = config.layerscale_value
             return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
-        # In plain Python: a tensor would have no value while the library builds the model on the meta device.
+        # Computed in Python: tensors have no values while transformers builds a model on the meta device.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
         self.norm1 = make_norm(config, config.hidden_size)
         self.attention = HfViTAttention(config)
@@ -362,8 +362,8 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
         attention_mask: Tensor | Windows | None = None,
         output_attentions: bool = False,
     ) -> Tensor:
-        """(B, L, D) to (B, L, D)."""
-        # No name holds what a branch returns: its memory is the next one's, warm in the cache.
+        """Maps tokens (B, L, D) to (B, L, D)."""
+        # Branch outputs have no names, so that the next branch reuses their memory while it is in the cache.
         context = rotary, attention_mask, output_attentions
         hidden_states = hidden_states + scale_and_drop(
             self.attention(self.norm1(hidden_states), *context)[0], self.layer_scale1, self.drop_path1
@@ -372,15 +372,15 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
 
 
 class HfViTEncoder(nn.Module):
-    """The stack of blocks."""
+    """The stack of transformer blocks."""
 
     def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
         super().__init__()
         self.global_layers = frozenset(config.global_attention_layers)
         if not self.global_layers <= set(range(config.num_hidden_layers)):
             raise ValueError(
-                f"global_attention_layers={list(config.global_attention_layers)} must name blocks from 0 to "
-                f"{config.num_hidden_layers - 1}, as num_hidden_layers={config.num_hidden_layers}."
+                f"global_attention_layers={list(config.global_attention_layers)} must list blocks from 0 to "
+                f"{config.num_hidden_layers - 1}, because num_hidden_layers={config.num_hidden_layers}."
             )
         num_layers = config.num_hidden_layers if num_layers is None else num_layers
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(num_layers))
@@ -396,20 +396,20 @@ class HfViTEncoder(nn.Module):
         stop: int | None = None,
         output_attentions: bool = False,
     ) -> Tensor:
-        """Runs the blocks from `start` up to but without `stop`.
+        """Runs the blocks from `start` to `stop`, exclusive.
 
         Args:
-            hidden_states: (B, L, D): prefix, patches, then any queries.
-            rotary: Cosine and sine for prefix and patches; queries behind them are not rotated.
-            attention_mask: In the form that the attention implementation takes.
-            windows: Replaces it in all blocks but `config.global_attention_layers`, from `HfViTModel.windows`; None
-                lets every block attend to the whole image.
-            start: First block.
+            hidden_states: Tokens (B, L, D): prefix, patches, then queries if there are any.
+            rotary: Cosine and sine for prefix and patches; queries are not rotated.
+            attention_mask: Mask in the form that the attention implementation takes.
+            windows: Windows, see `HfViTBlockRunner.masks`, that replace the mask in all blocks except
+                `config.global_attention_layers`; None lets every block attend to the whole image.
+            start: Index of the first block.
             stop: End of the range, as in a slice; None runs to the last block.
-            output_attentions: Runs eager attention, which has weights to record.
+            output_attentions: Whether to use eager attention, so that weights can be recorded.
 
         Returns:
-            (B, L, D), without the final norm.
+            Tokens (B, L, D), without the final norm.
         """
         if rotary is not None:
             cosine, sine = rotary

@@ -1,7 +1,7 @@
-"""Layers that several heads share, and their initialization.
+"""Layers shared by several heads, and their initialization.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D hidden size, K
-classes, s how much finer the output of a head is than the grid.
+classes, s upsampling factor of a head from the patch grid to its output.
 """
 
 import math
@@ -17,18 +17,19 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from .shared import at_least_float32, run_unpadded, sum_over_processes
 
 
-# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
+# Initial logit of each class for a prior probability of 0.01, as most queries have no class (RetinaNet,
+# https://arxiv.org/abs/1708.02002)
 PRIOR_BIAS = math.log(0.01 / 0.99)
 
 
-# The library initializes no module of remote code that has no weights of its own, so only such modules belong here.
+# transformers does not initialize remote-code modules without parameters of their own, so subclasses need parameters.
 class HfViTInitialized(nn.Module):
-    """A layer that initializes its own weights; those of all others follow from their kind."""
+    """Base class of layers that initialize their own weights; other layers are initialized according to their type."""
 
     def initialize(self, std: float) -> None:
-        """Sets the weights that this very layer holds, not those of layers within it.
+        """Initializes the weights of this layer, but not of its submodules.
 
-        Use the functions of `transformers.initialization`, which skip weights that a checkpoint has filled.
+        Use the functions of `transformers.initialization`, which skip weights loaded from a checkpoint.
 
         Args:
             std: `config.initializer_range`.
@@ -37,9 +38,10 @@ class HfViTInitialized(nn.Module):
 
 
 class HfViTRecorded(nn.Module):
-    """A module whose outputs the library records, by hooks that are functions within a function.
+    """Base class of modules whose outputs transformers records with forward hooks.
 
-    Such cannot be pickled, so they stay behind; `HfViTPreTrainedModel` installs them again.
+    The hooks are local functions, which cannot be pickled, so pickling drops them. `HfViTPreTrainedModel` installs
+    them again.
     """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -49,14 +51,14 @@ class HfViTRecorded(nn.Module):
 
 
 class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
-    """A convolution of a head, initialized by its fan-in (He, https://arxiv.org/abs/1502.01852)."""
+    """A convolution of a head, initialized by fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
-    initial_gain = 1.0  # factor of the weights
-    initial_limit: float | None = None  # largest weight, in place of the one by fan-in
+    initial_gain = 1.0  # factor of the initial weights
+    initial_limit: float | None = None  # largest initial weight; None computes it from fan-in
 
     def initialize(self, std: float) -> None:
-        """Draws weights uniformly up to the limit."""
+        """Draws weights uniformly from [-limit, limit] and sets the bias to `initial_bias`."""
         fan_in = self.in_channels // self.groups * math.prod(self.kernel_size)
         limit = self.initial_limit or self.initial_gain * math.sqrt(6 / fan_in)
         init.uniform_(self.weight, -limit, limit)
@@ -64,17 +66,17 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
             init.constant_(self.bias, self.initial_bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C', H', W')."""
-        # Through a view, whose gradient has the strides of the weight, which DDP compares, whatever those of the maps.
+        """Maps (B, C, H, W) to (B, C', H', W')."""
+        # DDP expects the gradient to have the strides of the weight. A view ensures it for any strides of the maps.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)
 
 
 class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
-    """A transposed convolution of a head, initialized in the same way."""
+    """A transposed convolution of a head, initialized by fan-in (He)."""
 
     def initialize(self, std: float) -> None:
-        """Draws weights uniformly; only each stride-th row and column of the kernel meets a result."""
+        """Draws weights uniformly; per output pixel, fan-in includes only each stride-th kernel row and column."""
         limit = math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
         init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
@@ -85,20 +87,20 @@ class HfViTHeadLinear(HfViTInitialized, nn.Linear):
     """A linear layer of a decoder, initialized by fan-in and fan-out (Glorot)."""
 
     def initialize(self, std: float) -> None:
-        """Draws weights uniformly."""
+        """Draws weights uniformly (Glorot) and sets the bias to zero."""
         init.xavier_uniform_(self.weight)
         init.zeros_(self.bias)
 
 
 class HfViTPredictor(HfViTInitialized, nn.Linear):
-    """The last layer of a head, with an initial bias and, if `starts_at_zero`, initial weights of zero."""
+    """The last layer of a head, with a given initial bias and, if `starts_at_zero`, initial weights of zero."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
         super().__init__(size, out_size)
         self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
 
     def initialize(self, std: float) -> None:
-        """Draws weights as of a linear layer, or sets them to zero, and sets the bias."""
+        """Draws weights from a truncated normal or sets them to zero, and sets the bias to `initial_bias`."""
         init.trunc_normal_(self.weight, mean=0.0, std=std)
         if self.starts_at_zero:
             init.zeros_(self.weight)
@@ -106,24 +108,24 @@ class HfViTPredictor(HfViTInitialized, nn.Linear):
 
 
 class HfViTQueries(HfViTInitialized, nn.Embedding):
-    """Learned queries that join the patches."""
+    """Learned queries that the encoder processes together with the patches."""
 
     def initialize(self, std: float) -> None:
-        """Draws with a deviation of 1, so that no two of them are alike."""
+        """Draws the queries with a standard deviation of 1, so that they differ from each other."""
         init.normal_(self.weight, mean=0.0, std=1.0)
 
     def append_to(self, hidden_states: Tensor) -> Tensor:
-        """Returns tokens (B, P + N, D) with the queries behind them, (B, P + N + Q, D)."""
-        # Not `weight`, which may lie on a disk: only a call fetches it.
+        """Appends the queries to tokens (B, P + N, D) and returns (B, P + N + Q, D)."""
+        # `weight` may be offloaded to disk and is loaded only in a forward call, so it is not read directly.
         queries = self(torch.arange(self.num_embeddings, device=hidden_states.device))
         queries = queries.to(hidden_states.device).expand(hidden_states.shape[0], -1, -1)
         return torch.cat((hidden_states, queries), dim=1)
 
 
 class HfViTPredictionHead(nn.Module):
-    """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions."""
+    """An MLP with ReLU that computes `out_size` predictions from queries of width `size`."""
 
-    # The last one takes `start`: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
+    # `start` is passed to the last layer: `initial_bias` and `starts_at_zero` of `HfViTPredictor`.
 
     def __init__(self, size: int, out_size: int, num_layers: int = 3, **start: Any) -> None:
         super().__init__()
@@ -131,7 +133,7 @@ class HfViTPredictionHead(nn.Module):
         self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, **start)])
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., size) to (..., out_size)."""
+        """Maps features (..., size) to predictions (..., out_size)."""
         for layer in self.layers[:-1]:
             features = F.relu(layer(features))
         output: Tensor = self.layers[-1](features)
@@ -139,28 +141,28 @@ class HfViTPredictionHead(nn.Module):
 
 
 class HfViTLayerNorm2d(nn.LayerNorm):
-    """Layer norm over the channels of each patch."""
+    """Layer norm over the channels of each patch of a feature map."""
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, C, h, w) to the same shape; a mask makes no difference."""
+        """Normalizes maps (B, C, h, w); `mask` is accepted for compatibility and has no effect."""
         return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
 
 
 class HfViTInstanceNorm2d(nn.GroupNorm):
-    """Norm of each channel over the patches of an image, without those that are padding."""
+    """Instance norm: normalizes each channel over the patches of one image, excluding padding."""
 
-    # Source: https://arxiv.org/abs/1607.08022. It is a group norm with a group for each channel.
+    # Source: https://arxiv.org/abs/1607.08022. Implemented as a group norm with one group per channel.
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
+        """Normalizes maps (B, C, h, w); `mask` is (B, h, w) bool, False for padding."""
         return run_unpadded(super().forward, mask, maps)
 
 
 class HfViTBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the patches of all processes, without those that are padding."""
+    """Batch norm over the patches of all processes, excluding padding."""
 
-    # torch's own synchronized batch norm works on GPUs alone, and none leaves padding out. Several processes have the
-    # gradients that one would have; accumulated batches do not have those of one, as each is normalized by itself.
+    # The synchronized batch norm of torch works only on GPUs and does not exclude padding. Gradients of several
+    # processes equal those of one process with the whole batch; accumulated batches are normalized separately.
 
     running_mean: Tensor
     running_var: Tensor
@@ -168,7 +170,7 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
     momentum: float
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
+        """Normalizes maps (B, C, h, w); `mask` is (B, h, w) bool, False for padding."""
         if not self.training:
             return super().forward(maps)
         counted = torch.ones_like(maps[:, 0]) if mask is None else mask.to(maps.dtype)  # (B, h, w)
@@ -189,24 +191,24 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
 
 
 def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2d | HfViTLayerNorm2d:
-    """Returns the norm of maps (B, `size`, h, w) that an option names: "batch", "instance" or "layer"."""
+    """Returns a norm of feature maps (B, `size`, h, w), chosen by name: "batch", "instance" or "layer"."""
     if name == "layer":
         return HfViTLayerNorm2d(size, eps=1e-6)
     return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(num_groups=size, num_channels=size)
 
 
 class HfViTFanInLinear(HfViTInitialized, nn.Linear):
-    """A linear layer that keeps the deviation of what comes in, whatever that of the blocks' weights is."""
+    """A linear layer that keeps the standard deviation of its input, independently of `config.initializer_range`."""
 
     def initialize(self, std: float) -> None:
-        """Draws weights by fan-in (LeCun), and sets the bias to zero."""
+        """Draws weights by fan-in (LeCun) and sets the bias to zero."""
         init.trunc_normal_(self.weight, mean=0.0, std=self.in_features**-0.5)
         if self.bias is not None:
             init.zeros_(self.bias)
 
 
 class HfViTNamedHead(nn.Module):
-    """A head under the name of its kind, so that the weights of one kind are never loaded into another."""
+    """Wraps a head under the name of its type, so that weights of one type are never loaded into another."""
 
     def __init__(self, name: str, decoder: nn.Module) -> None:
         super().__init__()
@@ -215,9 +217,9 @@ class HfViTNamedHead(nn.Module):
 
     @property
     def decoder(self) -> nn.Module:
-        """The head itself."""
+        """The wrapped head."""
         return self.get_submodule(self.name)
 
     def forward(self, *inputs: Any) -> Any:
-        """Runs the head."""
+        """Runs the wrapped head."""
         return self.decoder(*inputs)

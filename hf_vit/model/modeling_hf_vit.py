@@ -1,8 +1,7 @@
-"""The Vision Transformer, its backbone, and the pipeline of its features.
+"""The Vision Transformer, its backbone, and the feature extraction pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O tokens that are no patches, d
-head size.
+registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O non-patch tokens, d head size.
 """
 
 from collections import OrderedDict
@@ -42,7 +41,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_images(pixel_values: Tensor | None) -> Tensor:
-    """Returns the images; `ValueError` if there are none, `TypeError` if they are no tensor."""
+    """Returns the images; `ValueError` if they are missing, `TypeError` if they are not a tensor."""
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
@@ -51,8 +50,8 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 
 
 def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) -> tuple[Tensor | None, ...] | None:
-    """Returns of all hidden states those that `output_hidden_states` asks for, None in the places of others."""
-    # A flag, or numbers, negative ones from the end; None where none is asked for. As transformers does from 5.23 on.
+    """Returns the hidden states that `output_hidden_states` selects, with None in the places of the others."""
+    # It is a flag or indices, negative ones from the end. As in transformers 5.23 and later.
     if not wanted or wanted is True:
         return states if wanted else None
     numbers = [wanted] if isinstance(wanted, int) else wanted
@@ -62,17 +61,17 @@ def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) 
 
 
 def make_pooler(in_size: int, out_size: int) -> nn.Module:
-    """Returns the layer of BERT on pooled images: linear, then the hyperbolic tangent."""
+    """Returns the pooler of BERT, a linear layer followed by tanh."""
     return nn.Sequential(OrderedDict(dense=nn.Linear(in_size, out_size), activation=nn.Tanh()))
 
 
 class HfViTModel(HfViTPreTrainedModel):
-    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image.
+    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929), which maps images to tokens and pooled vectors.
 
     Args:
         config: The configuration.
-        add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
-            `config` says, and returns no `pooler_output`.
+        add_pooling_layer: Whether the model has the weights of the pooled output and returns `pooler_output`. False
+            removes them, whatever the configuration is.
     """
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
@@ -89,7 +88,7 @@ class HfViTModel(HfViTPreTrainedModel):
         has_pooler = add_pooling_layer and config.use_pooler
         self.pooler = make_pooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
-        # Now rather than at the first call that asks for them, which torch.compile could not trace.
+        # Installed here because torch.compile cannot trace the installation in the first call that needs the hooks.
         maybe_install_capturing_hooks(self)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -105,22 +104,22 @@ class HfViTModel(HfViTPreTrainedModel):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
-                images are read back from it, so under `torch.compile` it breaks the graph: leave out fullgraph.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            kept_patches: (B, K) int64, numbers of the patches, row by row from 0, that the blocks see; N becomes K.
-                For trainings that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
+                images are read from it, which breaks the graph of `torch.compile`: do not set fullgraph.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            kept_patches: (B, K) int64, indices (row by row from 0) of the patches that the blocks process, so that N
+                becomes K. For training runs that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `last_hidden_state` (B, L, D) after the final norm, without it under `config.norm_after_pooling`;
-            `pooler_output` (B, D), (B, 2·D) with `config.pooling="cls_mean"`; on request `hidden_states`, before the
-            first block and after each one, and `attentions` (B, heads, L, L).
+            `last_hidden_state` (B, L, D) after the final norm, or before it with `config.norm_after_pooling`;
+            `pooler_output` (B, D), or (B, 2·D) with `config.pooling="cls_mean"`; if requested, `hidden_states` before
+            the first block and after each block, and `attentions` (B, heads, L, L).
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: if an input does not fit the model; the message names valid values.
         """
         hidden_states, blocks = self.start_blockwise(pixel_values, patch_attention_mask, bool_masked_pos, **kwargs)
         if kept_patches is not None:
@@ -137,7 +136,7 @@ class HfViTModel(HfViTPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         patch_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Rotary | None]:
-        """Returns what goes into the first block, (B, L, D), and the rotary positions; see `forward`."""
+        """Returns the input (B, L, D) of the first block and the rotary positions; see `forward`."""
         pixel_values = check_images(pixel_values)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
@@ -154,7 +153,7 @@ class HfViTModel(HfViTPreTrainedModel):
                 parts.append(patches.mean(dim=1))
             else:
                 real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
-                # In float32: half precision overflows where a thousand patches are summed.
+                # Summed in float32, because half precision overflows in sums over a thousand patches.
                 total = at_least_float32(torch.where(real, patches, 0)).sum(dim=1)
                 parts.append((total / real.sum(dim=1)).to(patches.dtype))
         if self.attention_pooling is not None:
@@ -166,7 +165,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return pooled if self.pooler is None else self.pooler(pooled)
 
     def get_classifier(self) -> nn.Module:
-        """Returns an identity: `forward_head` pools, and classifies nothing."""
+        """Returns an identity, because this model pools images but does not classify them."""
         return nn.Identity()
 
     def start_blockwise(
@@ -176,9 +175,9 @@ class HfViTModel(HfViTPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Returns the input (B, P + N, D) of the first block, and a runner for heads that need tokens between blocks.
+        """Returns the input (B, P + N, D) of the first block, and a runner for heads that use tokens between blocks.
 
-        `kwargs` may have `output_attentions`, as in `forward`.
+        `kwargs` may contain `output_attentions`, as in `forward`.
         """
         hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
         grid = self.embeddings.patch_embeddings.grid(check_images(pixel_values))
@@ -188,7 +187,7 @@ class HfViTModel(HfViTPreTrainedModel):
 
 @dataclass(frozen=True)
 class HfViTBlockRunner:
-    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`."""
+    """Runs the blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`."""
 
     model: HfViTModel
     grid: Grid
@@ -197,27 +196,27 @@ class HfViTBlockRunner:
     output_attentions: bool
 
     def append_queries(self, hidden_states: Tensor, queries: HfViTQueries, num_blocks: int) -> tuple[Tensor, int]:
-        """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D), and appends queries.
+        """Runs all but the last `num_blocks` blocks on tokens (B, P + N, D) and appends the queries.
 
-        Returns the tokens (B, P + N + Q, D), and the number of the first of the other blocks.
+        Returns the tokens (B, P + N + Q, D) and the index of the first remaining block.
         """
         start = self.model.config.num_hidden_layers - num_blocks
         return queries.append_to(self.run(hidden_states, stop=start, **self.masks(hidden_states))), start
 
     def select_patches(self, hidden_states: Tensor, kept_patches: Tensor) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), each with its position.
+        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), with their positions.
 
         Returns the tokens (B, P + K, D) and a runner for them.
 
         Raises:
-            ValueError: if the numbers are not of this batch, or blocks attend within windows.
+            ValueError: if `kept_patches` has the wrong shape, or the model has window attention.
         """
         config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
-        batch = hidden_states.shape[0]  # not `len`, which would fix the number in a traced program
+        batch = hidden_states.shape[0]  # `len` would be a constant in a traced program
         if config.window_size is not None:
             raise ValueError(
-                f"kept_patches leaves holes in the grid, where window_size={config.window_size} finds no windows. "
-                "Keep all patches, or set window_size=None."
+                f"kept_patches leaves holes in the patch grid, which window_size={config.window_size} does not "
+                "support. Keep all patches, or set window_size=None."
             )
         if kept_patches.ndim != 2 or kept_patches.shape[0] != batch:
             raise ValueError(f"kept_patches must be (batch, kept) = ({batch}, …), not {tuple(kept_patches.shape)}.")
@@ -233,7 +232,7 @@ class HfViTBlockRunner:
         return keep(hidden_states[:, None])[:, 0], replace(self, rotary=rotary, patch_attention_mask=visible)
 
     def visible_tokens(self, hidden_states: Tensor) -> Tensor | None:
-        """Returns which of the tokens (B, L, D), counting queries at the end, are no padding: (B, L) bool, or None."""
+        """Returns a mask (B, L) bool, False for padding, of tokens (B, L, D) with queries; None without padding."""
         if self.patch_attention_mask is None:
             return None
         visible = self.patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -242,9 +241,9 @@ class HfViTBlockRunner:
         return F.pad(visible, (num_prefix, num_queries), value=True)
 
     def attention_mask(self, hidden_states: Tensor) -> Any:
-        """Returns the mask of padding for tokens (B, L, D), L counting queries at the end too; None if there is none.
+        """Returns the padding mask of tokens (B, L, D), including queries at the end; None without padding.
 
-        It has the form that the attention implementation takes, which with `output_attentions` is the eager one.
+        It has the form that the attention implementation takes: with `output_attentions`, the eager one.
         """
         visible = self.visible_tokens(hidden_states)
         if visible is None or self.output_attentions:
@@ -252,15 +251,14 @@ class HfViTBlockRunner:
         return create_bidirectional_mask(self.model.config, inputs_embeds=hidden_states, attention_mask=visible)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
-        """Returns the mask of tokens (B, L, D) and that of blocks within windows, as `run` takes them."""
+        """Returns the arguments of `run` for tokens (B, L, D): the attention mask, and the windows for its blocks."""
         mask = self.attention_mask(hidden_states)
         return {"attention_mask": mask, "windows": self._windows(hidden_states, mask)}
 
     def _windows(self, hidden_states: Tensor, attention_mask: Any) -> Windows | Tensor | None:
-        """Returns what replaces the mask in blocks that attend within windows; None where none does.
+        """Returns the windows for blocks with window attention, or None if there are none.
 
-        Attention weights (B, heads, L, L) need attention under a mask (B, 1, L, L), which takes longer than windows
-        do.
+        For attention weights (B, heads, L, L), it is a mask (B, 1, L, L) instead, which is slower than windows.
         """
         config, grid = self.model.config, self.grid
         size = window_size(config, grid)
@@ -295,15 +293,15 @@ class HfViTBlockRunner:
         encoder: HfViTEncoder | None = None,
         **masks: Any,
     ) -> Tensor:
-        """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these."""
-        # `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
+        """Runs the blocks from `start` to `stop`, exclusive, on tokens (B, L, D) and returns the tokens."""
+        # `encoder` holds blocks that follow those of the model; `masks` is the result of the method `masks`.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         return encoder(hidden_states, start=start, stop=stop, **options, **masks)
 
 
 class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
-    """Feature maps of chosen stages, for models that are built on a backbone."""
+    """A backbone that returns the feature maps of selected stages, for models built on top of it."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
@@ -312,17 +310,17 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.post_init()
 
     def post_init(self) -> None:
-        """Leaves out the mixin's hooks: the model inside has its own, and two would record everything twice."""
+        """Skips the hooks of the mixin: the inner model has its own, and outputs would be recorded twice."""
         HfViTPreTrainedModel.post_init(self)
 
     @BackboneMixin.out_features.getter
     def out_features(self) -> list[str]:
-        """Names of the stages returned."""
+        """Names of the returned stages."""
         return self.config.out_features
 
     @BackboneMixin.out_indices.getter
     def out_indices(self) -> list[int]:
-        """Numbers of the stages returned, 0 for the stem."""
+        """Indices of the returned stages, 0 for the stem."""
         return self.config.out_indices
 
     @can_return_tuple
@@ -331,12 +329,12 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         """Runs the backbone.
 
         Args:
-            pixel_values: (B, C, H, W).
-            **kwargs: What `HfViTModel` takes.
+            pixel_values: Images (B, C, H, W).
+            **kwargs: Other arguments of `HfViTModel`.
 
         Returns:
             `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
-            where `config.reshape_hidden_states` is False; normalized by the final norm if `config.apply_layernorm`.
+            if `config.reshape_hidden_states` is False; normalized by the final norm if `config.apply_layernorm`.
         """
         outputs = self.model(pixel_values, return_dict=True, **kwargs)
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
@@ -354,14 +352,14 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
 
 
 class HfViTForDensePrediction(HfViTPreTrainedModel):
-    """Base class of models with a head on the patches of chosen blocks."""
+    """Base class of models with a head on the patch tokens of selected blocks."""
 
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input."""
-        # Of each, the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), after the final norm if
-        # `config.apply_layernorm` says so.
+        """Runs the model and returns its outputs and the tokens of the blocks `out_indices`, 0 for the input."""
+        # Per block: patches as maps (B, D, h, w) and prefix tokens (B, P, D), after the final norm if
+        # `config.apply_layernorm` is True.
         wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
         outputs = self.model(
@@ -380,13 +378,13 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
 
 
 class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtractionPipeline):
-    """The stock pipeline of features in batches; see `BatchedImagePipeline`."""
+    """The stock feature extraction pipeline with batching; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
     needs_head: ClassVar[bool] = False
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of the image processor, those of the call among them, and of the pipeline."""
+        """Splits the arguments of a call into options of the image processor, of the call and of the model."""
         own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
         return self.image_processor.call_options(**preprocess), own, forward
 
@@ -395,6 +393,6 @@ class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtr
     ) -> list[Any]:
         """Returns the features of each image, (1, L, D), or (1, D) with `pool`."""
         if pool and ("pooler_output" not in outputs or self.model.untrained_weights):
-            raise ValueError("pool=True asks for a pooled output, which this model has none of. Leave pool out.")
+            raise ValueError("pool=True needs a pooled output, which this model does not have. Leave pool out.")
         features = (outputs["pooler_output"] if pool else outputs[0]).cpu().split(1)
         return list(features) if return_tensors else [own.tolist() for own in features]

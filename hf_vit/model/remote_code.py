@@ -1,4 +1,4 @@
-"""What travels with every checkpoint, where in it the Auto classes find ours, other code, and a Hub out of reach."""
+"""Auto classes and pipelines of saved checkpoints, code saved with them, and checks before access to the Hub."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import get_session
 
 
-REACH_SECONDS = 5  # that the Hub may take to answer
+REACH_SECONDS = 5  # timeout for a response of the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
@@ -22,38 +22,38 @@ TASKS = (
 
 
 def class_path(task: str, form: str = "HfViTFor{}") -> str:
-    """Return the file and name of the class of a task, whose name in camel case fills `form`."""
+    """Returns the file and class name of a task, joined by a dot; `form` is a template for the class name."""
     return f"task_{task.replace('-', '_')}.{form.format(camel_case(task))}"
 
 
 def camel_case(task: str) -> str:
-    """Return the name of a task as in names of classes, such as "DepthEstimation"."""
+    """Returns a task name in camel case as used in class names, such as "DepthEstimation"."""
     return task.title().replace("-", "")
 
 
-# Every Auto class a saved folder opens under when `hf_vit` is not installed.
+# Auto classes that open a saved model if `hf_vit` is not installed
 AUTO_MAP = {
     "AutoConfig": "configuration_hf_vit.HfViTConfig",
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task != "joint-embedding"},
-    # The stock pipeline asks for this class first; `HfViTConfig.save_pretrained` says where it is a universal one.
+    # Tried first by the stock pipeline. `HfViTConfig.save_pretrained` changes it for universal segmentation.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
     "AutoModelForPreTraining": class_path("joint-embedding"),
 }
-FEATURES = "image-feature-extraction"  # of models with any head
+FEATURES = "image-feature-extraction"  # pipeline task that works with any head
 SEGMENTATION = ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline")
 WITH_PIPELINES = (
     *("image-classification", "depth-estimation", "keypoint-detection", "object-detection"),
     "zero-shot-image-classification",
 )
-# By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
+# Auto class of a model: its pipeline task and the file and class of its pipeline
 PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
     **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in WITH_PIPELINES},
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
 }
-# The same as config.json has it, one task for each model: among several the library would not know which one is meant
+# Pipelines per model class in the form of config.json. With several tasks per model, transformers cannot pick one.
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
     for auto_class, (task, impl) in PIPELINES.items()
@@ -63,26 +63,26 @@ CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
 def list_tasks() -> list[str]:
-    """Returns the names of the tasks, as the command and `train` take them."""
+    """Returns the names of all tasks, as the command line and `train` accept them."""
     return list(TASKS)
 
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
-    # Where this package is not installed, the library opens other tasks with its own pipelines, which check nothing.
+    # Without the hf_vit package, transformers runs its stock pipelines on such checkpoints with untrained heads.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
     own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])
     if task not in own:
         raise ValueError(
-            f"{name} was saved as {architectures[0]} and has no trained head for {task!r}. Give the pipeline "
-            f"{' or '.join(map(repr, dict.fromkeys([*own, FEATURES])))}, or a model that was trained for {task!r}."
+            f"{name} was saved as {architectures[0]} and has no trained head for {task!r}. Use the pipeline task "
+            f"{' or '.join(map(repr, dict.fromkeys([*own, FEATURES])))}, or a model trained for {task!r}."
         )
 
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
-    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere."""
-    # The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
+    """Copies the source files of this folder into `save_directory`, so that checkpoints open without the package."""
+    # transformers copies the file of the class of the saved object, which FSDP2 replaces with a class of torch.
     target = Path(save_directory)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -92,16 +92,16 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
 
 @lru_cache
 def can_reach(endpoint: str) -> bool:
-    """Returns whether a Hub answers; asked once, as the library tries again and again for every file."""
+    """Returns whether a Hub responds. The result is cached: transformers would retry for every file."""
     try:
         get_session().head(endpoint, timeout=REACH_SECONDS)
-    except Exception:  # those of the HTTP client, whichever it is
+    except Exception:  # the exception classes depend on the HTTP client
         return False
     return True
 
 
 def is_within_reach(name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False) -> bool:
-    """Returns whether a repository may be opened: it is in the cache, or the Hub answers."""
+    """Returns whether a repository can be opened: it is in the cache, or the Hub responds."""
     cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
     is_offline = local_files_only or constants.HF_HUB_OFFLINE
     return cached.is_dir() or (not is_offline and can_reach(constants.ENDPOINT))
@@ -110,37 +110,37 @@ def is_within_reach(name: str, kind: str = "model", cache_dir: Any = None, local
 def check_reachable(
     name_or_path: str | os.PathLike[str], cache_dir: Any = None, local_files_only: bool = False, **_: Any
 ) -> None:
-    """Raises `OSError` unless something is a folder or file, in the cache, or on a Hub that can be reached."""
+    """Raises `OSError` unless a path exists or a repository is in the cache or on a Hub that can be reached."""
     name, path = str(name_or_path), Path(name_or_path)
     if path.exists():
         return
-    if path.is_absolute() or len(path.parts) > 2:  # names on the Hub have two parts at most
-        raise OSError(f"There is no folder or file {name!r}, and it is no name on the Hub.")
+    if path.is_absolute() or len(path.parts) > 2:  # names on the Hub have at most two parts
+        raise OSError(f"There is no folder or file {name!r}, and it is not a valid name on the Hub.")
     if not is_within_reach(name, "model", cache_dir, local_files_only):
         raise OSError(
             f"There is no folder or file {name!r}, it is not in the cache, and the Hub cannot be reached. Check the "
-            "path, or the network (and HF_HUB_OFFLINE)."
+            "path, the network connection and HF_HUB_OFFLINE."
         )
 
 
 class RemoteCodeError(ValueError):
-    """A repository opens only with Python code of its own, which nobody has let run."""
+    """Raised if a repository can only be loaded by running its own Python code, which the user has not allowed."""
 
 
 @contextmanager
 def refusing_code(name: Any, cure: str) -> Iterator[None]:
-    """Turns the library's refusal to run code of the repository `name` into a `RemoteCodeError`, with its `cure`."""
+    """Converts the refusal of transformers to run code of the repository `name` into a `RemoteCodeError`."""
     try:
         yield
     except ValueError as error:
-        # It refuses in several places and words, that of a model among the traces of all classes that were tried.
+        # transformers words the refusal differently in each place, but always names this argument.
         if "`trust_remote_code=True`" not in str(error):
             raise
-        raise RemoteCodeError(f"{str(name)!r} brings code of its own, and opens only by running it. {cure}") from error
+        raise RemoteCodeError(f"{str(name)!r} has custom code and can be loaded only by running it. {cure}") from error
 
 
 def _travel_together() -> None:
-    """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
+    """Lists the files of a checkpoint for transformers, which parses import statements. It is never called."""
     from .image_processing_hf_vit import HfViTImageProcessor  # noqa: F401
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil  # noqa: F401
     from .modeling_hf_vit import HfViTModel  # noqa: F401

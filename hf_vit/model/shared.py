@@ -1,7 +1,7 @@
-"""Functions that several heads and losses share: precision, checks, matching, processes, maps and padding.
+"""Functions shared by several heads and losses: precision, checks, matching, processes, feature maps and padding.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K classes, s how
-much finer the output of a head is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, Q queries, D hidden size, K classes, s
+upsampling factor of a head from the patch grid to its output.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Returns values in float32, or in float64 if they are."""
+    """Converts values to float32 unless they are already in float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Runs a loss function on predictions in float32 at least, and without autocast, which would undo that."""
+    """Decorates a loss function to run without autocast and on predictions in float32 or float64."""
 
     @wraps(loss)
     def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,12 +41,12 @@ def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenat
 
 
 def may_read(*tensors: Tensor) -> bool:
-    """Returns whether checks may read values: on the CPU only, as reading one would stall a GPU, or break a graph."""
+    """Returns whether checks may read tensor values; reading stalls a GPU and breaks a compiled graph."""
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
 
 
 def check_shape(name: str, values: Tensor, dimensions: str, *expected: int) -> None:
-    """Raises `ValueError` unless a tensor has the expected shape, whose dimensions have names."""
+    """Raises `ValueError` unless a tensor has the expected shape; `dimensions` names its dimensions."""
     if values.shape != expected:
         raise ValueError(f"{name} must be ({dimensions}) = {expected}, not {tuple(values.shape)}.")
 
@@ -54,39 +54,41 @@ def check_shape(name: str, values: Tensor, dimensions: str, *expected: int) -> N
 def check_class_numbers(
     numbers: Tensor, num_labels: int, ignored: int | None = None, name: str = "Label", place: str = ""
 ) -> None:
-    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`, where it `may_read` it."""
+    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`; skipped unless `may_read`."""
     if not may_read(numbers):
         return
     is_wrong = (numbers < 0) | (numbers >= num_labels)
     wrong = numbers[is_wrong if ignored is None else is_wrong & (numbers != ignored)]
     if len(wrong):
-        others = "" if ignored in (None, -100) else f", and {ignored} for those that do not count"
+        others = "" if ignored in (None, -100) else f", and {ignored} marks ignored entries"
         raise ValueError(
             f"{name} {int(wrong[0])}{place} is out of range: the model has {num_labels} labels, 0 to {num_labels - 1}"
-            f"{others}. Load it with num_labels= or id2label= of your data."
+            f"{others}. Load the model with num_labels= or id2label= of your data."
         )
 
 
 def count_processes() -> int:
-    """Returns the number of processes that train together."""
+    """Returns the number of processes in the distributed training run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 @torch.no_grad()
 def match(cost: Tensor) -> tuple[Tensor, Tensor]:
-    """Matches queries with targets one to one so that the sum of costs (Q, M) is least (Hungarian algorithm)."""
-    # Numbers of queries and of their targets, each (min(Q, M),) int64. What is NaN or infinite is only matched if
-    # nothing else is left. `ImportError` without scipy.
+    """Matches queries to targets one to one with the lowest sum of costs (Q, M), by the Hungarian algorithm.
+
+    Returns the indices of the matched queries and of their targets, each (min(Q, M),) int64. Pairs with a NaN or
+    infinite cost are matched only if no other pair is left. Raises `ImportError` without scipy.
+    """
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
-    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of it stay finite
+    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # keeps the sum of all costs finite
     cost = at_least_float32(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
     queries, targets = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
-    """Adds up the values of all processes, with their gradients."""
+    """Sums a tensor over all processes, with gradients."""
     if count_processes() > 1:
         values = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(values.detach())
@@ -96,9 +98,10 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
-    """Returns the rows of all processes, which have each tensor (B, D) alike, with their gradients.
+    """Concatenates the rows (B, D) of all processes for each tensor, with gradients.
 
-    After them how many rows each process has, and where those of this one start.
+    Returns the concatenated tensors, the number of rows of each process, and the index of the first row of this
+    process.
     """
     if count_processes() == 1:
         return parts, [len(parts[0])], 0
@@ -113,30 +116,30 @@ def gather_rows(*parts: Tensor) -> tuple[tuple[Tensor, ...], list[int], int]:
 
 
 def choose_blocks(indices: Sequence[int] | None, config: HfViTConfig, count: int = 1) -> list[int]:
-    """Returns the numbers of the blocks that a head reads, by default `count` spread evenly over the encoder.
+    """Returns the indices of the blocks that a head reads, by default `count` blocks spread evenly over the encoder.
 
     Raises:
-        ValueError: if an encoder has no blocks of these numbers, or there are none.
+        ValueError: if `indices` is empty or has an index that the encoder does not have.
     """
     total = config.num_hidden_layers
     chosen = [max(1, total * (i + 1) // count) for i in range(count)] if indices is None else list(indices)
     if not chosen or not all(0 <= index <= total for index in chosen):
-        raise ValueError(f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={total}, or 0 (stem).")
+        raise ValueError(f"out_indices={chosen} must list blocks from 1 to num_hidden_layers={total}, or 0 (stem).")
     return chosen
 
 
 def count_query_blocks(num_blocks: int, config: HfViTConfig, field: str) -> int:
-    """Returns the number of blocks that queries pass through; `ValueError` if the encoder has fewer."""
+    """Returns `num_blocks`, the number of blocks that process queries; `ValueError` if the encoder has fewer."""
     if num_blocks > config.num_hidden_layers:
         raise ValueError(
-            f"num_blocks={num_blocks} blocks for the queries are more than num_hidden_layers="
-            f"{config.num_hidden_layers}. Lower num_blocks in {field}."
+            f"num_blocks={num_blocks} blocks for the queries exceed num_hidden_layers={config.num_hidden_layers}. "
+            f"Lower num_blocks in {field}."
         )
     return num_blocks
 
 
 def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Returns patch tokens (B, N, D) as maps (B, D, h, w)."""
+    """Reshapes patch tokens (B, N, D) to feature maps (B, D, h, w)."""
     return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
@@ -146,11 +149,11 @@ def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tenso
 
 
 def run_unpadded(head: Callable[..., Tensor], mask: Tensor | None, *inputs: Tensor) -> Tensor:
-    """Runs a head on each image without the padding around it: (B, K, s·h, s·w).
+    """Runs a head on each image without its padding and returns the outputs (B, K, s·h, s·w).
 
-    `inputs` are maps (B, D, h, w), the first one at least, and prefix tokens (B, P, D), which stay whole; the mask
-    (B, h, w) is False for padding on the right and at the bottom. Beyond an image its border is repeated, as resizing
-    does beyond the border of a map.
+    `inputs` are feature maps (B, D, h, w), of which there is at least one, in first place, and prefix tokens
+    (B, P, D), which are not cropped. `mask` (B, h, w) is False for padding on the right and at the bottom. In the
+    output, padding repeats the last row and column of the image, as resizing does beyond the border of a map.
     """
     if mask is None:
         return head(*inputs)

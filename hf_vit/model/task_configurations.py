@@ -1,4 +1,4 @@
-"""Options of the tasks, one class each, which `HfViTConfig` holds beside the backbone."""
+"""Options of the tasks: one class per task, stored in `HfViTConfig` next to the fields of the backbone."""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from .nested_options import HfViTTaskConfig, check_activation, option
 
 
-LEAST_TEACHER_TEMPERATURE = 0.025  # below, float32 has no exponential of all cosines divided by it
+LEAST_TEACHER_TEMPERATURE = 0.025  # below it, exponentials of scaled cosines overflow float32
 
 
 @strict
@@ -20,33 +20,33 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     Args:
         decoder: "queries": learned queries join the patches in blocks of the encoder (YOLOS,
-            https://arxiv.org/abs/2106.00666) or in blocks behind it; "deformable": a projector makes a small pyramid
-            of several levels of the encoder, whose best places start queries that sample around themselves (LW-DETR,
-            https://arxiv.org/abs/2406.03459).
-        num_queries: Number Q of objects that an image can have.
-        num_layers: Number of layers of the decoder, 3 by default for "deformable"; for "queries" of blocks behind the
-            encoder, none by default.
-        num_blocks: Number of blocks at the end of the encoder that queries pass through, all by default; for
+            https://arxiv.org/abs/2106.00666) or in additional blocks after it; "deformable": a projector builds a
+            pyramid of a few levels from the encoder, and queries that start at its best positions sample features
+            around themselves (LW-DETR, https://arxiv.org/abs/2406.03459).
+        num_queries: Number Q of queries, the largest number of objects that can be detected in an image.
+        num_layers: Number of decoder layers, by default 3 for "deformable"; for "queries", number of additional
+            blocks after the encoder, by default 0.
+        num_blocks: Number of blocks at the end of the encoder that process the queries, by default all; only for
             "queries".
-        use_mid_position_embeddings: Whether positions are added again after each of these blocks but the last, as in
-            some of YOLOS; for "queries".
-        hidden_size: Width of the decoder; for "deformable", as all that follow but the losses.
-        num_attention_heads: Its heads of self-attention; the deformable attention has twice as many.
-        num_points: Number of points that a head samples on each level.
+        use_mid_position_embeddings: Whether positions are added again after each of these blocks except the last, as
+            in some YOLOS models; only for "queries".
+        hidden_size: Width of the decoder; only for "deformable", as are the following options up to `num_groups`.
+        num_attention_heads: Number of self-attention heads; the deformable attention has twice as many.
+        num_points: Number of points that each head samples per level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
-        out_indices: Numbers of the blocks whose tokens the projector reads, spread evenly over the encoder by default.
-            Blocks behind the last of them neither run nor train.
+        out_indices: Indices of the blocks whose tokens the projector reads, by default spread evenly over the encoder.
+            Blocks after the last of them are neither run nor trained.
         projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
-            https://github.com/roboflow/rf-detr), which is independent of other images.
-        num_groups: How many sets of queries are trained side by side (Group DETR,
+            https://github.com/roboflow/rf-detr), which does not depend on the other images of a batch.
+        num_groups: Number of sets of queries that are trained in parallel (Group DETR,
             https://arxiv.org/abs/2207.13085).
-        class_loss: "cross_entropy" (DETR; one class more, for no object) or "iou_aware" (IA-BCE of
-            https://arxiv.org/abs/2406.03459: how sure a class is follows how well the box fits); by default
+        class_loss: "cross_entropy" (DETR, with an additional class for no object) or "iou_aware" (IA-BCE of
+            https://arxiv.org/abs/2406.03459: the target of a class score depends on the IoU of the box); by default
             "cross_entropy" for "queries" and "iou_aware" for "deformable".
-        bbox_weight: Weight of the L1 distance of boxes in matching and loss; that of the classes in the loss is 1.
-        giou_weight: Weight of their generalized IoU (https://arxiv.org/abs/1902.09630) in matching and loss.
-        score_threshold: Score above which the pipeline of the saved model gives an object, unless it is told another,
-            as a training has chosen it; `None` means 0.5, that of the stock pipeline.
+        bbox_weight: Weight of the L1 distance of boxes in matching and loss. The class loss has weight 1.
+        giou_weight: Weight of the generalized IoU of boxes (https://arxiv.org/abs/1902.09630) in matching and loss.
+        score_threshold: Default score threshold of the pipeline of a saved model. Training runs set it; `None` means
+            0.5, the default of the stock pipeline.
     """
 
     choice = "decoder"
@@ -71,20 +71,20 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with given ones in their places; those of another decoder are left behind."""
+        """Merges the given options into the saved ones, which are dropped if another decoder is given."""
         decoder = saved.get("decoder", cls.decoder)
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
     def _check(self) -> None:
         least = 1 if self.decoder == "deformable" else 0
         if self.num_layers is not None and self.num_layers < least:
-            raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
+            raise ValueError(f"num_layers={self.num_layers} must be at least {least} for decoder={self.decoder!r}.")
         if self.decoder == "queries" and self.num_blocks == 0 and not self.num_layers:
-            raise ValueError("num_blocks=0 without num_layers shows queries no image. Set one of them to 1 or more.")
+            raise ValueError("num_blocks=0 without num_layers runs no block on queries. Set one of them to 1 or more.")
         if self.hidden_size % (8 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of 8 times num_attention_heads="
-                f"{self.num_attention_heads}. Set hidden_size={8 * self.num_attention_heads}, say."
+                f"{self.num_attention_heads}. For example, set hidden_size={8 * self.num_attention_heads}."
             )
         unknown = [factor for factor in self.scale_factors if factor not in (2, 1, 0.5, 0.25)]
         if unknown or not self.scale_factors:
@@ -96,23 +96,23 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTKeypointConfig(HfViTTaskConfig):
-    """Head, targets and what is known about the K keypoints, which `id2label` of `HfViTConfig` names.
+    """Head, targets and metadata of keypoint detection. `id2label` of `HfViTConfig` names the K keypoints.
 
     Args:
         head: "classic": transposed convolutions; "simple": bilinear upsampling and one convolution (both ViTPose,
             https://arxiv.org/abs/2204.12484).
         hidden_size: Width of the transposed convolutions.
-        norm: Norm after each of them: "batch" (ViTPose), which in training makes the prediction for an image depend on
-            the others of its batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which does
-            not, so that accumulated gradients are those of the whole batch. The scripts give it to fresh heads.
-        scale_factor: How much finer the heatmaps of "simple" are than the patches; those of "classic" are 4 times.
-        sigma: Standard deviation of the Gaussian around a keypoint in the target, in heatmap pixels.
-        flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps, as the left and the right eye.
-        skeleton: Pairs of keypoints that a line joins in pictures.
-        oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, for OKS; 0.05 each by
-            default, those of COCO's 17 keypoints where their names are these.
-        score_threshold: Score above which the pipeline gives a keypoint, unless it is told another, as a training has
-            chosen it; `None` means all.
+        norm: Norm after each transposed convolution: "batch" (ViTPose), which in training depends on all images of
+            the batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which does not, so that
+            accumulated gradients equal those of the whole batch. The training scripts use it for new heads.
+        scale_factor: Upsampling factor of "simple" from patch grid to heatmap; "classic" always upsamples by 4.
+        sigma: Standard deviation, in heatmap pixels, of the Gaussian around a keypoint in the target.
+        flip_pairs: Pairs of keypoint indices that are swapped in a mirrored image, such as left and right eye.
+        skeleton: Pairs of keypoint indices that are connected by a line in visualizations.
+        oks_sigmas: Annotation accuracy of each keypoint relative to the object size, for OKS. By default 0.05, or the
+            values of COCO if the keypoints have the names of its 17 keypoints.
+        score_threshold: Default score threshold of the pipeline. Training runs set it; `None` means that all keypoints
+            are returned.
     """
 
     head: Literal["classic", "simple"] = "classic"
@@ -129,38 +129,39 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         for name in ("flip_pairs", "skeleton"):
             wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
             if wrong:
-                raise ValueError(f"{name} has {wrong[0]}. Each entry is the numbers of two keypoints, from 0.")
+                raise ValueError(f"{name} has {wrong[0]}. Each entry must be the indices of two keypoints, from 0.")
         flipped = [number for pair in self.flip_pairs for number in pair]
         if len(set(flipped)) < len(flipped):
-            raise ValueError(f"flip_pairs={list(self.flip_pairs)} names a keypoint twice.")
+            raise ValueError(f"flip_pairs={list(self.flip_pairs)} contains a keypoint twice.")
 
 
 @strict
 @dataclass
 class HfViTTextConfig(HfViTTaskConfig):
-    """The tower that reads texts: a small transformer of our own, or any text encoder of the library.
+    """Options of the text tower: a small transformer of this package, or any text encoder of transformers.
 
-    Fields that `transformers.CLIPTextConfig` has keep its names, and but for the activation its defaults.
+    Fields shared with `transformers.CLIPTextConfig` keep its names and, except for the activation, its defaults.
 
     Args:
-        encoder_config: Configuration of a text encoder that `AutoModel` builds, as a dictionary with its `model_type`:
-            `{"model_type": "bert", "num_hidden_layers": 4}`. With it, only `pooling` and `eos_token_id` count beside.
-        vocab_size: Number of tokens that the tokenizer knows.
+        encoder_config: Configuration of a text encoder of `AutoModel`, as a dictionary with its `model_type`, such as
+            `{"model_type": "bert", "num_hidden_layers": 4}`. Other options except `pooling` and `eos_token_id` have no
+            effect then.
+        vocab_size: Number of tokens in the vocabulary of the tokenizer.
         hidden_size: Width of a token.
         num_hidden_layers: Number of blocks.
         num_attention_heads: Number of attention heads; divides `hidden_size`.
         intermediate_size: Width of the hidden layer of the MLP.
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         layer_norm_eps: Epsilon of the norms.
-        max_position_embeddings: Number of tokens that a text can have.
-        is_causal: Whether a token attends only to those before it (CLIP, https://arxiv.org/abs/2103.00020), or all
-            (SigLIP, https://arxiv.org/abs/2303.15343).
-        pooling: The token that represents a text: "eos", the first `eos_token_id`, or the last token where there is
-            none; "last", the last one that is not hidden by the attention mask; "first"; or the "mean" of those that
-            are not hidden. By default "eos", and "first" for an encoder of the library, whose own pooler is left out.
-        eos_token_id: Number of the token that ends a text.
-        pad_token_id: Token that fills texts up to `max_position_embeddings`, and is attended to like all others,
-            whatever the attention mask says (SigLIP). `None` leaves texts as they are.
+        max_position_embeddings: Largest number of tokens in a text.
+        is_causal: Whether a token attends only to preceding tokens (CLIP, https://arxiv.org/abs/2103.00020) instead of
+            all tokens (SigLIP, https://arxiv.org/abs/2303.15343).
+        pooling: Token that represents a text: "eos", the first `eos_token_id`, or the last token if there is none;
+            "last", the last token not masked by the attention mask; "first"; or the "mean" of the tokens that are not
+            masked. By default "eos", or "first" for an encoder of transformers, whose own pooler is not used.
+        eos_token_id: Token id of the end of a text.
+        pad_token_id: Token id with which texts are padded to `max_position_embeddings`. Padding is attended to like
+            other tokens, regardless of the attention mask (SigLIP). `None` disables padding.
     """
 
     encoder_config: dict[str, Any] | None = None
@@ -179,17 +180,17 @@ class HfViTTextConfig(HfViTTaskConfig):
 
     @property
     def pooled_by(self) -> str:
-        """The pooling of a text: `pooling`, or the default of the tower."""
+        """Pooling of texts: `pooling`, or the default of the text tower."""
         return self.pooling or ("eos" if self.encoder_config is None else "first")
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with given ones in their places; those of another tower are left behind."""
+        """Merges the given options into the saved ones, which are dropped if another encoder is given."""
         return super().merge({} if "encoder_config" in given else saved, given)
 
     def _check(self) -> None:
         if self.pooled_by == "eos" and self.eos_token_id is None:
-            raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
+            raise ValueError("pooling='eos' needs an eos_token_id. Use the one of the tokenizer, or pooling='last'.")
         if self.encoder_config is not None:
             self._check_encoder(self.encoder_config)
             return
@@ -203,32 +204,32 @@ class HfViTTextConfig(HfViTTaskConfig):
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
-                    f"{name}={number} is none of the vocab_size={self.vocab_size} tokens. Set it by text_options()."
+                    f"{name}={number} is not below vocab_size={self.vocab_size}. Set it with text_options()."
                 )
 
     def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
         if not isinstance(encoder_config.get("model_type"), str):
-            raise ValueError(f"encoder_config={encoder_config} does not say which model it is of. Add its model_type.")
+            raise ValueError(f"encoder_config={encoder_config} has no model_type. Add the one of the text encoder.")
         for entry in fields(self):
             value = vars(self)[entry.name]
             if entry.name not in ("encoder_config", "pooling", "eos_token_id") and value != entry.default:
                 raise ValueError(
-                    f"{entry.name}={value} is an option of our own text tower and does nothing for the "
-                    f"{encoder_config['model_type']!r} of encoder_config. Set it in there."
+                    f"{entry.name}={value} applies only to the built-in text tower and has no effect on the "
+                    f"{encoder_config['model_type']!r} of encoder_config. Set it in encoder_config."
                 )
 
 
 @strict
 @dataclass
 class HfViTContrastiveConfig(HfViTTaskConfig):
-    """How images and texts are compared.
+    """Loss and embedding width of contrastive image-text training.
 
     Args:
-        loss: "sigmoid": each pair of an image and a text is right or wrong by itself (SigLIP,
-            https://arxiv.org/abs/2303.15343); "softmax": of all texts in the batch one is that of an image, and the
-            other way round (CLIP, https://arxiv.org/abs/2103.00020).
-        projection_dim: Width of what is compared. Both towers get a linear layer without bias to it (CLIP); `None`
-            takes the image as its tower sums it up, and the text by a linear layer with bias to that width (SigLIP).
+        loss: "sigmoid": each image-text pair of the batch is classified as matching or not (SigLIP,
+            https://arxiv.org/abs/2303.15343); "softmax": for each image the matching text in the batch is classified,
+            and vice versa (CLIP, https://arxiv.org/abs/2103.00020).
+        projection_dim: Width of the embeddings. Both towers get a linear projection without bias (CLIP). `None` uses
+            the pooled image directly, and projects the text with a bias to the width of that image (SigLIP).
     """
 
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
@@ -236,7 +237,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
 
     @property
     def initial_scale(self) -> float:
-        """The initial logarithm of the factor of the cosine similarity, the inverse temperature."""
+        """Initial logarithm of the inverse temperature, which multiplies the cosine similarity."""
         return math.log(10 if self.loss == "sigmoid" else 1 / 0.07)
 
 
@@ -251,20 +252,21 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
             (SETR-PUP, https://arxiv.org/abs/2012.15840); "mask": class tokens that attend to the patches (Segmenter,
             https://arxiv.org/abs/2105.05633).
         hidden_size: Width of the head "conv".
-        num_layers: Number of its stages, each doubling the resolution, or of the transformer blocks of "mask".
-        norm: Norm of "linear": "batch" (DINOv2), which in training makes the prediction for an image depend on the
-            others of its batch, on all processes; or "layer", which does not, so that accumulated gradients are those
-            of the whole batch. The scripts give it to fresh heads.
-        out_indices: Numbers of the blocks whose tokens the head reads side by side, the last one by default.
+        num_layers: Number of stages of "conv", each of which doubles the resolution, or of transformer blocks of
+            "mask".
+        norm: Norm of "linear": "batch" (DINOv2), which in training depends on all images of the batch, on all
+            processes; or "layer", which does not, so that accumulated gradients equal those of the whole batch. The
+            training scripts use it for new heads.
+        out_indices: Indices of the blocks whose tokens are concatenated as input of the head, by default the last one.
         cross_entropy_weight: Weight of the cross-entropy in the loss.
         dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
         focal_weight: Weight of the focal loss (https://arxiv.org/abs/1708.02002) in the loss.
-        focal_gamma: Its exponent: how much less pixels count that are right already.
-        class_weights: How much the pixels of each class count in cross-entropy and focal loss, 1 by default.
-        semantic_loss_ignore_index: Number of the pixels that do not count.
-        use_auxiliary_head: Whether a "simple" head on the block after two thirds of all is trained too; it plays no
-            part in the result.
-        auxiliary_loss_weight: Weight of its cross-entropy.
+        focal_gamma: Exponent of the focal loss; larger values reduce the weight of pixels that are already correct.
+        class_weights: Weight of the pixels of each class in cross-entropy and focal loss, by default 1.
+        semantic_loss_ignore_index: Label of ignored pixels.
+        use_auxiliary_head: Whether a "simple" head on the block after two thirds of the encoder is trained too. It
+            does not change the output.
+        auxiliary_loss_weight: Weight of the cross-entropy of the auxiliary head.
     """
 
     losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
@@ -294,19 +296,19 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     """Queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
 
     Args:
-        num_queries: Number Q of masks that an image can have.
-        num_blocks: Number of blocks at the end of the encoder that the queries pass through; 4 by default, or all of a
-            smaller encoder.
-        num_upscale_blocks: Number of times the resolution of the patches is doubled for the masks.
+        num_queries: Number Q of queries, the largest number of masks in an image.
+        num_blocks: Number of blocks at the end of the encoder that process the queries; by default 4, or all blocks of
+            a smaller encoder.
+        num_upscale_blocks: Number of times that the resolution of the patch features is doubled for the masks.
         class_weight: Weight of the classes in matching and loss.
-        mask_weight: Weight of the masks' cross-entropy in matching and loss.
-        dice_weight: Weight of the masks' Dice loss in matching and loss.
-        no_object_weight: How much a query without a mask counts beside one with a mask in the loss of the classes.
-        train_num_points: Number of points that stand for the pixels of a mask.
-        oversample_ratio: How many times as many points the uncertain ones are chosen from.
-        importance_sample_ratio: Share of the points that are uncertain ones; the rest is anywhere.
-        score_threshold: Score above which the pipeline of the saved model and evaluations give a segment, unless told
-            another, as a training has chosen it; `None` means 0.9 in the pipeline, as in the stock one, else 0.5.
+        mask_weight: Weight of the cross-entropy of masks in matching and loss.
+        dice_weight: Weight of the Dice loss of masks in matching and loss.
+        no_object_weight: Weight in the class loss of queries without a mask, relative to queries with a mask.
+        train_num_points: Number of points at which each mask is sampled for the loss.
+        oversample_ratio: Number of candidates per point for the choice of uncertain points.
+        importance_sample_ratio: Share of uncertain points among the points; the others are random.
+        score_threshold: Default score threshold of the pipeline of a saved model and of evaluations. Training runs set
+            it; `None` means 0.9 in the pipeline, as in the stock pipeline, and 0.5 in evaluations.
     """
 
     losses = ("class_weight", "mask_weight", "dice_weight")
@@ -330,31 +332,30 @@ class HfViTDepthConfig(HfViTTaskConfig):
     """Head and losses of monocular depth.
 
     Args:
-        head: "linear": a 1x1 convolution on patch and CLS tokens to the probabilities of depth bins (AdaBins,
-            https://arxiv.org/abs/2011.14141, the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
-            "conv": transposed convolutions over the patch grid, D, D/2, D/4, 1; "dpt": levels of the encoder,
-            reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
-        out_indices: Numbers of the blocks that the head reads. By default the last one, for "dpt" as many as
-            `neck_hidden_sizes`, evenly spaced.
-        neck_hidden_sizes: Widths of the levels of "dpt", the finest first.
-        reassemble_factors: Their resolutions relative to the patch grid: 1, 2, 3, … times as fine, or a half, a third,
-            … of it.
-        readout_type: What "dpt" does with the CLS token: "ignore", "add" it to each patch, or "project" both.
-        fusion_hidden_size: Width at which "dpt" fuses.
-        head_hidden_size: Width of its layer before the last.
-        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as DPT itself: 16 times
-            as fine as the grid, for an odd number of patches a little more. Otherwise it meets the size of each level
-            and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
+        head: "linear": a 1x1 convolution from patch and CLS tokens to probabilities of depth bins (AdaBins,
+            https://arxiv.org/abs/2011.14141; the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
+            "conv": transposed convolutions on the patch grid, of widths D, D/2, D/4, 1; "dpt": levels of the encoder
+            are reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
+        out_indices: Indices of the blocks that the head reads. By default the last one; for "dpt", as many evenly
+            spaced blocks as there are `neck_hidden_sizes`.
+        neck_hidden_sizes: Widths of the levels of "dpt", from the finest to the coarsest.
+        reassemble_factors: Resolutions of the levels of "dpt" relative to the patch grid: 1, 2, 3, … or 1/2, 1/3, …
+        readout_type: Use of the CLS token in "dpt": "ignore" it, "add" it to each patch, or "project" both together.
+        fusion_hidden_size: Width of the fusion layers of "dpt".
+        head_hidden_size: Width of the second to last layer of "dpt".
+        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as in DPT, to 16 times
+            the resolution of the grid, slightly more for an odd number of patches. Otherwise it resizes to the size of
+            each level and of the image, as in Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
-        max_depth: Largest metric depth in meters, beyond which labels do not count; `None` leaves it open. Heads of
-            bins need it. Training chooses it for a fresh head by the training depths, 10 for rooms.
-        min_depth: Depth in meters of the first bin, and the least of a label that counts in logarithms.
-        num_bins: Number of bins of "linear" under metric depth.
+        max_depth: Largest metric depth in meters; larger labels are ignored, and `None` means no limit. Heads with
+            depth bins need it. Training runs set it for new heads according to the training data, 10 for rooms.
+        min_depth: Depth in meters of the first bin, and the smallest label used in logarithms.
+        num_bins: Number of depth bins of "linear" for metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
-            "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative. By default the first
-            that fits.
-        silog_lambda: How much of a common factor "silog" forgives: 0 nothing, 1 all.
-        gradient_loss_weight: Weight of the gradient matching that goes with "ssi".
+            "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative depth. By default "silog"
+            or "ssi", according to `depth_estimation_type`.
+        silog_lambda: Share of an error in global scale that "silog" ignores, from 0 (nothing) to 1 (all).
+        gradient_loss_weight: Weight of the gradient matching loss that is added to "ssi".
     """
 
     head: Literal["linear", "conv", "dpt"] = "dpt"
@@ -377,22 +378,22 @@ class HfViTDepthConfig(HfViTTaskConfig):
         if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
             raise ValueError(
                 f"neck_hidden_sizes={list(self.neck_hidden_sizes)} and reassemble_factors="
-                f"{list(self.reassemble_factors)} must be as many."
+                f"{list(self.reassemble_factors)} must have the same length."
             )
         steps = [max(factor, 1 / factor) for factor in self.reassemble_factors]
         if not all(math.isclose(step, round(step)) for step in steps):
             raise ValueError(
-                f"reassemble_factors={list(self.reassemble_factors)} must be whole numbers, or one over a whole "
-                "number, such as 4, 2, 1 and 0.5."
+                f"reassemble_factors={list(self.reassemble_factors)} must be whole numbers or one divided by whole "
+                "numbers, such as 4, 2, 1 and 0.5."
             )
         if self.max_depth is not None and not self.min_depth < self.max_depth < math.inf:
             raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in meters.")
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
-            raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
+            raise ValueError("loss='ssi' ignores scale and shift, so it needs depth_estimation_type='relative'.")
         if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
-            raise ValueError(f"loss={self.loss!r} needs meters, not depth_estimation_type='relative'. Set loss='ssi'.")
+            raise ValueError(f"loss={self.loss!r} needs meters. For depth_estimation_type='relative', set loss='ssi'.")
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
-            raise ValueError("The bins of head='linear' need a max_depth in meters, such as 10 indoors, 80 outdoors.")
+            raise ValueError("head='linear' needs a max_depth in meters, such as 10 indoors or 80 outdoors.")
 
 
 @strict
@@ -401,24 +402,24 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
     """Masks, decoder and loss of masked image modeling.
 
     Args:
-        objective: "mae": the encoder sees the patches that are not masked, a decoder predicts the others (MAE,
-            https://arxiv.org/abs/2111.06377); "simmim": a mask token takes the place of masked patches, and one linear
-            layer predicts their pixels (SimMIM, https://arxiv.org/abs/2111.09886). It needs `use_mask_token`.
-        mask_ratio: Share of the patches that is masked, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
+        objective: "mae": the encoder processes the visible patches, and a decoder predicts the masked ones (MAE,
+            https://arxiv.org/abs/2111.06377); "simmim": a mask token replaces masked patches, and a linear layer
+            predicts their pixels (SimMIM, https://arxiv.org/abs/2111.09886), which needs `use_mask_token`.
+        mask_ratio: Share of masked patches, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
         mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
-        mask_unit: How many patches a side the squares have that "random" masks as one; SimMIM takes 2 of 16 pixels.
-        norm_pix_loss: Whether the pixels of each patch are normalized by their mean and deviation before they are
-            compared; for "mae", as all that follow.
+        mask_unit: Side, in patches, of the squares that "random" masks as a whole; 2 for SimMIM with patch size 16.
+        norm_pix_loss: Whether target pixels are normalized by mean and standard deviation of their patch; only for
+            "mae", as are the following options.
         decoder_hidden_size: Width of the decoder.
-        decoder_num_hidden_layers: Number of its blocks.
-        decoder_num_attention_heads: Number of its attention heads.
-        decoder_intermediate_size: Width of the hidden layer of its MLPs.
+        decoder_num_hidden_layers: Number of decoder blocks.
+        decoder_num_attention_heads: Number of attention heads of the decoder.
+        decoder_intermediate_size: Width of the hidden layer of the MLPs of the decoder.
     """
 
     choice = "objective"
 
     objective: Literal["mae", "simmim"] = "mae"
-    mask_ratio: float | None = option(None, "(0, 1)", "some patches are masked, some are seen")
+    mask_ratio: float | None = option(None, "(0, 1)", "some patches must be masked and some visible")
     mask_type: Literal["random", "blockwise"] = "random"
     mask_unit: int = option(1, "(0, inf)")
     norm_pix_loss: bool = option(True, of="mae")
@@ -429,22 +430,24 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 
     @property
     def masked_share(self) -> float:
-        """The share of the patches that is masked: `mask_ratio`, or the default of the objective."""
+        """Share of masked patches: `mask_ratio`, or the default of the objective."""
         if self.mask_ratio is not None:
             return self.mask_ratio
         return 0.75 if self.objective == "mae" else 0.6
 
     @property
     def normalizes_patches(self) -> bool:
-        """Whether the pixels of each patch are compared without their mean and deviation."""
+        """Whether target pixels are normalized by the mean and standard deviation of their patch."""
         return self.objective == "mae" and self.norm_pix_loss
 
     def _check(self) -> None:
         if self.mask_type == "blockwise" and self.mask_unit != 1:
-            raise ValueError(f"mask_unit={self.mask_unit} is for mask_type='random'. Leave it out for 'blockwise'.")
+            raise ValueError(
+                f"mask_unit={self.mask_unit} is only for mask_type='random'. Leave it out for 'blockwise'."
+            )
         if self.decoder_hidden_size % 4 or self.decoder_hidden_size % self.decoder_num_attention_heads:
             raise ValueError(
-                f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for its positions, and of "
+                f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for positions, and of "
                 f"decoder_num_attention_heads={self.decoder_num_attention_heads}."
             )
 
@@ -452,24 +455,25 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
 @strict
 @dataclass
 class HfViTJointEmbeddingConfig(HfViTTaskConfig):
-    """Projector and loss of joint embeddings.
+    """Projector and loss of joint-embedding pretraining.
 
     Args:
-        objective: "lejepa": views are drawn to the mean of the global ones, and embeddings to a normal distribution
-            (https://arxiv.org/abs/2511.08544); "dino": views are assigned to the prototypes to which the averaged
-            weights, a teacher, assign other views of the image, and masked patches likewise, in the way of DINOv2
-            (https://arxiv.org/abs/2304.07193). It needs `use_mask_token`.
+        objective: "lejepa": the embeddings of all views are pulled to the mean of the global views, and their
+            distribution to a normal distribution (https://arxiv.org/abs/2511.08544); "dino": views and masked patches
+            are assigned to the prototypes to which a teacher, an average of the weights, assigns other views of the
+            image (DINOv2, https://arxiv.org/abs/2304.07193), which needs `use_mask_token`.
         projector_hidden_size: Width of the hidden layers of the projector.
-        embedding_size: Number E of values that views are compared by.
-        gaussian_weight: Weight of how far embeddings are from a standard normal distribution, in (0, 1); the views'
-            distance from each other has the rest.
-        num_slices: Number of random directions along which the distribution is looked at, drawn at every step; for
-            "lejepa", as `gaussian_weight`.
-        num_prototypes: Number K of prototypes; for "dino", as all that follow.
-        student_temperature: By which cosines with prototypes are divided.
-        teacher_temperature: The same for the teacher's, which rises from 0.04 over the first 30 % of training steps.
-        patch_weight: Weight of the loss of masked patches, beside 1 for that of views.
-        koleo_weight: Weight of how near features of different images are (https://arxiv.org/abs/1806.03198).
+        embedding_size: Width E of the embeddings that are compared.
+        gaussian_weight: Weight in (0, 1) of the distance between embeddings and a standard normal distribution; the
+            distance between views has the remaining weight. Only for "lejepa".
+        num_slices: Number of random directions, drawn at each step, along which the distribution of embeddings is
+            tested; only for "lejepa".
+        num_prototypes: Number K of prototypes; only for "dino", as are the following options.
+        student_temperature: Temperature that divides the cosine similarities of student embeddings and prototypes.
+        teacher_temperature: Final temperature of the teacher; it rises from 0.04 in the first 30 % of training steps.
+        patch_weight: Weight of the loss of masked patches, relative to the loss of views.
+        koleo_weight: Weight of the KoLeo loss, which spreads the features of different images
+            (https://arxiv.org/abs/1806.03198).
     """
 
     choice = "objective"
@@ -477,13 +481,13 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
     objective: Literal["lejepa", "dino"] = "lejepa"
     projector_hidden_size: int = option(2048, "(0, inf)")
     embedding_size: int = option(64, "(0, inf)")
-    gaussian_weight: float = option(0.05, "(0, 1)", "at 0 all embeddings become one", of="lejepa")
+    gaussian_weight: float = option(0.05, "(0, 1)", "at 0 all embeddings collapse to one point", of="lejepa")
     num_slices: int = option(256, "(0, inf)", of="lejepa")
     num_prototypes: int = option(1024, "(0, inf)", of="dino")
     student_temperature: float = option(0.1, "(0, inf)", "it divides cosines", of="dino")
     teacher_temperature: float = option(0.05, "(0, inf)", "it divides cosines", of="dino")
-    patch_weight: float = option(1.0, "[0, inf)", "0 leaves patches out", of="dino")
-    koleo_weight: float = option(0.1, "[0, inf)", "0 leaves the distance of images out", of="dino")
+    patch_weight: float = option(1.0, "[0, inf)", "0 disables the loss of masked patches", of="dino")
+    koleo_weight: float = option(0.1, "[0, inf)", "0 disables the KoLeo loss", of="dino")
 
     def _check(self) -> None:
         if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
@@ -492,7 +496,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             )
 
 
-# Those that a model goes by. A saved model names all its options, as a default may change that it has not named.
+# Task options per model class. A saved model stores all of them, so that later changes of defaults do not affect it.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
     "HfViTForUniversalSegmentation": ("universal_segmentation_config",),
@@ -506,14 +510,14 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 class HfViTTaskFields(PreTrainedConfig):
-    """The fields of `HfViTConfig` that hold the options of the tasks.
+    """Fields of `HfViTConfig` that hold the options of the tasks.
 
-    A saved model names all options of its own task in config.json. One that stands in no file has the default here,
-    which is that of version 0.1.0 for good: better ones belong into presets and trainings, which write them down.
+    A saved model stores all options of its own task in config.json. The defaults here apply to options that are not
+    stored and stay those of version 0.1.0; better values belong in presets and training runs, which store them.
 
     Args:
         segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
-            `None` means its defaults, as for the following.
+            `None` means the defaults. The same holds for the following fields.
         universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
         depth_config: Options of `HfViTForDepthEstimation`.
         detection_config: Options of `HfViTForObjectDetection`.
@@ -521,7 +525,7 @@ class HfViTTaskFields(PreTrainedConfig):
         masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
         joint_embedding_config: Options of `HfViTForJointEmbedding`.
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
-        contrastive_config: Options of its comparison of images with texts.
+        contrastive_config: Options of the image-text comparison of `HfViTForZeroShotImageClassification`.
     """
 
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
@@ -535,7 +539,7 @@ class HfViTTaskFields(PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
 
-# The fields of `HfViTConfig` that hold them
+# Option class of each task field of `HfViTConfig`
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     name: get_args(kinds)[0] for name, kinds in vars(HfViTTaskFields)["__annotations__"].items()
 }

@@ -26,12 +26,12 @@ from .shared import at_least_float32, check_class_numbers, check_shape, may_read
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
-    """Returns class numbers as soft labels (B, K) float32, as mixup mixes them; each row sums to 1.
+    """Converts class numbers to soft labels (B, K) float32, as used for mixup; each row sums to 1.
 
     Args:
-        labels: (B,) int64, in [0, num_labels).
+        labels: Class numbers (B,) int64, in [0, num_labels).
         num_labels: Number K of labels.
-        label_smoothing: Probability mass spread evenly over all labels, in [0, 1) (https://arxiv.org/abs/1512.00567).
+        label_smoothing: Probability spread evenly over all labels, in [0, 1) (https://arxiv.org/abs/1512.00567).
 
     Raises:
         ValueError: if a class number or `label_smoothing` is out of range.
@@ -43,7 +43,7 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
 
 
 def mean_of_labeled(loss_of: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean of a loss of logits (B, K) over the labels (B, K) that are not NaN; 0 without any."""
+    """Returns the mean loss of logits (B, K) over the labels (B, K) that are not NaN, or 0 if all are NaN."""
     is_known = ~labels.isnan()  # (B, K)
     losses = loss_of(logits, labels.nan_to_num().to(logits.dtype), reduction="none")  # (B, K)
     return losses.where(is_known, 0).sum() / is_known.sum().clamp(min=1)
@@ -52,12 +52,12 @@ def mean_of_labeled(loss_of: Callable[..., Tensor], logits: Tensor, labels: Tens
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
     """Returns the mean loss of logits (B, K): cross-entropy, binary cross-entropy or mean squared error.
 
-    Labels are class numbers (B,) int64, -100 being ignored; or (B, K) floats: probabilities for
-    "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression";
-    a regression of one value also takes (B,). For the last two, NaN is a missing label, which the mean leaves out.
-    None stands for regression where K is 1, else for single-label classification.
+    Labels are class numbers (B,) int64, of which -100 is ignored, or floats (B, K): probabilities for
+    "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression".
+    Regression of a single value also accepts (B,). In the last two cases, NaN marks a missing label, which is ignored.
+    If `problem_type` is None, K = 1 means regression, and K > 1 single-label classification.
     """
-    # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
+    # Half precision would round the loss too much, and large targets would become infinite.
     logits = at_least_float32(logits)
     num_labels = logits.shape[1]
     if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
@@ -67,7 +67,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         )
     if problem_type is None and num_labels > 1 and labels.is_floating_point():
         raise ValueError(
-            f"Labels of dtype {labels.dtype} can be several labels per image, soft labels or values. Set "
+            f"Labels of dtype {labels.dtype} can be multi-label, soft labels or regression targets. Set "
             "config.problem_type to 'multi_label_classification', 'single_label_classification' or 'regression'."
         )
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
@@ -96,15 +96,15 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
 
 @dataclass
 class HfViTImageClassifierOutput(ImageClassifierOutput):
-    """The library's output with the two heads of a distilled model; `logits` is what to use.
+    """Output of an image classifier, optionally with the logits of both heads of a distilled model.
 
     Args:
-        loss: Scalar, if labels were given.
-        logits: (B, num_labels); the mean of the two heads with a distillation token.
-        hidden_states: On request, (B, L, D) before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
-        cls_logits: (B, num_labels) of the head on the pooled image; only with a distillation token.
-        distillation_logits: (B, num_labels) of the head on the distillation token; only with one.
+        loss: Scalar loss, if labels were given.
+        logits: Logits (B, num_labels) for prediction; with a distillation token, the mean of both heads.
+        hidden_states: If requested, (B, L, D) before the first block and after each block.
+        attentions: If requested, (B, heads, L, L) of each block.
+        cls_logits: Logits (B, num_labels) of the head on the pooled image, if the model has a distillation token.
+        distillation_logits: Logits (B, num_labels) of the head on the distillation token, if the model has one.
     """
 
     cls_logits: Tensor | None = None
@@ -112,15 +112,15 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
-    """Predicts one label of an image, several, or values."""
+    """Classifies images with one or several labels, or predicts values (regression)."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # A start at zero, as in the code of the ViT paper, or near it passes the blocks next to no gradient: short
-        # trainings from scratch end worse, those of saved backbones no better.
+        # Weights at zero, as in the code of the ViT paper, or near it pass almost no gradient to the blocks. Short
+        # training runs from scratch end worse then, and fine-tuning of pretrained backbones does not improve.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
             HfViTFanInLinear(config.hidden_size, config.num_labels) if config.use_distillation_token else None
@@ -128,15 +128,15 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         self.post_init()
 
     def get_classifier(self) -> nn.Module:
-        """Returns the layer that computes logits from the pooled image; an identity after `reset_classifier(0)`."""
+        """Returns the layer that computes logits from the pooled image; after `reset_classifier(0)` an identity."""
         return self.classifier
 
     def reset_classifier(self, num_labels: int) -> None:
-        """Replaces the classifier by a freshly drawn one, and the labels in the configuration.
+        """Replaces the classifier by a randomly initialized one and updates the labels in the configuration.
 
         Args:
-            num_labels: Number of labels; with 0 the model returns the pooled image as `logits`. Build the optimizer
-                afterwards.
+            num_labels: Number of labels; with 0, the model returns the pooled image as `logits`. Build the optimizer
+                after this call.
 
         Raises:
             ValueError: if `num_labels` is negative.
@@ -159,7 +159,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         return head.train(self.training)
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Adds a freshly drawn head on a new distillation token, or drops that of a token that is gone."""
+        """Adds a randomly initialized head for a new distillation token, or removes the head of a removed token."""
         if not new.use_distillation_token:
             self.distillation_classifier = None
         elif self.distillation_classifier is None:
@@ -171,8 +171,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         return pooled if pre_logits else self._classify(pooled, features)[0]
 
     def _classify(self, pooled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the logits, and with a distillation token those of both heads, of which they are the mean."""
-        is_exact = self.config.problem_type == "regression"  # half precision has but three digits of a value
+        """Returns the logits and, with a distillation token, the logits of both heads, whose mean they are."""
+        is_exact = self.config.problem_type == "regression"  # half precision keeps only three digits of a value
         with torch.autocast(pooled.device.type, enabled=False) if is_exact else nullcontext():
             logits = self.classifier(pooled.to(self.dtype) if is_exact else pooled)
         if self.distillation_classifier is None:
@@ -192,18 +192,18 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B,) int64, or (B, num_labels) floats; `config.problem_type` says what they mean (several labels,
-                soft labels or values), see `classification_loss`. NaN is a missing label or value.
+            pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
+            labels: Class numbers (B,) int64 or floats (B, num_labels), whose meaning depends on `config.problem_type`;
+                see `classification_loss`. NaN marks a missing label or value.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
             **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTImageClassifierOutput`.
+            A `HfViTImageClassifierOutput`.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: if an input does not fit the model; the message names valid values.
         """
         outputs = self.model(
             pixel_values,
@@ -214,7 +214,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         )
         logits, cls_logits, distillation_logits = self._classify(outputs.pooler_output, outputs.last_hidden_state)
         if labels is not None and not self.config.num_labels:
-            raise ValueError("The model has no classifier to train. Call reset_classifier(num_labels) before.")
+            raise ValueError("The model has no classifier to train. Call reset_classifier(num_labels) first.")
         return HfViTImageClassifierOutput(
             loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
             logits=logits,
@@ -226,16 +226,16 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
 
 
 class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
-    """The stock pipeline of image classification in batches; see `BatchedImagePipeline`."""
+    """The stock image classification pipeline with batching; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
 
     def decode(
         self, outputs: Any, parts: list[Part], function_to_apply: Any = None, top_k: int = 5
     ) -> list[list[dict[str, Any]]]:
-        """Returns the `top_k` labels of each image, the likeliest first."""
+        """Returns the `top_k` labels of each image with their scores, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)
-        # As the newest stock pipeline chooses it
+        # Same choice of function as in the latest stock pipeline
         is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
         usual = "none" if config.problem_type == "regression" else "sigmoid" if is_multi else "softmax"
         function = usual if function_to_apply is None else function_to_apply.value

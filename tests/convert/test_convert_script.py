@@ -130,7 +130,7 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
         (["--config_overrides", "[1]"], r"'\[1\]' is not a JSON object"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
         (["--to", "timm"], r"is not an hf_vit model. Convert it first"),
-        (["--config_overrides", '{"num_hidden_layers": 9}'], r"drawn at random: .*encoder\.layers\.3"),
+        (["--config_overrides", '{"num_hidden_layers": 9}'], r"initialized randomly: .*encoder\.layers\.3"),
     ],
 )
 def test_mistakes_are_explained(

@@ -115,7 +115,9 @@ def test_a_broken_checkpoint_does_not_predict(row: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_pipelines_of_all_tasks_refuse_a_checkpoint_without_its_head(task: str, tmp_path: Path) -> None:
     folder = save(tmp_path, drop_head, TASKS[task])
-    with pytest.raises(ValueError, match=rf"holds no weights for .* of {TASKS[task]}: .* Train it for this first"):
+    with pytest.raises(
+        ValueError, match=rf"holds no weights for .* of {TASKS[task]}: .* Train it for this task first"
+    ):
         pipeline(task, model=folder)
 
 

@@ -49,7 +49,7 @@ BACKBONE = [
     ("rotary-of-odd-heads", {"position_embedding_type": "rotary", "num_attention_heads": 16}, "multiple of 4 | 2"),
     ("misspelled-option-of-a-head", {"segmentation_config": {"heads": "conv"}}, "no option heads | head"),
     ("negative-weight-of-a-loss", {"segmentation_config": {"dice_weight": -1}}, "dice_weight=-1"),
-    ("no-loss-at-all", {"segmentation_config": {"cross_entropy_weight": 0}}, "leaves no loss"),
+    ("no-loss-at-all", {"segmentation_config": {"cross_entropy_weight": 0}}, "there is no loss"),
     ("depth-that-ends-before-it-begins", {"depth_config": {"max_depth": 1e-4}}, "max_depth=0.0001"),
     ("depth-of-nan", {"depth_config": {"min_depth": NAN}}, "min_depth=nan"),
     ("no-queries", {"detection_config": {"num_queries": 0}}, "num_queries=0"),

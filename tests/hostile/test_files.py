@@ -114,7 +114,11 @@ CHECKPOINTS: list[tuple[str, Damage, str]] = [
     ("shard-that-is-missing", with_index({"classifier.weight": "model-00001-of-00001.safetensors"}), "model-00001"),
     ("index-that-is-no-json", with_index("{"), "index | damaged"),
     ("index-that-leads-out-of-the-folder", with_index({"classifier.weight": "../../secret.safetensors"}), "secret"),
-    ("weights-of-other-widths", with_config(hidden_size=48), "(1, 1, 32) there and (1, 1, 48) here"),
+    (
+        "weights-of-other-widths",
+        with_config(hidden_size=48),
+        "(1, 1, 32) in the checkpoint and (1, 1, 48) in the model",
+    ),
     ("weights-of-more-blocks", with_config(num_hidden_layers=4), "layers.3"),
     ("weights-without-the-encoder", with_weights(lambda w: w.pop("model.encoder.layers.0.mlp.fc1.weight")), "fc1"),
     ("model-of-another-kind", with_config(model_type="bert"), "bert"),

@@ -27,9 +27,9 @@ from ..helpers.models import VARIANTS, small_config
         ({"intermediate_size": 0}, "intermediate_size=0 must be at least 1"),
         ({"num_channels": 0}, "num_channels=0 must be at least 1"),
         ({"num_register_tokens": -1}, "num_register_tokens=-1 must not be negative"),
-        ({"patch_size": 256}, r"height 224 is not a multiple of the patch height 256.*fit: 256"),
+        ({"patch_size": 256}, r"height 224 is not a multiple of the patch height 256.*values: 256"),
         ({"image_size": (224, 230)}, r"width 230 .* 224 or 240"),
-        ({"image_size": (224, 224, 3)}, r"must be one int or \(height, width\)|type"),
+        ({"image_size": (224, 224, 3)}, r"must be an int or \(height, width\)|type"),
         ({"image_size": 0}, "at least 1 pixel"),
         ({"patch_size": (16, -16)}, "at least 1 pixel"),
         ({"hidden_act": "swoosh"}, r"hidden_act='swoosh' is unknown. Choose one of .*gelu"),
@@ -44,10 +44,13 @@ from ..helpers.models import VARIANTS, small_config
         ({"pooling": "cls_mean", "norm_after_pooling": True}, "pooling='cls_mean' .* Set norm_after_pooling=False"),
         ({"pooling": "attention", "norm_after_pooling": True}, "pooling='attention' .* Set norm_after_pooling=False"),
         ({"use_distillation_token": True, "norm_after_pooling": True}, "use_distillation_token=True. Set norm_after"),
-        ({"layerscale_value": float("nan")}, "None leaves LayerScale out"),
+        ({"layerscale_value": float("nan")}, "None disables LayerScale"),
         ({"position_interpolation_offset": 1}, "position_interpolation_offset=1 must lie in"),
-        ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "makes it 6"),
-        ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "multiple of 4, not 6"),
+        ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "give a head size of 6"),
+        (
+            {"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3},
+            "hidden_size=6 must be a multiple of 4",
+        ),
         ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*pooling='mean'"),
         ({"use_cls_token": False, "pooling": "cls_mean"}, "pooling='cls_mean' needs the CLS token"),
         (
@@ -57,8 +60,8 @@ from ..helpers.models import VARIANTS, small_config
         ({"num_labels": 5, "id2label": {0: "a", 1: "b"}}, "num_labels=5 but id2label names 2"),
         ({"num_labels": -3}, "num_labels=-3 must be a whole number of at least 0"),
         ({"problem_type": "bogus"}, "bogus"),
-        ({"id2label": {1: "a", 2: "b"}}, "must name the labels 0 to 1"),
-        ({"out_indices": []}, r"out_indices=\[\] leaves the backbone nothing"),
+        ({"id2label": {1: "a", 2: "b"}}, "must have the keys 0 to 1"),
+        ({"out_indices": []}, r"out_indices=\[\] selects no stage"),
         ({"out_features": ["stage13"]}, "stage13"),
         ({"out_indices": [13]}, "13"),
     ],
@@ -160,7 +163,10 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
     # Before 5.23 transformers checks the type itself, in words of its own.
-    ours, theirs = r"id2label=\{'cat': 0\} must number the labels, as \{0: ", r"'id2label' with value \{'cat': 0\}"
+    ours, theirs = (
+        r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: ",
+        r"'id2label' with value \{'cat': 0\}",
+    )
     with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=f"{ours}|{theirs}"):
         assigned.id2label = {"cat": 0}
 
@@ -170,7 +176,7 @@ def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
     config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})  # as the library's script does
     assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
     assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8
-    with pytest.raises(ValueError, match="encoder_stride=8 is not patch_size=4"):
+    with pytest.raises(ValueError, match="encoder_stride=8 must equal patch_size=4"):
         config.encoder_stride = 8
 
 
@@ -220,7 +226,7 @@ def test_stages_follow_the_depth(tmp_path: Path) -> None:
     assert chosen.out_features == ["stem", "stage3"]
     chosen.save_pretrained(tmp_path)
     assert HfViTConfig.from_pretrained(tmp_path).out_features == ["stem", "stage3"]
-    with pytest.raises(ValueError, match="num_hidden_layers=2 gives only stem to stage2"):
+    with pytest.raises(ValueError, match="num_hidden_layers=2 the stages are stem to stage2"):
         HfViTModel(HfViTConfig.from_pretrained(tmp_path, num_hidden_layers=2))
 
 
@@ -321,7 +327,7 @@ def test_models_take_overrides_of_options(tmp_path: Path) -> None:
 
 @all_tasks
 def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
-    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. It has: \w+, "):
+    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. Options: \w+, "):
         small_config(**{field: {"trash": 1, "nonsense": 2}})
     for name, value in {"head": "transformer", "num_queries": "7"}.items():
         if name in {option.name for option in fields(TASK_CONFIGS[field])}:
@@ -335,13 +341,17 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("segmentation_config", {"hidden_size": 0}, "hidden_size=0 must be positive"),
         ("segmentation_config", {"dice_weight": -1.0}, "dice_weight=-1.0 must not be negative"),
         ("segmentation_config", {"focal_weight": float("nan")}, "focal_weight=nan"),
-        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, which leaves no loss"),
+        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, so there is no loss"),
         ("segmentation_config", {"focal_gamma": -0.5}, "focal_gamma=-0.5"),
         ("segmentation_config", {"class_weights": [1.0, -2.0]}, r"class_weights=\[1.0, -2.0\] must not be negative"),
         ("segmentation_config", {"use_auxiliary_head": True, "auxiliary_loss_weight": -1}, "auxiliary_loss_weight=-1"),
         ("keypoint_config", {"sigma": 0}, "sigma=0 must be positive"),
-        ("keypoint_config", {"flip_pairs": [[0, 1], [1, 2]]}, "names a keypoint twice"),
-        ("keypoint_config", {"flip_pairs": [[0, 0]]}, r"flip_pairs has \[0, 0\]\. Each entry is the numbers of two"),
+        ("keypoint_config", {"flip_pairs": [[0, 1], [1, 2]]}, "contains a keypoint twice"),
+        (
+            "keypoint_config",
+            {"flip_pairs": [[0, 0]]},
+            r"flip_pairs has \[0, 0\]\. Each entry must be the indices of two",
+        ),
         ("keypoint_config", {"oks_sigmas": [0.1, 0]}, r"oks_sigmas=\[0.1, 0\] must be positive"),
         ("universal_segmentation_config", {"num_queries": 0}, "num_queries=0 must be positive"),
         ("universal_segmentation_config", {"num_upscale_blocks": -1}, "num_upscale_blocks=-1"),
@@ -351,16 +361,20 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         (
             "depth_config",
             {"neck_hidden_sizes": [8, 8]},
-            r"\[8, 8\] and reassemble_factors=\[4, 2, 1, 0.5\] must be as",
+            r"\[8, 8\] and reassemble_factors=\[4, 2, 1, 0.5\] must have",
         ),
-        ("depth_config", {"reassemble_factors": [4, 2, 1.5, 0.5]}, "1.5, 0.5.* must be whole numbers, or one over"),
+        (
+            "depth_config",
+            {"reassemble_factors": [4, 2, 1.5, 0.5]},
+            "1.5, 0.5.* must be whole numbers or one divided by",
+        ),
         ("depth_config", {"reassemble_factors": [4, 2, 1, 0.4]}, "must be whole numbers"),
         ("depth_config", {"max_depth": 0}, "max_depth=0 must be more than min_depth=0.001"),
         ("depth_config", {"max_depth": float("inf")}, "max_depth=inf"),
         ("depth_config", {"min_depth": 0}, "min_depth=0 must be positive"),
         ("depth_config", {"loss": "ssi"}, "needs depth_estimation_type='relative'"),
-        ("depth_config", {"loss": "l1", "depth_estimation_type": "relative"}, "Set loss='ssi'"),
-        ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in meters"),
+        ("depth_config", {"loss": "l1", "depth_estimation_type": "relative"}, "set loss='ssi'"),
+        ("depth_config", {"head": "linear", "max_depth": None}, "needs a max_depth in meters"),
         ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
         ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
         ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
@@ -370,13 +384,13 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         (
             "masked_image_modeling_config",
             {"mask_unit": 2, "mask_type": "blockwise"},
-            "mask_unit=2 is for mask_type='r",
+            "mask_unit=2 is only for mask_type='r",
         ),
         ("masked_image_modeling_config", {"decoder_hidden_size": 24}, "multiple of 4, .*attention_heads=16"),
         (
             "masked_image_modeling_config",
             {"objective": "simmim", "norm_pix_loss": False},
-            "norm_pix_loss=False is an option of objective='mae' and does nothing for 'simmim'",
+            "norm_pix_loss=False applies only to objective='mae' and has no effect with 'simmim'",
         ),
     ],
 )

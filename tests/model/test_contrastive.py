@@ -456,13 +456,17 @@ def test_bad_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "options", "message"),
     [
-        ("text_config", {"eos_token_id": 60, "vocab_size": 50}, "eos_token_id=60 is none of the vocab_size=50"),
+        ("text_config", {"eos_token_id": 60, "vocab_size": 50}, "eos_token_id=60 is not below vocab_size=50"),
         ("text_config", {"eos_token_id": None}, "pooling='eos' needs an eos_token_id"),
         ("text_config", {"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 of the text tower"),
         ("text_config", {"hidden_act": "sine"}, "hidden_act='sine' is unknown"),
         ("text_config", {"num_hidden_layers": 0}, "num_hidden_layers=0 must be positive"),
-        ("text_config", {"encoder_config": {"hidden_size": 8}}, "does not say which model it is of"),
-        ("text_config", {"encoder_config": BERT, "vocab_size": 7}, "vocab_size=7 is an option of our own"),
+        ("text_config", {"encoder_config": {"hidden_size": 8}}, "has no model_type"),
+        (
+            "text_config",
+            {"encoder_config": BERT, "vocab_size": 7},
+            "vocab_size=7 applies only to the built-in text tower",
+        ),
         ("contrastive_config", {"projection_dim": 0}, "projection_dim=0 must be positive"),
     ],
 )

@@ -649,7 +649,7 @@ def test_bad_input_is_refused(given: dict[str, Any], message: str) -> None:
     [
         ("mae", {"window_size": 2}, r"window_size=2 finds no windows. Set window_size=None, or objective='simmim'"),
         ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set use_mask_token=True"),
-        ("simmim", {"options": {"decoder_hidden_size": 8}}, "decoder_hidden_size=8 is an option of objective='mae'"),
+        ("simmim", {"options": {"decoder_hidden_size": 8}}, "decoder_hidden_size=8 applies only to objective='mae'"),
     ],
 )
 def test_models_that_cannot_be_are_refused(objective: str, overrides: dict[str, Any], message: str) -> None:

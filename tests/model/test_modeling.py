@@ -162,7 +162,7 @@ def test_pickle_is_never_opened(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(OSError, match=r"model\.safetensors"):
         HfViTModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="only loaded from safetensors"):
+    with pytest.raises(ValueError, match="loaded only from safetensors"):
         HfViTModel.from_pretrained(tmp_path, use_safetensors=False)
 
 
@@ -190,10 +190,10 @@ def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -
 @all_classes
 def test_overrides_that_change_shapes_are_refused(model_class: type[Any], tmp_path: Path) -> None:
     build(model_class).save_pretrained(tmp_path)
-    message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) there and \(1, 1, 64\) here"
+    message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) in the checkpoint and \(1, 1, 64\) in the model"
     with pytest.raises(ValueError, match=message):
         model_class.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
-    with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) there and \(40,\) here"):
+    with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) in the checkpoint and \(40,\) in the model"):
         model_class.from_pretrained(tmp_path, intermediate_size=40)
     assert model_class.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
 
@@ -711,9 +711,9 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
     [
         ({"pixel_values": None}, "pixel_values is missing"),
         ({"pixel_values": torch.zeros(3, 32, 32)}, "Add the batch dimension"),
-        ({"pixel_values": torch.zeros(1, 1, 32, 32)}, "1 channels, the model takes 3"),
+        ({"pixel_values": torch.zeros(1, 1, 32, 32)}, "1 channels, but the model takes 3"),
         ({"pixel_values": torch.zeros(1, 3, 36, 32)}, "height 36 .* 32 or 40"),
-        ({"pixel_values": torch.zeros(1, 3, 32, 7)}, "width 7 .* fit: 8"),
+        ({"pixel_values": torch.zeros(1, 3, 32, 7)}, "width 7 .* values: 8"),
         ({"pixel_values": torch.zeros(1, 3, 0, 32)}, "height 0"),
         ({"pixel_values": torch.zeros(1, 3, 32, 32), "bool_masked_pos": torch.zeros(1, 16)}, "use_mask_token=True"),
         (
@@ -775,14 +775,14 @@ def test_classes_carry_what_the_library_reads() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"num_hidden_layers": 5}, "drawn at random: encoder.layers.3"),
-        ({"use_gated_mlp": True}, "drawn at random: encoder.layers.0.mlp.down"),
-        ({"use_pre_layernorm": True}, "drawn at random: pre_norm"),
-        ({"use_qk_norm": True}, "drawn at random: encoder.layers.0.attention.key_norm"),
-        ({"layerscale_value": 1.0}, "drawn at random: encoder.layers.0.layer_scale1"),
-        ({"key_bias": False}, "drawn at random: encoder.layers.0.attention.query_bias"),
-        ({"norm_type": "rmsnorm"}, "left out: encoder.layers.0.norm1.bias"),
-        ({"position_embedding_type": "none"}, "left out: embeddings.position_embeddings"),
+        ({"num_hidden_layers": 5}, "initialized randomly: encoder.layers.3"),
+        ({"use_gated_mlp": True}, "initialized randomly: encoder.layers.0.mlp.down"),
+        ({"use_pre_layernorm": True}, "initialized randomly: pre_norm"),
+        ({"use_qk_norm": True}, "initialized randomly: encoder.layers.0.attention.key_norm"),
+        ({"layerscale_value": 1.0}, "initialized randomly: encoder.layers.0.layer_scale1"),
+        ({"key_bias": False}, "initialized randomly: encoder.layers.0.attention.query_bias"),
+        ({"norm_type": "rmsnorm"}, "not used: encoder.layers.0.norm1.bias"),
+        ({"position_embedding_type": "none"}, "not used: embeddings.position_embeddings"),
         ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) there"),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="num_labels=-1 must be at least 0"):
         classifier.reset_classifier(-1)
     for n in (0, -1, 4, [], [3], [-4]):
-        with pytest.raises(ValueError, match="must be how many blocks, 1 to 3"):
+        with pytest.raises(ValueError, match="must be a number of blocks, 1 to 3"):
             classifier.get_intermediate_layers(pixels(config), n=n)
 
 

@@ -154,6 +154,6 @@ def test_blocks_that_queries_pass_through_look_at_the_whole_image() -> None:
 @pytest.mark.parametrize("layers", [[3], [-1, 0]])
 def test_global_layers_that_are_not_there_are_refused(layers: list[int]) -> None:
     with pytest.raises(
-        ValueError, match=rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, as num_hidden_layers=3"
+        ValueError, match=rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, because num_hidden_layers=3"
     ):
         HfViTForImageClassification(small_config(window_size=2, global_attention_layers=layers))

@@ -192,6 +192,6 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
         ("say --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
     ]
     for cure, opening in openings:
-        with pytest.raises(RemoteCodeError, match=f"brings code of its own, .*{cure}"):
+        with pytest.raises(RemoteCodeError, match=f"has custom code .*{cure}"):
             opening()
     assert not (tmp_path / MARKER).exists()

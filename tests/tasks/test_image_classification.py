@@ -166,7 +166,9 @@ def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
     arguments = TaskArguments(
         dataset_name="data", model_name_or_path=str(saved[0]), config_overrides={"hidden_size": 32}
     )
-    with pytest.raises(ValueError, match=r"do not fit: .* is \(1, 1, 16\) there and \(1, 1, 32\) here"):
+    with pytest.raises(
+        ValueError, match=r"do not fit: .* is \(1, 1, 16\) in the checkpoint and \(1, 1, 32\) in the model"
+    ):
         load_classifier(arguments, NAMES)
 
 

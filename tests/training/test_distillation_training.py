@@ -256,7 +256,7 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "blind"], "has no image processor, which tells how it sees images"),
         (
             ["--teacher", "foreign"],
-            "brings code of its own, and opens only by running it. Read it, and if",
+            "has custom code and can be loaded only by running it. Read it, and if",
         ),
         (["--teacher", "gray"], "takes images of 1 channels, the student of 3"),
         (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),

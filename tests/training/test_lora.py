@@ -225,7 +225,7 @@ def test_a_version_of_peft_that_the_library_refuses_is_answered_with_what_works(
     monkeypatch.setattr(integration, "MIN_PEFT_VERSION", "99.0")
     model = HfViTForImageClassification(small_config())
     with pytest.raises(
-        ValueError, match=r">= 99\.0\. With the installed one, use peft\.get_peft_model\(model, config\)"
+        ValueError, match=r">= 99\.0\. With the installed version, use peft\.get_peft_model\(model, config\)"
     ):
         model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))
     assert not is_adapted(model)
