@@ -68,16 +68,11 @@ def read_image(
 ) -> torch.Tensor:
     """Reads one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
-    `HfViTImageProcessorBase` describes the options that are not listed here. Only the first frame of an animation is
-    read, and the alpha channel is dropped. JPEG is decoded by torchcodec if it is installed, to the same pixels.
-
-    Args:
-        image: A path, http(s) URL, base64 string or data URL, the bytes of a file, a PIL image, or a NumPy array or
-            tensor (H, W), (C, H, W) or (H, W, C). Float values range from 0 to 255 (or 1 / `rescale_factor`) if
-            `do_rescale`, otherwise from 0 to 1 if `do_normalize`.
-        name: Name of the image, for error messages.
-        input_data_format: "channels_first" or "channels_last"; inferred by default.
-        timeout: Seconds that a download may take, by default `DOWNLOAD_TIMEOUT`.
+    `image` is a path, http(s) URL, base64 string or data URL, the bytes of a file, a PIL image, or a NumPy array or
+    tensor (H, W), (C, H, W) or (H, W, C). Float values range from 0 to 255 (or 1 / `rescale_factor`) if `do_rescale`,
+    otherwise from 0 to 1 if `do_normalize`. `input_data_format` is inferred by default. `timeout` is the time limit
+    of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
+    animation is read, and alpha is dropped. torchcodec decodes JPEG if it is installed, to the same pixels as PIL.
 
     Raises:
         OSError: If the image cannot be opened or decoded.

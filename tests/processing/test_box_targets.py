@@ -196,7 +196,7 @@ def without(key):
         ({"boxes": [BOXES], "class_labels": [CLASSES] * 2}, ValueError, "class_labels has 2 entries, .* 1 images"),
         ({"boxes": [BOXES], "class_labels": [[1, 2]]}, ValueError, r"shape \(2,\), but boxes\[0\] has 3 entries"),
         ({"boxes": [BOXES], "class_labels": [[1, 2, -1]]}, ValueError, r"class_labels\[0\] has the number -1"),
-        ({"boxes": [BOXES], "class_labels": [[1.5, 2, 1]]}, TypeError, "but class numbers are whole"),
+        ({"boxes": [BOXES], "class_labels": [[1.5, 2, 1]]}, TypeError, "but class indices are integers"),
         (
             {"boxes": [BOXES], "class_labels": [["a", "b", "c"]]},
             TypeError,
@@ -215,12 +215,12 @@ def without(key):
         ({"annotations": [[1]]}, ValueError, r"annotations\[0\] is \[1\], but must be a dictionary"),
         ({"annotations": without("bbox")}, ValueError, r"\['annotations'\]\[1\] has no 'bbox', but only category_id"),
         ({"annotations": without("category_id")}, ValueError, r"\[1\] has no 'category_id', but only bbox"),
-        ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\], .* negative size"),
+        ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\], .* no negative size"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
         (
             {"annotations": annotations(category_id=1.5)},
             TypeError,
-            r"\['annotations'\]\[0\] has the category_id 1.5, but class numbers are whole",
+            r"\['annotations'\]\[0\] has the category_id 1.5, but class indices are integers",
         ),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),

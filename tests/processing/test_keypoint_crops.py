@@ -191,7 +191,7 @@ def test_the_options_of_crops_are_saved(backend, tmp_path):
         ({"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),
         (
             {"object_boxes": [[BOXES[0], [9, 9, 9, 20]]]},
-            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], of no area",
+            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], a box with no area",
         ),
         ({"object_boxes": [[[9, 9, 4, 20]]]}, r"object_boxes\[0\]\[0\] is .* right >= left"),
         ({"object_boxes": [[[500, 9, 540, 20]]]}, r"\[0\]\[0\] is .*, outside of its image of 400 x 300 pixels"),
@@ -241,7 +241,7 @@ def test_keypoints_need_crops(backend):
     [
         ({"do_affine_crop": False}, [BOXES[:2]], None, "makes no crops of objects"),
         ({}, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
-        ({}, None, None, r"object_boxes\[0\] is None, the whole image, whose size is not known. Pass target_sizes"),
+        ({}, None, None, r"object_boxes\[0\] is None, the whole image, but the image size is unknown."),
         ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
     ],
 )
