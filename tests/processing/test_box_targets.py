@@ -157,7 +157,7 @@ def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
 
 def test_logits_alone_are_not_guessed_at(backend):
     outputs = Collected(torch.zeros(1, 2, 3), torch.zeros(1, 2, 4))
-    with pytest.raises(ValueError, match="class_scores of the image processor does not say"):
+    with pytest.raises(ValueError, match="class_scores of the image processor is None"):
         backend().post_process_object_detection(outputs)
     with pytest.raises(ValueError, match="class_scores='max' must be one of softmax, sigmoid"):
         backend(class_scores="max")
@@ -277,7 +277,7 @@ def test_half_precision_is_counted_in_full(backend):
     [
         ({"logits": torch.zeros(1, 9, 5)}, None, r"no probabilities with 3 dimensions, but logits \(1, 9, 5\)"),
         ({"probabilities": torch.zeros(1, 9, 5)}, None, "no pred_boxes .* outputs of HfViTForObjectDetection"),
-        ((torch.zeros(1, 9, 5),), None, "The outputs are a tuple, in which nothing has a name"),
+        ((torch.zeros(1, 9, 5),), None, "The outputs are a tuple without names"),
         (None, [(8, 8)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
         (None, [(8, 0)], r"target_sizes\[0\] is \(8, 0\), but must be"),
     ],

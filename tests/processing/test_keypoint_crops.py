@@ -239,7 +239,7 @@ def test_keypoints_need_crops(backend):
 @pytest.mark.parametrize(
     ("options", "boxes", "sizes", "message"),
     [
-        ({"do_affine_crop": False}, [BOXES[:2]], None, "makes no crops of objects"),
+        ({"do_affine_crop": False}, [BOXES[:2]], None, "does not crop objects"),
         ({}, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
         ({}, None, None, r"object_boxes\[0\] is None, the whole image, but the image size is unknown."),
         ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
