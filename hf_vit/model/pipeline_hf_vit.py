@@ -355,7 +355,7 @@ def optimize_model(model: Any, options: dict[str, Any]) -> Any:
         from hf_vit.inference.optimize import optimize_for_inference
     except ImportError as error:
         raise ImportError(
-            f"optimize={options} requires the package hf_vit ({error}). Omit optimize, or run: {INSTALL_COMMAND}"
+            f"optimize={options} needs the package hf_vit ({error}). Omit optimize, or install: {INSTALL_COMMAND}"
         ) from error
     return optimize_for_inference(model, **options)
 

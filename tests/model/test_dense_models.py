@@ -475,7 +475,7 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
         ("conv", {"segmentation_config": {"class_weights": [1.0, 2.0]}}, "2 numbers, but there are num_labels=5"),
         ("conv", {"segmentation_config": {"out_indices": [4]}}, r"out_indices=\[4\] must name blocks from 1 to .*=3"),
         ("conv", {"segmentation_config": {"out_indices": []}}, r"out_indices=\[\] must name"),
-        ("universal", {"num_labels": 0}, "num_labels=0 leaves the masks no class"),
+        ("universal", {"num_labels": 0}, "num_labels=0 is not supported: masks need"),
         ("universal", {"universal_segmentation_config": {"num_blocks": 4}}, "num_blocks=4 .* num_hidden_layers=3"),
         ("dpt_metric", {"depth_config": {**SMALL_DEPTH, "out_indices": [1, 3]}}, "3 levels .* names 2 blocks"),
         ("dpt_metric", {"use_cls_token": False, "pooling": "mean"}, "'project' reads the CLS token, .*'ignore'"),
