@@ -272,7 +272,7 @@ def check_targets(
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
         if may_read(masks) and masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
-            raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == id.")
+            raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass bool masks.")
         check_class_numbers(classes, num_classes, name="Class", place=f" in class_labels[{index}]")
 
 
