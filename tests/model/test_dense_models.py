@@ -440,7 +440,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
             r"\(batch, height, width\) with batch 2, not torch.int",
         ),
         ("conv", {"labels": torch.zeros(1, 32, 32).long()}, r"with batch 2, not .* \(1, 32, 32\)"),
-        ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class numbers .* not torch.float32"),
+        ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class indices .* not torch.float32"),
         (
             "conv",
             {"labels": torch.full((2, 32, 32), 5)},
@@ -471,7 +471,7 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("head", "options", "message"),
     [
-        ("conv", {"num_labels": 1}, "num_labels=1 leaves nothing to tell apart"),
+        ("conv", {"num_labels": 1}, "num_labels=1 must be at least 2"),
         ("conv", {"segmentation_config": {"class_weights": [1.0, 2.0]}}, "2 numbers, but there are num_labels=5"),
         ("conv", {"segmentation_config": {"out_indices": [4]}}, r"out_indices=\[4\] must name blocks from 1 to .*=3"),
         ("conv", {"segmentation_config": {"out_indices": []}}, r"out_indices=\[\] must name"),
