@@ -381,7 +381,7 @@ def test_device(backend):
     image = noise(20, 30, 3)
     for device in ("cpu", torch.device("cpu")):
         assert backend()(image, return_tensors="pt", device=device).pixel_values.device.type == "cpu"
-    with pytest.raises(ValueError, match="device='cuda:0' needs torchvision"):
+    with pytest.raises(ValueError, match="device='cuda:0' requires torchvision"):
         HfViTImageProcessorPil()(image, device="cuda:0")
 
 
