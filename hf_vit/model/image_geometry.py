@@ -1,10 +1,10 @@
-"""Geometry of images: resizing, center crop, padding and its mask, and crops of single objects.
+"""Image geometry: resizing, center crop, padding with its mask, and crops of single objects.
 
-Coordinates in crops of objects are continuous, with the center of pixel i at i, as in ViTPose and COCO's keypoints. A
-crop shows a region whose ends are the centers of its outermost pixels. So points go to the crop, to heatmaps of any
-size and back without a bias ("UDP", https://arxiv.org/abs/1911.07524).
+Coordinates in object crops are continuous, with the center of pixel i at i, as in ViTPose and COCO keypoints. The
+bounds of a crop region are the centers of its outermost pixels, so that points are mapped to the crop, to heatmaps of
+any size and back without a bias ("UDP", https://arxiv.org/abs/1911.07524).
 
-Shapes: B batch, N objects, K keypoints, C channels, H W pixels, h w patches or pixels of a crop.
+Shapes: B batch, N objects, K keypoints, C channels, H W pixels of an image, h w patches or pixels of a crop.
 """
 
 import math
@@ -25,7 +25,7 @@ if is_vision_available():
     import PIL.Image
 
 
-# The forms that `size` can take
+# Valid key combinations of the option `size`
 RESIZE_KEYS = (
     ("height", "width"),
     ("shortest_edge",),
@@ -34,23 +34,30 @@ RESIZE_KEYS = (
     ("max_height", "max_width"),
 )
 EXACT_KEYS = RESIZE_KEYS[:1]
-# Where a crop starts that leaves an odd number of pixels over: transformers rounds down, torchvision and with it timm
-# rounds to the even number, as Python does.
+# Rounding of the offset of a center crop if the margin is odd: transformers rounds down; torchvision and timm round to
+# the nearest even number.
 CROP_ROUNDINGS = ("down", "half_to_even")
-# How sides become multiples of a number of pixels
+# Rounding of height and width to a multiple of a number of pixels
 MULTIPLE_ROUNDINGS = ("nearest", "down")
-# About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
+# About 5800 x 5800 pixels, 400 MB of float32 RGB: more than any ViT takes, and safe to allocate if `size` is mistyped
 MAX_OUTPUT_PIXELS = 2**25
-EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
+EDGE_TOLERANCE = 1e-3  # pixels; larger than the rounding error of coordinates
 
 
 def to_size_dict(
     size: Any, name: str, forms: tuple[tuple[str, ...], ...] = RESIZE_KEYS, default_to_square: bool = True
 ) -> SizeDict | None:
-    """Returns a size as the library's `SizeDict`, in pixels; `ValueError` for keys not in `forms` or no positive int.
+    """Converts a size in pixels to the `SizeDict` of transformers.
 
-    A size is an int, of a square, or of the shortest edge without `default_to_square`; `(height, width)`; a
-    dictionary; or `None`, which stays `None`.
+    Args:
+        size: An int (a square, or the shortest edge if `default_to_square` is false), `(height, width)`, a dictionary,
+            or `None`, which is returned unchanged.
+        name: Name of the option, for error messages.
+        forms: Valid combinations of keys.
+        default_to_square: Whether an int stands for a square.
+
+    Raises:
+        ValueError: If the keys are not in `forms` or a value is not a positive int.
     """
     if size is None:
         return None
@@ -65,12 +72,12 @@ def to_size_dict(
         allowed = " or ".join("{" + ", ".join(f'"{key}"' for key in form) + "}" for form in forms)
         raise ValueError(f"{name}={size!r} must be an int, (height, width), or a dictionary with the keys {allowed}.")
     if not all(type(value) is int and value > 0 for value in keys.values()):
-        raise ValueError(f"{name}={size!r} must hold positive whole numbers of pixels.")
+        raise ValueError(f"{name}={size!r} must contain only positive integers, in pixels.")
     return SizeDict(**keys)
 
 
 def height_and_width(size: Any) -> tuple[int, int]:
-    """Returns the pair of numbers in an exact `SizeDict` or dictionary."""
+    """Returns (height, width) of a `SizeDict` or dictionary with these two keys."""
     return size["height"], size["width"]
 
 
@@ -85,11 +92,14 @@ def resized_size(
     name: str = "the image",
     **_: Any,
 ) -> tuple[int, int]:
-    """Returns the height and width in pixels that an image is resized to, given the options of an image processor.
+    """Returns the height and width in pixels to which an image processor resizes an image.
 
-    `size` is exact, of which with `keep_aspect_ratio` only the side counts that scales the image less, or a bound. The
-    result is the nearest multiple of `ensure_multiple_of`, or the one below ("down"), at least one. `ValueError` above
-    `MAX_OUTPUT_PIXELS`, as thin images scaled by their shortest edge may be.
+    `size` is an exact height and width or a bound on the edges. With `keep_aspect_ratio` and an exact size, the image
+    is scaled to the height or the width, whichever changes it less. Both sides are then rounded to a multiple of
+    `ensure_multiple_of`, at least one: to the nearest, or down.
+
+    Raises:
+        ValueError: If the result has more than `MAX_OUTPUT_PIXELS`, for example a thin image with "shortest_edge".
     """
     rows, columns = (1, 1) if ensure_multiple_of is None else to_pair(ensure_multiple_of)
     is_cut, size = multiple_rounding == "down", dict(size)
@@ -99,23 +109,24 @@ def resized_size(
     new_width = max(1, times(scaled[1] / columns)) * columns
     if new_height * new_width > MAX_OUTPUT_PIXELS:
         raise ValueError(
-            f"{name} with {height} x {width} pixels would become {new_height} x {new_width} under size={size}, more "
-            f"than {MAX_OUTPUT_PIXELS} pixels. Bound the long side too, as in {{'shortest_edge': 224, 'longest_edge': "
-            "1024}, or give {'height', 'width'}."
+            f"{name} with {height} x {width} pixels would become {new_height} x {new_width} with size={size}, more "
+            f"than {MAX_OUTPUT_PIXELS} pixels. Limit the long side too, as in {{'shortest_edge': 224, 'longest_edge': "
+            "1024}, or set an exact height and width."
         )
     return new_height, new_width
 
 
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
+    """Returns the unrounded size of an image that keeps its aspect ratio, as floats, equal to transformers' DPT."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
 def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the size before it is rounded down to multiples, as transformers' YOLOS computes it."""
-    # Unlike DETR, YOLOS rescales an upright image that already has its size. 864 pixels may become 863, then 848.
+    """Returns the size of an image before rounding down to multiples, as computed by transformers' YOLOS."""
+    # Unlike DETR, YOLOS also rescales portrait images that already have the right size: 864 pixels may become 863,
+    # which rounds down to 848.
     is_bounded = {*size} == {"shortest_edge", "longest_edge"} and width < height
     if is_bounded and height / width * size["shortest_edge"] > size["longest_edge"]:
         short = size["longest_edge"] * width / height
@@ -124,7 +135,7 @@ def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """Returns the size before rounding to multiples, equal to the result of transformers' image processors."""
+    """Returns the size of an image before rounding to multiples, equal to that of transformers' image processors."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:
@@ -137,23 +148,28 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each center."""
-    # Computed in whole numbers: torchvision and PIL round centers that fall between two pixels each in its own way.
+    """Resizes an image (..., H, W) to (..., height, width) by nearest-neighbor interpolation at pixel centers."""
+    # Integer arithmetic: torchvision and PIL round centers that fall between two pixels differently.
     rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
     columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
     return image[..., rows[:, None], columns]
 
 
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
-    """Cuts the center out of an image (..., H, W), or surrounds it by `fill` where it is smaller."""
-    # `rounding`, one of `CROP_ROUNDINGS`, decides where the crop starts if an odd number of pixels is left over.
+    """Crops the center of an image (..., H, W) to (..., height, width), padding smaller images with `fill`.
+
+    `rounding`, one of `CROP_ROUNDINGS`, rounds the offset of the crop if the margin is odd.
+    """
     left, right = split_between_ends(width - image.shape[-1], rounding)
     top, bottom = split_between_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
 def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
-    """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
+    """Splits missing (or, if negative, surplus) pixels between both ends of a side.
+
+    `rounding`, one of `CROP_ROUNDINGS`, decides on which end an odd surplus pixel is removed.
+    """
     if missing > 0:
         return missing // 2, missing - missing // 2
     start = round(-missing / 2) if rounding == "half_to_even" else -missing // 2
@@ -161,12 +177,12 @@ def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
 
 
 def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
-    """Pads an image (C, H, W) on the right and at the bottom with zeros to a size; `ValueError` if it is larger."""
+    """Zero-pads an image (C, H, W) on the right and at the bottom; raises `ValueError` if it is too large."""
     missing = (height - image.shape[-2], width - image.shape[-1])
     if min(missing) < 0:
         raise ValueError(
-            f"{name} has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, which do not fit into pad_size="
-            f"{(height, width)}. Enlarge pad_size, or bound size by 'longest_edge'."
+            f"{name} has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, more than pad_size="
+            f"{(height, width)}. Increase pad_size, or limit size by 'longest_edge'."
         )
     return F.pad(image, (0, missing[1], 0, missing[0]))
 
@@ -174,10 +190,17 @@ def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Ten
 def pad_batch(
     images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size, as a batch (B, C, H, W)."""
-    # A mask (B, h, w) is True at the patches, of `multiple` pixels, that hold pixels of the image. `pad_size` is whole
-    # patches, by default the least that hold every image.
-    # a patch that an image fills only in part is its own
+    """Zero-pads images (C, H_i, W_i) on the right and at the bottom and stacks them into a batch.
+
+    Args:
+        images: Images with the same number of channels.
+        multiple: Height and width of a patch.
+        pad_size: Height and width of the batch, multiples of the patch size; by default the smallest that fit.
+
+    Returns:
+        The batch (B, C, H, W), and a mask (B, h, w) that is True for patches with at least one pixel of the image.
+    """
+    # Rounded up: a partially filled patch belongs to the image.
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
     rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
     if pad_size is not None:
@@ -192,10 +215,10 @@ def pad_batch(
 
 
 def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
-    """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width)."""
+    """Resizes a uint8 or float32 image (C, H, W) with any number of channels to (C, height, width) by PIL."""
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
-    # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colors by alpha
+    # Channel by channel: PIL supports neither arbitrary channel counts nor float colors, and premultiplies by alpha.
     channels = [_resize_array(channel.numpy(), height, width, resample) for channel in image]
     return torch.from_numpy(np.stack(channels))
 
@@ -205,7 +228,7 @@ def _resize_array(array: np.ndarray, height: int, width: int, resample: PILImage
 
 
 def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the regions (N, 4) float64 of crops: boxes (N, 4) times `padding`, in the aspect ratio of `size`."""
+    """Returns crop regions (N, 4) float64: boxes scaled by `padding` and extended to the aspect ratio of `size`."""
     # Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
     boxes, ratio = boxes.double(), size[1] / size[0]
     width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(dim=1)  # (N,)
@@ -215,38 +238,38 @@ def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor
 
 
 def points_to_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns points (N, K, 2) of images in pixels of crops, or of heatmaps, of `size`, height and width."""
+    """Converts points (N, K, 2) from image pixels to pixels of crops or heatmaps of `size` (height, width)."""
     origin, scale = _origin_and_scale(regions, size)
     return ((points - origin) / scale).to(points.dtype)
 
 
 def points_from_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns points (N, K, 2) of crops, or of heatmaps, of `size` in pixels of their images."""
+    """Converts points (N, K, 2) from pixels of crops or heatmaps of `size` (height, width) to image pixels."""
     origin, scale = _origin_and_scale(regions, size)
     return (points * scale + origin).to(points.dtype)
 
 
 def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Returns where regions start and how many pixels of the image one of the crop is, (N, 1, 2) each."""
+    """Returns the top-left corners of regions and the size of a crop pixel in image pixels, (N, 1, 2) each."""
     steps = regions.new_tensor([size[1] - 1, size[0] - 1])
     return regions[:, None, :2], ((regions[:, 2:] - regions[:, :2]) / steps)[:, None]
 
 
 def keypoints_to_crops(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; see `keep_inside`."""
+    """Converts keypoints (N, K, 3) from image pixels to crop pixels; those outside the crop are set to zero."""
     places = points_to_crops(keypoints[..., :2], regions.to(keypoints.device), size)
     return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
 
 
 def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labeled or on no pixel."""
+    """Sets keypoints (..., 3) that are not labeled or outside a crop of `size` (height, width) to zero."""
     places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
     is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
     return torch.where(is_left[..., None], keypoints, 0)
 
 
 def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the region (4,) of an image (C, H, W) as a crop (C, h, w) of `size`; see `sample_pixels`."""
+    """Crops a region (4,) of an image (C, H, W), resized bilinearly to `size`, with black outside the image."""
     left, top, right, bottom = region.tolist()
     columns, rows = (
         torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))
@@ -255,8 +278,10 @@ def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Samples an image (C, H, W), uint8 or float32, bilinearly at x and y (h, w) in pixels; black outside."""
-    # The type stays; uint8 is rounded to the nearest.
+    """Samples a uint8 or float32 image (C, H, W) bilinearly at positions x and y (h, w) in pixels.
+
+    The dtype is preserved. Positions outside the image are black.
+    """
     columns, across, has_column = _along(x, image.shape[-1])
     rows, down, has_row = _along(y, image.shape[-2])
     grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)
@@ -267,10 +292,10 @@ def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
-    """Returns where positions (h, w) in pixels are along a side of an image.
+    """Prepares sampling positions (h, w), in pixels along one axis of an image, for `grid_sample`.
 
-    These are the slice of pixels that are needed, the positions from -1 for the first of these to 1 for the last, and
-    which are in the image.
+    Returns the slice of pixels that sampling reads, the positions scaled to [-1, 1] across this slice, and a mask of
+    the positions inside the image.
     """
     start, stop = (min(max(int(end), 0), side - 1) for end in (places.min().floor(), places.max().ceil()))
     relative = (places - start) / max(stop - start, 1) * 2 - 1

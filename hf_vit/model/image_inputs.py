@@ -1,8 +1,7 @@
-"""Image inputs of any kind as tensors: loading, checks and colors.
+"""Loading of images of any kind as tensors, with checks and color conversion.
 
-Both image processors and all trainings read their inputs here, and start from the pixels that transformers' pipelines
-start from, which open a file with PIL and call `.convert("RGB")`. All arithmetic on pixels is done in torch. Shapes: C
-channels, H W pixels.
+Both image processors and all training runs read their inputs by these functions. The pixels equal those of
+transformers' pipelines, which open a file with PIL and call `.convert("RGB")`. Shapes: C channels, H W pixels.
 """
 
 import base64
@@ -28,22 +27,22 @@ if is_vision_available():
 
 
 logger = logging.get_logger(__name__)
-# Of an image from a URL: seconds in all, and bytes
+# Limits for the download of an image: total time in seconds, and size in bytes
 DOWNLOAD_TIMEOUT, MAX_DOWNLOAD_BYTES = 30.0, 100 * 2**20
 EXIF_ORIENTATION = 0x0112
-# What torchcodec calls the modes of JPEG files that it decodes to the pixels of PIL, bit for bit
+# Maps PIL modes to torchcodec modes, for JPEG files, which both decode to identical pixels in these modes
 TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY"}
-# ITU-R 601 luma weights in 1/65536, the integers that PIL uses
+# ITU-R 601 luma weights in units of 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
 ALPHA_LEFT_OUT = (
-    "Transparency is left out, as transformers' pipelines do: transparent pixels show the color that is stored for "
-    "them. Put such images on a background first."
+    "The alpha channel is dropped, as in transformers' pipelines: transparent pixels show their stored color. Compose "
+    "such images with a background first."
 )
 WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
 def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]:
-    """Yields each image of a (nested) list or batch (B, ., ., .) with a name; `ValueError` if a list is empty."""
+    """Yields (name, image) for each image of a (nested) list or batch; raises `ValueError` if a list is empty."""
     is_array = isinstance(images, np.ndarray | torch.Tensor)
     if not isinstance(images, list | tuple) and not (is_array and images.ndim == 4):
         yield name, images
@@ -67,17 +66,19 @@ def read_image(
     device: torch.device | str | None = None,
     timeout: float | None = None,
 ) -> torch.Tensor:
-    """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
+    """Reads one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
-    An image is a path, http(s) URL, base64 (also in a data URL), the bytes of a file, PIL image, NumPy array or
-    tensor: (H, W), (C, H, W) or (H, W, C). Of animations, the first frame counts, and alpha does not. float32 come
-    from arrays of floats, which hold 0..255 (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if
-    `do_normalize`. Without `input_data_format` the axis of channels is inferred. For `timeout` see `download`, for the
-    other options `HfViTImageProcessorBase`. torchcodec decodes JPEG where it is installed, to the pixels of PIL.
+    `image` is a path, http(s) URL, base64 string or data URL, the bytes of a file, a PIL image, or a NumPy array or
+    tensor (H, W), (C, H, W) or (H, W, C). Float values range from 0 to 255 (or 1 / `rescale_factor`) if `do_rescale`,
+    otherwise from 0 to 1 if `do_normalize`. `input_data_format` is inferred by default. `timeout` is the time limit
+    of a download in seconds. `HfViTImageProcessorBase` describes the other options. Only the first frame of an
+    animation is read, and alpha is dropped. torchcodec decodes JPEG if it is installed, to the same pixels as PIL.
 
-    Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
-    image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a
-    file or PIL image, which pipelines would clip.
+    Raises:
+        OSError: If the image cannot be opened or decoded.
+        TypeError: If the input is not an image or has an unsupported dtype.
+        ValueError: If the shape, number of channels or values are invalid, or a file or PIL image has values that do
+            not fit into 8 bits.
     """
     if isinstance(image, str | os.PathLike | bytes | bytearray):
         source = image if isinstance(image, bytes | bytearray) else os.fspath(image)
@@ -94,8 +95,8 @@ def read_image(
         pixels = array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
     else:
         raise TypeError(
-            f"{name} is of type {type(image).__name__}, which is no image. Give a path, an http(s) URL, a base64 data "
-            "URL, the bytes of a file, a PIL image, a NumPy array, a torch tensor, or a list of these."
+            f"{name} is of type {type(image).__name__}, which is not an image. Pass a path, an http(s) URL, a base64 "
+            "data URL, the bytes of a file, a PIL image, a NumPy array, a torch tensor, or a list of these."
         )
     pixels = _channels_first(pixels, name, num_channels, input_data_format)
     check_pixel_count(pixels.shape[1], pixels.shape[2], name)
@@ -107,58 +108,61 @@ def read_image(
 
 
 def open_image(source: str | os.PathLike[str], name: str = "image", timeout: float | None = None) -> "PIL.Image.Image":
-    """Returns the decoded, upright PIL image of a path, an http(s) URL, a base64 data URL or base64 alone."""
-    # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL. For the
-    # timeout see `download`.
+    """Opens and decodes an image from a path, http(s) URL, base64 string or data URL, with EXIF orientation applied.
+
+    Raises:
+        OSError: If the image cannot be opened or is damaged.
+        ValueError: If it has too many pixels or the data URL is malformed.
+    """
     name = with_source(name, source)
     with _open_stream(os.fspath(source), name, timeout) as stream:
         return decode_image(stream, name)
 
 
 def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image":
-    """Returns an upright PIL image, or a tensor (C, H, W) if torchcodec decodes it."""
+    """Decodes an image by torchcodec to a tensor (C, H, W) if possible, otherwise to a PIL image."""
     image = _open_encoded(stream, name)
     decode = _torchcodec() if image.format == "JPEG" and image.mode in TORCHCODEC_MODES else None
-    # PIL turns images also by what XMP says
+    # Unlike torchcodec, PIL also reads the orientation from XMP metadata.
     if decode is None or ("xmp" in image.info and image.getexif().get(EXIF_ORIENTATION, 1) != 1):
         return upright(image, name)
     check_pixel_count(image.height, image.width, name)
     stream.seek(0)
-    # a copy that may be written to: torch warns of others, and torchcodec silences that in a way unsafe in threads
+    # A writable copy: torch warns about read-only buffers, and torchcodec's suppression of this is not thread-safe.
     data = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
     try:
         return decode(data, TORCHCODEC_MODES[image.mode])  # (C, H, W)
     except RuntimeError:
-        return upright(image, name)  # or PIL says why not
+        return upright(image, name)  # decodes the image, or raises PIL's more specific error
 
 
 @cache
 def _torchcodec() -> Callable[[torch.Tensor, str], torch.Tensor] | None:
-    """Returns torchcodec's decoder of images, which lets other threads run; None where it is missing or broken."""
-    # transformers' own `load_image_as_tensor` calls it for files, but not for bytes, and cuts off 16 bits.
+    """Returns torchcodec's image decoder, which releases the GIL, or None if torchcodec is missing or broken."""
+    # transformers' `load_image_as_tensor` does not support bytes, and truncates 16-bit images.
     if is_torchcodec_available():
         try:
             from torchcodec.decoders import ImageReadMode
             from torchcodec.decoders import decode_image as decode
-        except Exception as error:  # libraries that do not fit the installed torch fail in many ways
-            logger.warning_once(f"torchcodec is installed, but does not work: {error} PIL decodes images, slower.")
+        except Exception as error:  # a build for another version of torch raises various errors
+            logger.warning_once(f"torchcodec cannot be imported: {error} Images are decoded by PIL, which is slower.")
             return None
         return lambda data, mode: decode(data, mode=ImageReadMode[mode])
     return None
 
 
 def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
-    """Returns the decoded, upright PIL image of an encoded one; for errors see `open_image`."""
+    """Decodes an image file to a PIL image with EXIF orientation applied; raises the errors of `open_image`."""
     return upright(_open_encoded(stream, name), name)
 
 
 def header(stream: BinaryIO, name: str) -> tuple[int, int, int]:
-    """Returns width, height and EXIF orientation of an encoded image, without decoding it; errors as `open_image`."""
+    """Returns the stored width, height and EXIF orientation of an image file without decoding its pixels."""
     image = _open_encoded(stream, name)
-    has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
+    has_exif = image.format != "PNG" or "exif" in image.info  # getexif() of a PNG without EXIF decodes the whole file
     exif = image.getexif() if has_exif else {}
     orientation = exif.get(EXIF_ORIENTATION, 1)
-    # Of TIFF, PIL gives the size once it is upright: the tags of width and height are those of the stored image.
+    # PIL reports the size of a TIFF after applying its orientation, so read the tags ImageWidth (256) and ImageLength.
     width, height = (exif[256], exif[257]) if image.format == "TIFF" else image.size
     return width, height, orientation if orientation in range(2, 9) else 1
 
@@ -167,43 +171,45 @@ def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":
     try:
         return PIL.Image.open(stream)
     except PIL.Image.DecompressionBombError as error:
-        raise ValueError(f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it.") from error
-    except PIL.UnidentifiedImageError as error:  # which says no more than the stream's address in memory
+        raise ValueError(
+            f"{name} is too large: {error} Increase PIL.Image.MAX_IMAGE_PIXELS if you trust the file."
+        ) from error
+    except PIL.UnidentifiedImageError as error:  # its message contains only the memory address of the stream
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged.") from error
-    except Exception as error:  # plugins fail on damaged headers in many ways
+    except Exception as error:  # PIL plugins raise various errors for damaged headers
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
 
 
 def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
-    """Decodes a PIL image that may be lazy, and turns it as its EXIF orientation says; for errors see `open_image`."""
+    """Decodes a lazily loaded PIL image and applies its EXIF orientation; raises the errors of `open_image`."""
     check_pixel_count(image.height, image.width, name)
     try:
         image.load()
-        # exif_transpose copies even where there is nothing to turn
+        # exif_transpose copies the image even if its orientation is normal.
         return image if image.getexif().get(EXIF_ORIENTATION, 1) == 1 else PIL.ImageOps.exif_transpose(image)
-    except Exception as error:  # the decoders raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; get it again.") from error
+    except Exception as error:  # PIL decoders raise OSError, SyntaxError, ValueError, struct.error, ...
+        raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; replace it.") from error
 
 
 def check_pixel_count(height: int, width: int, name: str) -> None:
-    """Raises `ValueError` for an image without pixels, or with more than PIL allows to decode."""
+    """Raises `ValueError` if an image has no pixels, or more than twice `PIL.Image.MAX_IMAGE_PIXELS`."""
     if height == 0 or width == 0:
         raise ValueError(f"{name} has no pixels: its height is {height} and its width {width}.")
     limit = PIL.Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
         raise ValueError(
-            f"{name} has {height} x {width} pixels, more than the {2 * limit} that PIL takes for safe. Raise "
-            "PIL.Image.MAX_IMAGE_PIXELS if you trust it."
+            f"{name} has {height} x {width} pixels, more than PIL's safety limit of {2 * limit}. Increase "
+            "PIL.Image.MAX_IMAGE_PIXELS if you trust the file."
         )
 
 
 def is_pil(image: Any) -> bool:
-    """Whether it is an image of PIL."""
+    """Returns whether `image` is a PIL image; false if PIL is not installed."""
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
 def with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -> str:
-    """Returns the name of an image with the path or URL that it is read from, if it is."""
+    """Appends the path or URL of an image to its name, for error messages; bytes leave the name unchanged."""
     if isinstance(source, bytes | bytearray):
         return name
     text = os.fspath(source)
@@ -211,24 +217,32 @@ def with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -
 
 
 class _WebRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to where images may come from at all, and not into this machine or to other protocols."""
+    """Follows redirects to http and https URLs only, so that a server cannot redirect to local files."""
 
     def redirect_request(self, request: Any, file: Any, code: int, text: str, headers: Any, url: str) -> Any:
         if not url.lower().startswith(("http://", "https://")):
-            raise ValueError(f"the server redirects to {url!r}, which is neither http nor https")
+            raise ValueError(f"the server redirects to {url!r}, which is neither an http nor an https URL")
         return super().redirect_request(request, file, code, text, headers, url)
 
 
 def download(url: str, timeout: float | None = None) -> bytes:
-    """Returns what is at an http(s) URL; raises `ValueError` if it is too large or slow, or errors of urllib."""
-    # It may take `timeout` seconds in all, by default `DOWNLOAD_TIMEOUT`.
+    """Downloads the content of an http(s) URL.
+
+    Args:
+        url: The URL.
+        timeout: Total time limit in seconds, by default `DOWNLOAD_TIMEOUT`.
+
+    Raises:
+        ValueError: If the content is larger than `MAX_DOWNLOAD_BYTES` or the time limit is exceeded.
+        OSError: If urllib cannot open the URL.
+    """
     timeout = DOWNLOAD_TIMEOUT if timeout is None else timeout
     end, parts, size = time.monotonic() + timeout, list[bytes](), 0
-    cure = "Save the image and give its file, or raise image_inputs."
-    # some servers refuse clients without a name
+    cure = "Download the file yourself and pass its path, or increase image_inputs."
+    # Some servers reject requests without a User-Agent.
     request = urllib.request.Request(url, headers={"User-Agent": "hf_vit"})
     with urllib.request.build_opener(_WebRedirects).open(request, timeout=timeout) as response:
-        while part := response.read1(2**16):  # what has come, while `read` waits for all of it
+        while part := response.read1(2**16):  # `read` would block until all bytes have arrived, beyond the time limit
             parts.append(part)
             size += len(part)
             if size > MAX_DOWNLOAD_BYTES:
@@ -253,41 +267,43 @@ def _open_stream(source: str | bytes | bytearray, name: str, timeout: float | No
                 raise ValueError(f"the header {header!r} does not end in ';base64'")
             return BytesIO(base64.b64decode("".join(data.split()), validate=True))
         except ValueError as error:
-            raise ValueError(f"{name} is no base64 data URL ({error}). Write data:image/png;base64,...") from error
+            raise ValueError(
+                f"{name} is not a base64 data URL ({error}). Use the form data:image/png;base64,..."
+            ) from error
     try:
         return open(source, "rb")
-    except (OSError, ValueError) as error:  # a long text is no name of a file at all
+    except (OSError, ValueError) as error:  # also raised for a base64 string that is too long for a file name
         if (image := _image_in_base64(source)) is not None:
             return BytesIO(image)
         if not isinstance(error, FileNotFoundError):
             raise OSError(f"{name} cannot be opened: {error}.") from error
         raise FileNotFoundError(
-            f"{name}: there is no such file, nor an image in base64. Check the path; relative ones start at "
-            f"{os.getcwd()!r}."
+            f"{name}: there is no such file, and the text is not a base64 image. Check the path; relative paths start "
+            f"at {os.getcwd()!r}."
         ) from error
 
 
 def _image_in_base64(text: str) -> bytes | None:
-    """Returns the image that a text is in base64, None if it is none."""
+    """Returns the bytes of a base64-encoded image file, or None if the text does not encode an image."""
     try:
         data = base64.b64decode("".join(text.split()), validate=True)
         PIL.Image.open(BytesIO(data)).close()
-    except (OSError, ValueError):  # also that PIL does not know it
+    except (OSError, ValueError):
         return None
     return data
 
 
 def is_transparent(image: "PIL.Image.Image") -> bool:
-    """Whether a PIL image has pixels that are not opaque, however it stores that."""
+    """Returns whether a PIL image has pixels that are not opaque, by an alpha channel or transparent colors."""
     if not image.has_transparency_data:
         return False
-    # PIL converts premultiplied gray into nothing but plain gray with alpha
+    # PIL can convert the mode La (gray with premultiplied alpha) only to LA.
     plain = image.convert("LA") if image.mode in ("LA", "La") else image.convert("RGBA")
     return plain.getchannel("A").histogram()[255] < image.width * image.height
 
 
 def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:
-    """Returns the bands of a PIL image, (H, W) or (H, W, C) uint8, as `.convert("RGB")` makes them of it."""
+    """Converts a PIL image to an array (H, W) or (H, W, C) uint8, with the colors of `.convert("RGB")`."""
     check_bits(image, name)
     if _is_wide(image):
         return np.array(image).astype(np.uint8)
@@ -295,14 +311,14 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
         mode = _plain_mode(image, num_channels, do_convert_rgb)
         if mode in ("L", "RGB") and is_transparent(image):
             logger.warning_once(ALPHA_LEFT_OUT)
-        image = image.convert("LA") if image.mode == "La" else image  # as PIL converts it into nothing else
+        image = image.convert("LA") if image.mode == "La" else image  # the only conversion of La that PIL supports
         return np.array(image if image.mode == mode else image.convert(mode))
-    except Exception as error:  # conversions fail in as many ways as decoders
-        raise OSError(f"{name} has mode {image.mode!r}, which PIL fails to convert: {error}.") from error
+    except Exception as error:  # PIL conversions raise various errors
+        raise OSError(f"{name} has mode {image.mode!r}, which PIL cannot convert: {error}.") from error
 
 
 def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
-    # a palette is a way to store colors, not a color space: it is always looked up
+    # Palette and 1-bit images are always converted: these modes are storage formats, not color spaces.
     if image.mode not in ("1", "P", "PA") and do_convert_rgb is False:
         return str(image.mode)
     if do_convert_rgb is not False and num_channels in (1, 3):
@@ -315,17 +331,17 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
 
 
 def check_bits(image: "PIL.Image.Image", name: str) -> None:
-    """Raises `ValueError` for values that 8 bits do not hold, which transformers' pipelines clip or make black."""
+    """Raises `ValueError` if a PIL image has values that do not fit into 8 bits, which pipelines would clip."""
     if not _is_wide(image):
         return
     values = np.array(image)
     low, high = values.min(), values.max()
-    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # the first also of NaN
+    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # `not (...)` also rejects NaN
         raise ValueError(
             f"{name} has mode {image.mode!r} with values from {low} to {high}. transformers' pipelines convert images "
-            "to 8 bits by clipping: whole numbers from 0 to 255 stay, all above becomes white. Scale the values "
-            'to that range and save 8 bits, as Image.fromarray((np.asarray(image) / 257).astype("uint8")) does for 16 '
-            "bits; arrays of uint16 are scaled so."
+            "to 8 bits by clipping: all values above 255 become white. Scale the values to 0..255 and save 8 "
+            'bits. For 16 bits, use Image.fromarray((np.asarray(image) / 257).astype("uint8")) or pass an array of '
+            "dtype uint16, which is scaled automatically."
         )
 
 
@@ -334,15 +350,15 @@ def _is_wide(image: "PIL.Image.Image") -> bool:
 
 
 def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
-    """Wraps an array without copying, where torch can; `TypeError` for numbers that no image has."""
+    """Converts an array to a tensor, without copying if possible; raises `TypeError` for unsupported dtypes."""
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise TypeError(
             f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "
-            "float32; images of several sizes go into a list."
+            "float32. Pass images of different sizes as a list."
         )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch can neither share read-only memory nor walk backwards
+        array = array.copy()  # torch supports neither read-only memory nor negative strides
     return torch.from_numpy(array)
 
 
@@ -351,8 +367,8 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
         return pixels[None]
     if pixels.ndim != 3:
         raise ValueError(
-            f"{name} has {pixels.ndim} dimensions, shape {tuple(pixels.shape)}. An image has 2, (height, width), or 3 "
-            "with its channels; a batch has 4."
+            f"{name} has {pixels.ndim} dimensions and the shape {tuple(pixels.shape)}. An image has 2 dimensions, "
+            "(height, width), or 3 with channels; a batch has 4."
         )
     if input_data_format is not None:
         is_first = ChannelDimension(input_data_format) == ChannelDimension.FIRST
@@ -362,22 +378,22 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
     if first not in known and last not in known:
         counts = ", ".join(map(str, sorted(set(known))))
         raise ValueError(
-            f"{name} has shape {tuple(pixels.shape)}, where neither the first nor the last axis is one of {counts} "
-            "channels. Pass input_data_format, set num_channels to what the model takes, or give a batch of gray "
-            "images as a list."
+            f"{name} has shape {tuple(pixels.shape)}, but the first or the last axis must have one of {counts} "
+            "channels. Pass input_data_format, set num_channels to that of the model, or pass a batch of gray images "
+            "as a list."
         )
-    # the model's own number of channels decides before what could be converted
+    # An axis with exactly `num_channels` entries takes precedence over one that would have to be converted.
     is_first = first == num_channels or (last != num_channels and first in known)
     if first in known and last in known:
         logger.warning_once(
-            f"In images of shape {tuple(pixels.shape)} the channels could come first or last. They are taken to come "
-            f"{'first' if is_first else 'last'}; pass input_data_format to say so."
+            f"The channels of an image of shape {tuple(pixels.shape)} could be first or last. They are assumed to be "
+            f"{'first' if is_first else 'last'}; pass input_data_format to avoid this ambiguity."
         )
     return pixels if is_first else pixels.movedim(-1, 0)
 
 
 def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
-    """Converts all types of number to these two."""
+    """Converts pixels of any supported dtype to uint8, or float32 for floats."""
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.dtype == torch.bool:
@@ -387,7 +403,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
     if pixels.is_floating_point():
         pixels = pixels.to(torch.float32)
         low, high = torch.aminmax(pixels)
-        if not (torch.isfinite(low) and torch.isfinite(high)):  # NaN goes through minimum and maximum
+        if not (torch.isfinite(low) and torch.isfinite(high)):  # aminmax propagates NaN
             raise ValueError(f"{name} has pixels that are NaN or infinite. Replace them, as torch.nan_to_num does.")
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:
@@ -396,32 +412,32 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
     low, high = torch.aminmax(pixels)
     if low < 0 or high > 255:
         raise ValueError(
-            f"{name} holds integers from {int(low)} to {int(high)}, but 8-bit pixels go from 0 to 255. Convert 16-bit "
-            "images to uint16, which is scaled down."
+            f"{name} holds integers from {int(low)} to {int(high)}, but 8-bit pixels range from 0 to 255. Convert "
+            "16-bit images to uint16, which is scaled to 8 bits."
         )
     return pixels.to(torch.uint8)
 
 
 def _check_scale(pixels: torch.Tensor, name: str, white: float) -> None:
-    """Raises `ValueError` for floats outside 0..white; warns of those that may be rescaled a second time."""
+    """Raises `ValueError` for float pixels outside [0, `white`]; warns if they seem to be rescaled already."""
     low, high = (float(value) for value in torch.aminmax(pixels))
-    margin = white / 1000  # for rounding
+    margin = white / 1000  # tolerance for rounding errors
     if low < -margin or high > white + margin:
-        cure = "do_rescale=True takes 0..255" if white == 1 else "do_rescale=False takes 0..1"
+        cure = "do_rescale=True expects 0..255" if white == 1 else "do_rescale=False expects 0..1"
         raise ValueError(
             f"{name} holds floats from {low:g} to {high:g}, but they must lie in 0..{white:g}, black to white. Scale "
-            f"them to that, or set do_rescale: {cure}. Pixels that are normalized already pass with do_rescale=False "
-            "and do_normalize=False."
+            f"them to this range, or change do_rescale: {cure}. For pixels that are normalized already, set "
+            "do_rescale=False and do_normalize=False."
         )
     if white > 1 and low >= 0 and high <= 1:
         logger.warning_once(
-            "All values of a float image lie in [0, 1], but floats are taken to hold 0..255 and are rescaled by "
-            "rescale_factor. If they are rescaled already, pass do_rescale=False."
+            "All values of a float image lie in [0, 1], but floats are expected in 0..255 and are multiplied by "
+            "rescale_factor. If the image is rescaled already, pass do_rescale=False."
         )
 
 
 def _match_channels(pixels: torch.Tensor, name: str, num_channels: int, may_convert: bool) -> torch.Tensor:
-    """Returns (num_channels, H, W)."""
+    """Converts pixels to (num_channels, H, W) by dropping alpha, computing luma or repeating gray."""
     given = pixels.shape[0]
     if may_convert and given == 4 and num_channels in (1, 3):
         logger.warning_once(ALPHA_LEFT_OUT)
@@ -431,10 +447,11 @@ def _match_channels(pixels: torch.Tensor, name: str, num_channels: int, may_conv
     if may_convert and num_channels == 3 and pixels.shape[0] == 1:
         pixels = pixels.expand(3, -1, -1)  # (3, H, W)
     if pixels.shape[0] != num_channels:
-        hint = "" if may_convert else " do_convert_rgb=False forbids to convert it."
+        hint = "" if may_convert else " do_convert_rgb=False disables conversion."
         raise ValueError(
-            f"{name} has {given} channels, but num_channels={num_channels}.{hint} Only gray, RGB and RGBA become 1 or "
-            "3 channels by themselves; otherwise set num_channels to what the images have and the model takes."
+            f"{name} has {given} channels, but num_channels={num_channels}.{hint} Only gray, RGB and RGBA images are "
+            "converted to 1 or 3 channels; otherwise images and model must have the same number of channels, which is "
+            "num_channels."
         )
     return pixels
 

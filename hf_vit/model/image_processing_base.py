@@ -1,6 +1,7 @@
-"""What the image processors of both backends share: options, the order of the steps, saving.
+"""Base class of the torchvision and the PIL image processor: options, preprocessing steps, loading and saving.
 
-Shapes: B batch, C channels, H W pixels, h w patches, M masks, N objects, K keypoints.
+Shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input or patches, M masks, N objects, K
+keypoints.
 """
 
 import copy
@@ -55,10 +56,10 @@ from .remote_code import check_reachable, copy_code
 from .task_object_detection import class_scores_of
 
 
-OBJECTS = ("boxes", "annotations")  # targets of detection
+OBJECTS = ("boxes", "annotations")  # object detection targets
 Images = list[torch.Tensor]  # (C, H_i, W_i) each
-Sizes = list[tuple[int, int]]  # height and width of each
-# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
+Sizes = list[tuple[int, int]]  # (height, width) of each image
+# Class that loads a saved folder, per backend. transformers alone would record the saved class for both backends.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {
         "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
@@ -69,7 +70,10 @@ CHOICES = {"class_scores": CLASS_SCORES, "crop_rounding": CROP_ROUNDINGS, "multi
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
+    """Options in addition to those of transformers, for the constructor and for calls.
+
+    `HfViTImageProcessorBase` describes them.
+    """
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
@@ -88,64 +92,64 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
-    """Turns images of any kind, size and color into the input of a Vision Transformer.
+    """Converts images of any kind, size and color to the input of a Vision Transformer.
 
-    Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
+    Use the subclass `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be passed to a call.
 
     Args:
-        num_channels: Number of channels C that the model takes. Gray is repeated into 3, color becomes luma (ITU-R
-            601) in 1, alpha is left out; other images must have C channels.
-        do_convert_rgb: `None` follows `num_channels`; `True` insists on RGB (`num_channels=3`); `False` takes images
-            only with the right number of channels and leaves CMYK, YCbCr, HSV and LAB as they are.
+        num_channels: Number of channels C of the model input. For C = 3, gray is repeated; for C = 1, color is
+            converted to luma (ITU-R 601). In both cases alpha is dropped. Other images must have C channels.
+        do_convert_rgb: `None` converts as required by `num_channels`. `True` requires `num_channels=3`. `False`
+            disables conversion, also of CMYK, YCbCr, HSV and LAB, and requires images with `num_channels` channels.
         do_resize: Whether to resize.
-        size: {"height", "width"} exactly, or with the aspect ratio kept {"shortest_edge"}, {"longest_edge"}, both, or
-            {"max_height", "max_width"}, in pixels. An int is a square.
-        resample: PIL's filter; images shrink with antialiasing.
-        ensure_multiple_of: Resized height and width are rounded to a multiple of it, at least one.
-        multiple_rounding: Which multiple that is: the "nearest", or the one below ("down") as in transformers' YOLOS.
-        keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
-            its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
-        do_center_crop: Whether to cut out the center after resizing.
-        crop_size: Its {"height", "width"}.
-        crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
-            "half_to_even" as in torchvision and timm, a pixel further on every other time.
-        do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
-            Others are refused, unless neither this nor `do_normalize` changes them.
-        rescale_factor: 1/255 brings pixels to [0, 1].
-        do_normalize: Whether the mean is taken off and the rest divided by the deviation.
-        image_mean: One number, or one a channel.
-        image_std: The same.
+        size: Exact size in pixels as {"height", "width"} or an int for a square. To keep the aspect ratio, use
+            {"shortest_edge"}, {"longest_edge"}, both of these, or {"max_height", "max_width"}.
+        resample: PIL resampling filter, with antialiasing.
+        ensure_multiple_of: Number of pixels to a multiple of which the resized height and width are rounded.
+        multiple_rounding: Rounding for `ensure_multiple_of`: "nearest", or "down" as in transformers' YOLOS.
+        keep_aspect_ratio: Whether to keep the aspect ratio with {"height", "width"}: the image is scaled to the height
+            or the width, whichever changes it less, as in transformers' DPT. Other forms of `size` always keep it.
+        do_center_crop: Whether to crop the center after resizing.
+        crop_size: Size of the center crop as {"height", "width"}.
+        crop_rounding: Rounding of the offset of the center crop if the margin is odd: "down" as in transformers, or
+            "half_to_even" as in torchvision and timm.
+        do_rescale: Whether to multiply pixels by `rescale_factor`. If so, float arrays must hold 0..255, otherwise
+            0..1. Any floats are accepted if both `do_rescale` and `do_normalize` are `False`.
+        rescale_factor: Factor for pixels; 1/255 scales them to [0, 1].
+        do_normalize: Whether to subtract `image_mean` and divide by `image_std`.
+        image_mean: One number, or one per channel.
+        image_std: One number, or one per channel.
         do_pad: Whether to pad on the right and at the bottom, with zeros after normalization, to the largest image of
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
-        hide_padding: `False` pads with black to `pad_size` before normalization, as transformers' EoMT, without a
-            `patch_attention_mask`: for models that were trained to see the padding. So it is, too, where `pad_size` is
-            given without `ensure_multiple_of`.
-        pad_size: {"height", "width"} to pad to.
-        do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
-            other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
-        label_ids_to_fuse: Classes (sky, road, ...) of which `post_process_panoptic_segmentation` makes one segment an
-            image, unless its call says otherwise.
-        nms_threshold: IoU above which `post_process_object_detection` leaves out the less sure of two boxes of a
-            class, unless its call says otherwise; `None` leaves none out.
-        class_agnostic_nms: Whether it does so for two boxes of any classes, so that no object has several.
-        do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
-            models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
-        box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.
-        class_scores: How `post_process_object_detection` reads `logits` without `probabilities`, as scripts for the
-            library's models pass them: "softmax", where the last class stands for no object, or "sigmoid".
-        window_scale: How many times as large as `size` the pipeline of semantic segmentation sees an image, in sliding
-            windows of `size`; `None` shows it whole. A call of the image processor itself always makes `size`.
+        hide_padding: Whether to hide padding from the model by a `patch_attention_mask`. `False` pads with black to
+            `pad_size` before normalization, as in transformers' EoMT, for models that were trained with visible
+            padding. It is always `False` if `pad_size` is given without `ensure_multiple_of`.
+        pad_size: Size of padded images as {"height", "width"}.
+        do_reduce_labels: Whether 0 is the background in segmentation maps: 0 becomes 255, which is ignored, and all
+            other class indices, or values of `instance_id_to_semantic_id`, are decremented by one.
+        label_ids_to_fuse: Classes (sky, road, ...) that `post_process_panoptic_segmentation` merges into one segment
+            per image by default.
+        nms_threshold: IoU above which `post_process_object_detection` by default removes the box with the lower score
+            of two boxes of the same class; `None` disables non-maximum suppression.
+        class_agnostic_nms: Whether non-maximum suppression also compares boxes of different classes.
+        do_affine_crop: Whether to crop every object box to an image of height and width `size`, for keypoint models,
+            instead of resizing, center cropping and padding. Without boxes, the whole image is one crop.
+        box_padding: Factor by which boxes are enlarged before they are extended to the aspect ratio of `size`.
+        class_scores: Activation that `post_process_object_detection` applies to outputs with logits but without
+            probabilities: "softmax", with "no object" as the last class, or "sigmoid".
+        window_scale: Size to which the semantic segmentation pipeline resizes images, as a multiple of `size`, before
+            it predicts sliding windows of `size`. `None` disables windows. It does not affect direct calls.
 
     Raises:
-        ValueError: if options contradict each other.
+        ValueError: If options contradict each other.
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
     model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
 
     resample = PILImageResampling.BILINEAR
-    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # an instance gets its own copy
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # copied per instance
     do_resize = True
     do_rescale = True
     do_normalize = True
@@ -160,17 +164,17 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     do_affine_crop = False
     box_padding = 1.25
 
-    # From the file of another image processor and the model type beside it to options of this one. The package sets
-    # it: this file also goes where the package is not.
+    # Converts the options of another image processor, given its model type. The package sets this function; it is None
+    # if this file is loaded as remote code without the package.
     _converter: ClassVar[Callable[[dict[str, Any], str], dict[str, Any]] | None] = None
 
     @classmethod
     def for_model(cls, model: PreTrainedModel | PreTrainedConfig, **overrides: Any) -> Self:
-        """Returns a processor with the image size, number of channels and task of a model.
+        """Creates an image processor with the image size, number of channels and task of a model.
 
         Args:
-            model: The model, or its configuration, which knows the task once it has been saved.
-            **overrides: Options that are to be others.
+            model: The model, or its configuration. A configuration contains the task only if it has been saved.
+            **overrides: Image processor options that override those of the model.
         """
         is_config = isinstance(model, PreTrainedConfig)
         config: Any = model if is_config else model.config
@@ -187,27 +191,28 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def get_image_processor_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the options of a folder or repository, for `from_pretrained`, and the arguments that are left.
+        """Loads the options in a folder or repository for `from_pretrained`, and returns them with unused arguments.
 
-        The files of transformers' own image processors and timm's config.json are read as what they mean there. Where
-        a file does not name its class, the `model_type` in the config.json beside it decides, and without one ViT's.
+        Files of transformers' image processors and timm's config.json are converted to the options of this class. If a
+        file does not name its image processor, the `model_type` in config.json in the same folder decides; the default
+        is "vit".
 
         Raises:
-            OSError: if there is no file with such options, or it is one of weights.
-            ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
-                package that translates it is not installed.
+            OSError: If there is no file with image processor options, or a file with weights is given.
+            ValueError: If the image processor is unknown or not supported, or `hf_vit`, which converts its options, is
+                not installed.
         """
         read, name = super().get_image_processor_dict, pretrained_model_name_or_path
         if os.path.isfile(name) and Path(name).suffix != ".json":
             raise OSError(
-                f"{str(name)!r} is no JSON file of options. hf_vit.convert.load_image_processor finds the image "
-                "processor that belongs to a file of weights."
+                f"{str(name)!r} is not a JSON file of image processor options. For a file of weights, use "
+                "hf_vit.convert.load_image_processor."
             )
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
             check_reachable(name, **hub_arguments(kwargs))
-            # timm has no file of its own for them
+            # timm stores these options in config.json.
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
             if not options.get("pretrained_cfg"):
                 raise error
@@ -215,23 +220,22 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             return options, unused
         if cls._converter is None:
             raise ValueError(
-                f"{str(name)!r} has the options of another image processor, "
-                f"{options.get('image_processor_type', 'without a name')}, which mean something else here. To have "
-                f"them translated, run {INSTALL_COMMAND} and take the class from there: "
-                f"`from hf_vit import {cls.__name__}`."
+                f"{str(name)!r} contains the options of another image processor, "
+                f"{options.get('image_processor_type', 'without a name')}, which must be converted. Run "
+                f"{INSTALL_COMMAND} and import the class from the package: `from hf_vit import {cls.__name__}`."
             )
         is_named = options.get("image_processor_type") or options.get("feature_extractor_type")
         return cls._converter(options, "vit" if is_named else _model_type(name, kwargs)), unused
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options, and which class reads them under each backend."""
+        """Returns the options, and `auto_map` with the class that loads them under each backend."""
         return {**super().to_dict(), "auto_map": copy.deepcopy(IMAGE_PROCESSOR_AUTO_MAP)}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Saves preprocessor_config.json, and the code that it points to. Returns the paths of the former."""
+        """Saves preprocessor_config.json and the code of its class, and returns the paths of the configuration."""
         copy_code(save_directory)
         files = super().save_pretrained(save_directory)
-        if push_to_hub:  # the library would upload only what it has written itself
+        if push_to_hub:  # transformers would upload only the files that it has written itself, without the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files
 
@@ -249,45 +253,43 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         keypoints: Any = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Returns images as the input of a model, and what it is trained on under the same geometry.
+        """Converts images to model inputs, and their targets to labels with the same geometry.
 
-        Targets have the size of their image; maps are resized to the nearest pixel. Give one kind, for every image.
+        Targets must have the size of their image. Pass one kind of targets, with one entry per image.
 
         Args:
-            images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of such.
-            segmentation_maps: (H, W) of whole numbers each: class numbers, 255 where there is no truth. Arrays,
-                tensors, PIL images (of palettes, the indices), paths, or an array (B, H, W).
-            depth_maps: (H, W) of floats each: meters, or any other unit. 0, NaN, infinite and negative are invalid.
+            images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of images.
+            segmentation_maps: Class indices (H, W), 255 for unlabeled pixels, as arrays, tensors, PIL images or paths,
+                or an array (B, H, W).
+            depth_maps: Depth (H, W) in meters or any other unit, as floats. Only finite values above 0 are valid.
             mask_labels: Masks (M, H, W) of each image, with `class_labels`.
-            class_labels: Class numbers (M,) of each image's masks or boxes.
-            instance_id_to_semantic_id: The class of each number in `segmentation_maps`, for all images or for each,
-                where these number segments. They become `mask_labels` and `class_labels`.
-            annotations: Of each image `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` in
-                pixels, as in COCO and for transformers' DETR; `category_id` is the class number. Crowds are left out.
-                `image_id` of the image and `area` of an object may be given.
-            boxes: Boxes (N, 4) left, top, right and bottom in pixels of each image's objects, with `class_labels`.
-            object_boxes: With `do_affine_crop`, the boxes (N, 4) of each image of which crops are made, `None` for the
-                whole image.
-            keypoints: (N, K, 3) x, y in pixels, the center of pixel i being at i, and visibility of each image's
-                boxes: 0 not labeled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
-                already.
-            **kwargs: Options for this call. With a mean and a deviation for each of 2, 4 or more channels, images have
-                as many.
+            class_labels: Class indices (M,) of the masks or boxes of each image.
+            instance_id_to_semantic_id: Class of each segment id, if `segmentation_maps` contain segment ids: one
+                dictionary, or one per image. The labels are then `mask_labels` and `class_labels`.
+            annotations: `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` per image, in
+                pixels, as in COCO and transformers' DETR. `category_id` is the class index, `image_id` of an image and
+                `area` of an object are optional. Crowds are ignored.
+            boxes: Boxes (N, 4) as left, top, right, bottom in pixels for each image, with `class_labels`.
+            object_boxes: Boxes (N, 4) to crop from each image if `do_affine_crop`; `None` crops the whole image.
+            keypoints: Keypoints (N, K, 3) of the object boxes of each image: x and y in pixels, with the center of
+                pixel i at i, and visibility (0 not labeled, 1 hidden, 2 visible). Without `do_affine_crop`, images are
+                crops already and have keypoints (K, 3).
+            **kwargs: Options for this call. If `image_mean` and `image_std` have 2, 4 or more entries, `num_channels`
+                becomes their number.
 
         Returns:
-            `pixel_values` (B, C, h, w), with `do_pad` also `patch_attention_mask`; for segmentation maps `labels`
-            (B, h, w) int64, 255 outside the image; for depth maps `labels` (B, h, w) float32, 0 where invalid and
-            outside; for masks of each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
-            masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
-            (N, 4) float32}`, center x, center y, width and height relative to the image without its padding, without
-            objects that a crop cuts away, and for annotations what `describe_annotations` adds. With
-            `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints `labels` (sum of N, K, 3) in pixels
-            of the crops, all zeros for those not labeled or outside. Without `return_tensors`, lists.
+            `pixel_values` (B, C, h, w), and `patch_attention_mask` if `do_pad`. In addition, `labels` (B, h, w) for
+            segmentation maps (int64, 255 outside the image) and depth maps (float32, 0 outside); for masks,
+            `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 per image, without empty masks; for boxes,
+            `labels` per image with `class_labels` (N,) int64 and `boxes` (N, 4) float32 as center x, center y, width
+            and height relative to the image without padding, without objects outside the crop. For annotations, see
+            `describe_annotations`. If `do_affine_crop`, `pixel_values` are (sum of N, C, h, w), and keypoints become
+            `labels` (sum of N, K, 3) in crop pixels, zero if not labeled or outside. Without `return_tensors`, lists.
 
         Raises:
-            OSError: if a file cannot be opened or decoded.
-            TypeError: if something is no image or target, or of a type of number that it cannot have.
-            ValueError: if options, images and targets do not fit together.
+            OSError: If a file cannot be opened or decoded.
+            TypeError: If an image or target has an unsupported type or dtype.
+            ValueError: If options, images and targets are inconsistent.
         """
         targets = {
             "segmentation_maps": segmentation_maps,
@@ -304,17 +306,17 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return super().preprocess(images, given, **{**channels_given(**kwargs), **kwargs})
 
     def fetch_images(self, images: Any) -> Any:
-        """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
+        """Replaces every path, URL and data URL in a (nested) list with its PIL image."""
         if isinstance(images, list | tuple):
             return [self.fetch_images(image) for image in images]
         return open_image(images) if isinstance(images, str | os.PathLike) else images
 
     def process_image(self, image: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
+        """Reads one image of any kind as a uint8 or float32 tensor (C, H, W), without resizing."""
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
     def call_options(self, **kwargs: Any) -> dict[str, Any]:
-        """Returns all options of a call that gives `kwargs`, checked, for the three steps of a call."""
+        """Returns the checked options of a call with `kwargs`, for `read_pixels`, `to_model_size`, `finish_batch`."""
         validate_typed_dict(self.valid_kwargs, kwargs)
         own = {name: getattr(self, name, None) for name in self._valid_kwargs_names}
         options = self._standardize_kwargs(**{**own, **channels_given(**kwargs), **kwargs})
@@ -322,20 +324,20 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return options
 
     def read_pixels(self, image: Any, options: dict[str, Any], timeout: float | None = None) -> torch.Tensor:
-        """Returns one image of any kind as a tensor (C, H, W), uint8 or float32; errors as of `preprocess`.
+        """Reads one image of any kind as a uint8 or float32 tensor (C, H, W); raises the errors of `preprocess`.
 
-        With `to_model_size` and `finish_batch` this is a call in three steps, for those that read in threads and go on
-        in batches. `options` are from `call_options`, `timeout` the seconds that a download may take.
+        A call can be split into `read_pixels`, `to_model_size` and `finish_batch`, to read images in threads and
+        process them in batches. `options` come from `call_options`; `timeout` limits a download, in seconds.
         """
         return read_image(image, "the image", timeout=timeout, **_reading_options(options))
 
     def to_model_size(
         self, image: torch.Tensor, options: dict[str, Any], object_boxes: torch.Tensor | None = None
     ) -> Images:
-        """Returns what the model sees of an image that is read, (C, h, w) each, small, and in 8 bits if it is.
+        """Resizes and crops an image (C, H, W) to the size of the model input, without changing its dtype.
 
-        That is the image, resized and cropped; with `do_affine_crop` a crop of each box of `object_boxes` (N, 4), or
-        of the whole image without these.
+        Returns a list with one image (C, h, w). If `do_affine_crop`, the list contains one crop for each of
+        `object_boxes` (N, 4), or one of the whole image without boxes.
         """
         if not options["do_affine_crop"]:
             _refuse_boxes(object_boxes)
@@ -345,9 +347,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return [crop_region(image, region, size) for region in crop_regions(boxes.cpu(), size, options["box_padding"])]
 
     def finish_batch(self, images: Images, options: dict[str, Any], device: Any = None) -> BatchFeature:
-        """Returns `pixel_values`, and with padding `patch_attention_mask`, of resized images (C, h, w) of one size.
+        """Returns `pixel_values`, and `patch_attention_mask` if `do_pad`, of images (C, h, w) of the same size.
 
-        They go to the device in 8 bits, and are rescaled, normalized and padded there.
+        Images are moved to the device before they are converted to float32, rescaled, normalized and padded.
         """
         device = images[0].device if device is None else device
         if images[0].device != device:
@@ -364,10 +366,12 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         image_std: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Returns the options in one form, by name; `ValueError` if they are wrong or contradict."""
-        # Sizes have any form that `to_size_dict` takes; mean and deviation are one number or one for each channel.
+        """Converts all options to their canonical form and raises `ValueError` if they are invalid or conflict.
+
+        For example, sizes become `SizeDict`, and mean and standard deviation become one number per channel.
+        """
         if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
-            raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
+            raise ValueError(f"num_channels={kwargs['num_channels']!r} must be an integer of at least 1.")
         options = kwargs | {
             "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
             "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
@@ -376,11 +380,11 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
         }
         if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
-            options["hide_padding"] = False  # there are no patches to hide
+            options["hide_padding"] = False  # without a patch size there is no patch_attention_mask
         for name in ("ensure_multiple_of", "label_ids_to_fuse"):
             if isinstance(options[name], list):
                 options[name] = tuple(options[name])
-        # torchvision's own names cannot be written to JSON
+        # Convert torchvision's interpolation modes, which are not JSON-serializable, to PIL's.
         resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
         options["resample"] = _one_of(PILImageResampling, resample, "resample")
         data_format = _one_of(ChannelDimension, options["data_format"], "data_format")
@@ -441,8 +445,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     def _with_keypoints(self, tensors: Images, keypoints: Any, **kwargs: Any) -> BatchFeature:
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
-                "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
-                "are crops already set do_resize=False and do_center_crop=False."
+                "keypoints can be transformed with their image only by do_affine_crop=True. Set it. For images that "
+                "are crops already, set do_resize=False and do_center_crop=False."
             )
         labels = torch.cat(read_keypoints(keypoints, [1] * len(tensors)))  # (B, K, 3)
         features = self._preprocess(tensors, **kwargs)
@@ -453,8 +457,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         others = sorted(targets.keys() - {"object_boxes", "keypoints"})
         if others:
             raise ValueError(
-                f"{' and '.join(others)} are given, but do_affine_crop=True makes crops of object_boxes, for "
-                "keypoints alone. Leave them out, or set do_affine_crop=False."
+                f"{' and '.join(others)} are given, but do_affine_crop=True supports only object_boxes and keypoints. "
+                "Remove the other arguments, or set do_affine_crop=False."
             )
         size = height_and_width(kwargs["size"])
         boxes = read_object_boxes(targets.get("object_boxes"), _sizes(tensors))
@@ -467,14 +471,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         crops = [
             crop_region(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own
         ]
-        # where no image has an object, one in its place keeps the form of the result
+        # Without any object, preprocess one dummy crop, so that the empty result has the right shape and dtype.
         inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
         features = self._preprocess(inputs, **kwargs | {"do_resize": False})
         features["pixel_values"] = features["pixel_values"][: len(crops)]
         return BatchFeature({**features, **self._to_batch_feature(labels, kwargs["return_tensors"])})
 
     def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
-        """Stacks labels of one shape for each image; masks, of which images have any number, stay a list."""
+        """Stacks labels, which have one shape; masks, whose number differs between images, remain a list."""
         if return_tensors is None:
             return self._to_batch_feature({name: values}, None)[name]
         if name == "labels":
@@ -488,14 +492,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return tensors if same_device else [tensor.cpu() for tensor in tensors]
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
-        """Resizes images (C, H_i, W_i) to their own (height, width) each; a backend's one duty."""
+        """Resizes each image (C, H_i, W_i) to its own (height, width); subclasses must implement this method."""
         raise NotImplementedError
 
     def _preprocess(self, images: Images, **kwargs: Any) -> BatchFeature:
         return self._finish(self._place(images, **kwargs), **kwargs)
 
     def _place(self, images: Images, **options: Any) -> Images:
-        """Returns images (C, H_i, W_i) at the size that the model takes."""
+        """Resizes, center-crops and pads images (C, H_i, W_i) as specified by the options."""
         if options["do_resize"]:
             targets = [
                 resized_size(*size, **options, name=f"images[{index}]") for index, size in enumerate(_sizes(images))
@@ -513,7 +517,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return images
 
     def _finish(self, images: Images, **options: Any) -> BatchFeature:
-        """Pads, stacks, rescales and normalizes images that have their size."""
+        """Rescales, normalizes and stacks images that have been resized, and pads them if padding is hidden."""
         return_tensors, data = options["return_tensors"], dict[str, Any]()
         if options["do_pad"] and options["hide_padding"]:
             normalized = [_normalize(image, **options) for image in images]
@@ -521,7 +525,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             patch = to_pair(options["ensure_multiple_of"])
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
-            # 8-bit images are stacked before they grow to floats
+            # Stack 8-bit images before the conversion to float32, which needs four times the memory.
             data["pixel_values"] = _normalize(torch.stack(images), **options)  # (B, C, H, W)
         elif return_tensors is None:
             data["pixel_values"] = [_normalize(image.contiguous(), **options) for image in images]
@@ -529,7 +533,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             shapes = sorted({*_sizes(images)})
             raise ValueError(
                 f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
-                f"one {{'height', 'width'}}, set do_pad=True with ensure_multiple_of, or leave return_tensors out."
+                f"one {{'height', 'width'}}, set do_pad=True and ensure_multiple_of, or omit return_tensors."
             )
         if options["data_format"] == "channels_last":
             values = data["pixel_values"]
@@ -551,29 +555,29 @@ def _sizes(images: Images) -> Sizes:
 
 def _refuse_boxes(object_boxes: Any) -> None:
     if object_boxes is not None:
-        raise ValueError("object_boxes are given, of which only do_affine_crop=True makes crops. Set it.")
+        raise ValueError("object_boxes are given, but they are cropped only if do_affine_crop=True. Set it.")
 
 
 def _reading_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns those options of a call that concern the reading of images."""
+    """Returns the options that `read_image` takes."""
     names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
     return {name: options[name] for name in (*names, "rescale_factor") if name in options}
 
 
 def _is_ours(options: dict[str, Any]) -> bool:
-    """Whether a file was written by one of our classes, or by one that is derived from them."""
+    """Returns whether options were saved by an image processor of this package or by a subclass of one."""
     kind = str(options.get("image_processor_type"))
     return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
 
 
 def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns those arguments that say where on the Hub something is."""
+    """Returns the arguments of `from_pretrained` that locate a file on the Hub, such as `revision` and `token`."""
     names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
     return {name: kwargs[name] for name in names if name in kwargs}
 
 
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
-    """Returns the `model_type` in the config.json of a folder or repository, or beside a file; "vit" without one."""
+    """Returns `model_type` from the config.json of a folder or repository, or next to a file; by default "vit"."""
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
     file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
@@ -590,7 +594,7 @@ def _normalize(
     image_std: tuple[float, ...],
     **_: Any,
 ) -> torch.Tensor:
-    """Returns float32 images (..., C, H, W), rescaled and normalized in one go; the input is left as it is."""
+    """Rescales and normalizes images (..., C, H, W) to float32 in one step, without modifying the input."""
     if not do_normalize:
         return images.to(torch.float32, copy=True).mul_(rescale_factor if do_rescale else 1)
     white = 1.0 / rescale_factor if do_rescale else 1.0
@@ -601,7 +605,10 @@ def _normalize(
 
 
 def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
-    """Returns as `num_channels` how many means and deviations a call gives, unless images are converted to as many."""
+    """Returns `num_channels` for a call with 2, 4 or more values in both `image_mean` and `image_std`.
+
+    Returns an empty dictionary otherwise: images can be converted to 1 or 3 channels.
+    """
     if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
         return {}
     count = len(image_mean)
@@ -625,11 +632,11 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
         raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
     if len(values) != num_channels:
         raise ValueError(
-            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
+            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Pass one number for "
             "all channels, or one for each."
         )
     if not all(map(math.isfinite, values)):
-        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
+        raise ValueError(f"{name}={list(values)} must contain only finite numbers.")
     return values
 
 
@@ -639,16 +646,18 @@ def _check_together(options: dict[str, Any]) -> None:
     if options["do_affine_crop"]:
         _check_affine_crop(options)
     if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
-        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
+        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 scales pixels to [0, 1].")
     if options["window_scale"] is not None and not 1 <= options["window_scale"] < math.inf:
-        raise ValueError(f"window_scale={options['window_scale']} must be at least 1, or None for whole images.")
+        raise ValueError(f"window_scale={options['window_scale']} must be at least 1, or None to disable windows.")
     if options["image_std"] is not None and min(options["image_std"]) <= 0:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
     for name, known in CHOICES.items():
         if options[name] not in known:
             raise ValueError(f"{name}={options[name]!r} must be one of {', '.join(map(str, known))}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
-        raise ValueError(f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Omit it.")
+        raise ValueError(
+            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Omit do_convert_rgb."
+        )
     if multiple is not None:
         pair = (multiple, multiple) if isinstance(multiple, int) else multiple
         if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
@@ -659,23 +668,23 @@ def _check_together(options: dict[str, Any]) -> None:
                 raise ValueError(f"{name}={dict(size)} must be a multiple of ensure_multiple_of={multiple}.")
     elif options["do_pad"] and options["hide_padding"]:
         raise ValueError(
-            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
-            "model, config.patch_size, or give a pad_size that all images are padded to."
+            "do_pad=True pads to a multiple of the patch size and requires ensure_multiple_of. Set it to the "
+            "patch_size of the model configuration, or set pad_size to pad all images to one size."
         )
     if options["do_pad"] and not options["hide_padding"] and pad_size is None:
-        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
+        raise ValueError("hide_padding=False pads all images to one size. Set pad_size={'height', 'width'}.")
     if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
         raise ValueError(
-            f"keep_aspect_ratio=True needs a size with height and width, but size={dict(options['size'] or {})} keeps "
-            "the ratio anyway. Leave keep_aspect_ratio out."
+            f"keep_aspect_ratio=True requires a size with height and width, but size={dict(options['size'] or {})} "
+            "always keeps the aspect ratio. Omit keep_aspect_ratio."
         )
 
 
 def _check_affine_crop(options: dict[str, Any]) -> None:
     size, padding = dict(options["size"] or {}), options["box_padding"]
     if {*size} != {"height", "width"} or min(size.values()) < 2:
-        raise ValueError(f"do_affine_crop makes crops of one size, but size={size}. Give sides of 2 pixels or more.")
+        raise ValueError(f"do_affine_crop needs an exact size, but size={size}. Use a height and width of at least 2.")
     if options["do_center_crop"] or options["do_pad"]:
-        raise ValueError("do_affine_crop=True only cuts out boxes. Set do_center_crop and do_pad to False.")
+        raise ValueError("do_affine_crop=True cannot be combined with do_center_crop or do_pad. Set them to False.")
     if padding is None or not 0 < padding < math.inf:
-        raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")
+        raise ValueError(f"box_padding={padding} must be positive; 1.25 enlarges boxes by a quarter.")

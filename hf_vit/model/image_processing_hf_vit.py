@@ -13,31 +13,32 @@ from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorK
 
 
 class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
-    """Image processor on torchvision. `HfViTImageProcessorBase` describes the options.
+    """Image processor that uses torchvision. `HfViTImageProcessorBase` describes the options.
 
-    Resized 8-bit pixels are within one gray level of the PIL processor's. The exception is bicubic resizing on a GPU,
-    where about 4 in 10,000 pixels of a photo, at sharp edges, differ by more: PIL clips between its two passes.
+    Resized 8-bit pixels differ from those of the PIL image processor by at most one gray level. The exception is
+    bicubic resizing on a GPU, where about 4 in 10,000 pixels of a photo, at sharp edges, differ by more, because PIL
+    clips values between the horizontal and the vertical pass.
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
 
     def __init__(self, **kwargs: Any) -> None:
         if not is_torchvision_available():
-            raise ImportError("Without torchvision, use HfViTImageProcessorPil or run pip install torchvision.")
+            raise ImportError("torchvision is not installed. Use HfViTImageProcessorPil or pip install torchvision.")
         super().__init__(**kwargs)
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:
-        """Images of one shape go through torchvision together, unless on a CPU, where one by one is faster."""
-        is_mixed = len({image.dtype for image in images}) > 1  # stacking would make all of them floats
+        """Resizes images of the same shape together on a GPU, and one by one on a CPU, where this is faster."""
+        is_mixed = len({image.dtype for image in images}) > 1  # stacking would convert all images to float
         groups, places = group_images_by_shape(images, disable_grouping=is_mixed or options["disable_grouping"])
-        targets = {places[index][0]: size for index, size in enumerate(sizes)}  # which depend on the shape alone
+        targets = {places[index][0]: size for index, size in enumerate(sizes)}  # equal for all images of a group
         resized = {key: self._resize_batch(batch, *targets[key], options["resample"]) for key, batch in groups.items()}
         return list(reorder_images(resized, places))
 
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
-        """Resizes (B, C, H, W) by torchvision; by PIL on a CPU where that is closer, and for filters of PIL alone."""
+        """Resizes images (B, C, H, W) by torchvision if its result matches PIL closely enough, otherwise by PIL."""
         is_shrunk = height <= images.shape[-2] and width <= images.shape[-1]
         is_exact = resample == PILImageResampling.BILINEAR and is_shrunk
         is_on_gpu = images.device.type != "cpu"

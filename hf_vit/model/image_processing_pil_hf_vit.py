@@ -1,4 +1,4 @@
-"""Image processor that resizes with PIL, for where torchvision is missing."""
+"""Image processor that resizes with PIL and does not require torchvision."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorK
 
 
 class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
-    """Image processor on PIL. `HfViTImageProcessorBase` describes the options."""
+    """Image processor that uses PIL. `HfViTImageProcessorBase` describes the options."""
 
     valid_kwargs = HfViTImageProcessorKwargs
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, device: Any = None, **kwargs: Any) -> Images:
         if device not in (None, "cpu"):
-            raise ValueError(f"device={device!r} needs torchvision. Leave it out; move the result with .to(device).")
+            raise ValueError(f"device={device!r} requires torchvision. Omit it, and move the result by .to(device).")
         return super()._prepare_image_like_inputs(images, *args, device="cpu", **kwargs)
 
     def _resize_smoothly(self, images: Images, sizes: Sizes, options: dict[str, Any]) -> Images:

@@ -1,6 +1,7 @@
-"""Targets of images of any kind (maps, masks, boxes) as tensors.
+"""Conversion of training targets (segmentation maps, depth maps, masks, boxes, keypoints) to tensors.
 
-Shapes: H W pixels of an image, h w of what the model gets; M masks, N objects.
+Shapes: B batch, H W pixels of an image, h w pixels of the model input, M masks or remaining boxes, N objects, K
+keypoints.
 """
 
 import os
@@ -18,10 +19,10 @@ from .image_geometry import center_crop, resize_nearest, resized_size, split_bet
 from .image_inputs import array_to_tensor, is_pil, open_image, upright, with_source
 
 
-IGNORED_LABEL = 255  # in maps of classes: no truth here
-NO_SEGMENT = -1  # in maps of segments: none here
+IGNORED_LABEL = 255  # unlabeled pixels in semantic segmentation maps
+NO_SEGMENT = -1  # pixels without a segment in maps of segment ids
 KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
-WITH_CLASSES = ("mask_labels", "boxes")  # which come with class_labels
+WITH_CLASSES = ("mask_labels", "boxes")  # target kinds that require class_labels
 DIMENSIONS = {
     "segmentation_maps": "(height, width)",
     "depth_maps": "(height, width)",
@@ -29,22 +30,25 @@ DIMENSIONS = {
     "boxes": "(objects, 4)",
     "keypoints": "(objects, keypoints, 3)",
 }
-# PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
+# PIL modes with one integer per pixel; for palette images ("P"), this is the palette index
 INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
-    """Returns each image's own targets as tensors, by name with one entry an image."""
-    # int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they are invalid, bool `mask_labels`
-    # (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
+    """Converts the targets of all images to tensors and checks them against the image sizes (height, width).
+
+    Returns a dictionary of lists with one entry per image: int64 `segmentation_maps` (H, W), float32 `depth_maps`
+    (H, W) with 0 for invalid pixels, or bool `mask_labels` (M, H, W) with int64 `class_labels` (M,). If given,
+    `instance_id_to_semantic_id` is included.
+    """
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
     for index, value in enumerate(values):
         if not isinstance(value, str | os.PathLike | np.ndarray | Tensor) and not is_pil(value):
             raise TypeError(
-                f"{kind}[{index}] is of type {type(value).__name__}, which is no target. Give an array, a tensor, a "
-                "PIL image or a path for each image; np.array makes one of nested lists of numbers."
+                f"{kind}[{index}] is of type {type(value).__name__}, which is not supported. Pass an array, a tensor, "
+                "a PIL image or a path for each image. Convert nested lists by np.array."
             )
     check_count(values, kind, sizes)
     tensors = [_read_target(value, kind, index, sizes[index]) for index, value in enumerate(values)]
@@ -66,8 +70,11 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
 
 
 def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
-    """Resizes, crops and pads a target (..., H, W) as its image is, under the options of the image processor."""
-    # `fill` is for pixels outside the image, `canvas` the size in pixels that the batch is padded to, if it is.
+    """Resizes, crops and pads a target (..., H, W) in the same way as its image, given image processor options.
+
+    `fill` is the value of pixels outside the image. `canvas` is the size in pixels to which the batch is padded, or
+    None without padding.
+    """
     if options["do_resize"]:
         target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
     if options["do_center_crop"]:
@@ -81,8 +88,11 @@ def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None,
 def encode_targets(
     targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
 ) -> dict[str, list[Tensor]]:
-    """Returns `labels` (h, w), or float32 `mask_labels` (M, h, w) and `class_labels` (M,), one entry an image."""
-    # Masks without pixels are dropped. `place` brings a target to its place, filled outside by the second argument.
+    """Converts targets to model labels, with one entry per image, after resizing, cropping and padding by `place`.
+
+    Returns `labels` (h, w), or float32 `mask_labels` (M, h, w) and `class_labels` (M,) without empty masks.
+    `place(target, fill)` applies the geometry of the image, with `fill` outside the image.
+    """
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
     if "mask_labels" in targets:
@@ -103,22 +113,22 @@ def encode_targets(
 
 
 def target_kind(targets: dict[str, Any]) -> str:
-    """Returns which of `KINDS` is given, "" where none is; `ValueError` if several are, or one lacks its partner."""
+    """Returns the kind of the given targets, one of `KINDS` or ""; raises `ValueError` if arguments conflict."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
-        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
+        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one kind. Pass one of them.")
     kind = kinds[0] if kinds else ""
     if "class_labels" in targets and kind not in WITH_CLASSES:
-        raise ValueError("class_labels is given without mask_labels or boxes. Give both, one entry an image.")
+        raise ValueError("class_labels is given without mask_labels or boxes. Pass both, with one entry per image.")
     if "class_labels" not in targets and kind in WITH_CLASSES:
-        raise ValueError(f"{kind} is given without class_labels. Give both, one entry an image.")
+        raise ValueError(f"{kind} is given without class_labels. Pass both, with one entry per image.")
     if "instance_id_to_semantic_id" in targets and kind != "segmentation_maps":
-        raise ValueError("instance_id_to_semantic_id is given without segmentation_maps. Give both.")
+        raise ValueError("instance_id_to_semantic_id is given without segmentation_maps. Pass both.")
     return kind
 
 
 def _listed(targets: Any, kind: str) -> Any:
-    """Returns the targets of one image, of several, or of a batch in one array, as a sequence of one an image."""
+    """Wraps the target of a single image in a list; lists and batched arrays or tensors are returned unchanged."""
     if isinstance(targets, list | tuple):
         return targets
     dimensions = 3 if kind == "mask_labels" else 2
@@ -127,28 +137,28 @@ def _listed(targets: Any, kind: str) -> Any:
 
 
 def check_count(values: Any, name: str, images: Sequence[Any]) -> None:
-    """Raises `ValueError` unless there is one entry for each image."""
+    """Raises `ValueError` if the number of values differs from the number of images."""
     if len(values) != len(images):
         shape = f" of shape {tuple(values.shape)}" if isinstance(values, np.ndarray | Tensor) else ""
         form = f" of {DIMENSIONS[name]}" if name in DIMENSIONS else ""
         raise ValueError(
-            f"{name}{shape} has {len(values)} entries, but there are {len(images)} images. Give one{form} an image."
+            f"{name}{shape} has {len(values)} entries, but there are {len(images)} images. Pass one{form} per image."
         )
 
 
 def _read_target(value: Any, kind: str, index: int, size: tuple[int, int]) -> Tensor:
-    """Returns the map or masks (..., H, W) of one image of `size`, checked."""
+    """Reads the map or masks (..., H, W) of one image and checks that they match its `size` (height, width)."""
     name = f"{kind}[{index}]"
     target = READERS[kind](_to_tensor(value, name), name)
     if target.ndim != (3 if kind == "mask_labels" else 2):
         raise ValueError(
-            f"{name} has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, of the {size[0]} x "
-            f"{size[1]} pixels of its image."
+            f"{name} has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, with the height and width "
+            f"{size[0]} x {size[1]} of its image."
         )
     if tuple(target.shape[-2:]) != size:
         raise ValueError(
             f"{name} has {target.shape[-2]} x {target.shape[-1]} pixels, but images[{index}] has {size[0]} x "
-            f"{size[1]}. Give both at the same size: which pixels belong together is not known otherwise."
+            f"{size[1]}. An image and its target must have the same size before preprocessing."
         )
     return target
 
@@ -161,8 +171,8 @@ def _to_tensor(target: Any, name: str) -> Tensor:
     if is_pil(target):
         if target.mode not in (*INDEX_MODES, "F"):
             raise ValueError(
-                f"{name} has mode {target.mode!r}, but a target has one number a pixel: mode 'L', 'P', 'I' or 'F'. "
-                "Turn colors into class numbers first."
+                f"{name} has mode {target.mode!r}, but a target has one number per pixel: mode 'L', 'P', 'I' or 'F'. "
+                "Convert colors to class indices first."
             )
         return array_to_tensor(np.array(target), name)
     tensor: Tensor = target.detach() if isinstance(target, Tensor) else array_to_tensor(target, name)
@@ -171,12 +181,12 @@ def _to_tensor(target: Any, name: str) -> Tensor:
 
 def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
     if numbers.is_floating_point() or numbers.is_complex():
-        raise TypeError(f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it to int64.")
+        raise TypeError(f"{name} has dtype {numbers.dtype}, but class indices are integers. Convert it to int64.")
     numbers = numbers.to(torch.int64)
     if (numbers < 0).any():
         raise ValueError(
-            f"{name} has the number {int(numbers.min())}, but classes and segments are numbered from 0. Set pixels "
-            f"without truth to {IGNORED_LABEL}."
+            f"{name} has the number {int(numbers.min())}, but classes and segments are numbered from 0. Set unlabeled "
+            f"pixels to {IGNORED_LABEL}."
         )
     return numbers
 
@@ -184,8 +194,8 @@ def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
 def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
     if not numbers.is_floating_point():
         raise TypeError(
-            f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per meter (1000 for "
-            "millimeters, 256 for KITTI), so that it holds meters as floats."
+            f"{name} has dtype {numbers.dtype}, whose unit is unknown. Divide it by its units per meter (1000 for "
+            "millimeters, 256 for KITTI) to get floats in meters."
         )
     depth = numbers.to(torch.float32)
     return torch.where(depth.isfinite() & (depth > 0), depth, 0)
@@ -193,7 +203,7 @@ def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
 
 def _read_masks(numbers: Tensor, name: str) -> Tensor:
     if numbers.dtype != torch.bool and not ((numbers == 0) | (numbers == 1)).all():
-        raise ValueError(f"{name} has values other than 0 and 1. Pass bool masks, such as ids == number.")
+        raise ValueError(f"{name} has values other than 0 and 1. Pass bool masks, such as segment_map == segment_id.")
     return numbers.to(torch.bool)
 
 
@@ -205,17 +215,20 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
-    """Returns `count` class numbers, whole and from 0, as (N,) int64; errors say that `name` are those of `of`."""
+    """Converts `count` class indices to an int64 tensor (count,) and checks that they are integers of at least 0.
+
+    For error messages, `name` names the class indices, and `of` names the masks or boxes to which they belong.
+    """
     try:
         numbers = torch.as_tensor(classes)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} is {classes!r}, but class numbers are whole. Give those of label2id.") from error
+        raise TypeError(f"{name} is {classes!r}, but class indices are integers. Use the ids of label2id.") from error
     if numbers.shape != (count,):
-        raise ValueError(f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give as many.")
-    if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
-        raise TypeError(f"{name} holds {numbers.dtype}, but class numbers are whole. Give integers.")
+        raise ValueError(f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Pass as many.")
+    if numbers.is_floating_point() and count > 0:  # torch.as_tensor([]) is a float tensor
+        raise TypeError(f"{name} has dtype {numbers.dtype}, but class indices are integers. Convert it to int64.")
     if (numbers < 0).any():
-        raise ValueError(f"{name} has the number {int(numbers.min())}, but classes go from 0.")
+        raise ValueError(f"{name} has the number {int(numbers.min())}, but class indices start at 0.")
     return numbers.to(torch.int64)
 
 
@@ -225,28 +238,28 @@ def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool, name: str) -> tuple[Tensor, Tensor]:
-    """Returns a map (h, w) of numbered segments as masks (M, h, w) and classes (M,)."""
+    """Splits a map (h, w) of segment ids into masks (M, h, w) and their class indices (M,) given by `mapping`."""
     nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED_LABEL} - mapping.keys())}
     numbers = [number for number in ids.unique().tolist() if number not in nothing]
     if unknown := [number for number in numbers if number not in mapping]:
         raise ValueError(
-            f"{name} has the segments {', '.join(map(str, unknown))}, to which instance_id_to_semantic_id gives no "
-            f"class. Add them, or set their pixels to {IGNORED_LABEL}, which is ignored."
+            f"{name} has the segments {', '.join(map(str, unknown))}, which are not in instance_id_to_semantic_id. "
+            f"Add their classes, or set their pixels to {IGNORED_LABEL}, which is ignored."
         )
     for number in numbers:
         if not isinstance(mapping[number], int | np.integer) or mapping[number] < 0:
             raise ValueError(
-                f"instance_id_to_semantic_id gives the class {mapping[number]!r} to {number}, a segment of {name}. "
-                "Classes are whole numbers from 0."
+                f"instance_id_to_semantic_id gives the class {mapping[number]!r} to segment {number} of {name}. "
+                "Class indices are integers of at least 0."
             )
-    if do_reduce_labels:  # 0 is the background among classes too
+    if do_reduce_labels:  # class 0 is the background, as segment 0 is
         numbers = [number for number in numbers if mapping[number] > 0]
     classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
 
 
 def _to_floats(values: Any, name: str, form: str) -> Tensor:
-    """Returns an array, a tensor or nested lists as a float32 tensor; `ValueError` with the expected `form`."""
+    """Converts an array, a tensor or nested lists to a float32 tensor; errors describe the expected `form`."""
     try:
         numbers = torch.as_tensor(np.asarray(values, dtype=np.float32) if isinstance(values, list | tuple) else values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -255,7 +268,7 @@ def _to_floats(values: Any, name: str, form: str) -> Tensor:
 
 
 def read_boxes(boxes: Any, name: str) -> Tensor:
-    """Returns boxes as (N, 4) float32, from an array, a tensor or nested lists, empty where there is none."""
+    """Converts boxes in an array, a tensor or nested lists to a float32 tensor (N, 4) and checks their values."""
     values = _to_floats(boxes, name, "rows of four numbers each, (left, top, right, bottom)")
     values = values.reshape(0, 4) if values.numel() == 0 else values
     if values.ndim != 2 or values.shape[1] != 4:
@@ -270,8 +283,11 @@ def read_boxes(boxes: Any, name: str) -> Tensor:
 
 
 def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked."""
-    # None stands for the whole image, of one image or of all; among `sizes`, (height, width), for one that is unknown.
+    """Reads and checks the object boxes (N, 4) of each image as left, top, right and bottom in pixels.
+
+    `None` as `boxes`, or as the boxes of one image, stands for one box around the whole image. `sizes` are the height
+    and width of each image, or `None` if unknown.
+    """
     given = [None] * len(sizes) if boxes is None else boxes
     check_count(given, "object_boxes", sizes)
     return [_own_boxes(own, sizes[index], f"object_boxes[{index}]") for index, own in enumerate(given)]
@@ -280,33 +296,37 @@ def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> li
 def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
     if boxes is None:
         if size is None:
-            raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
+            raise ValueError(f"{name} is None, the whole image, but the image size is unknown. Pass target_sizes.")
         return torch.tensor([[0.0, 0.0, size[1], size[0]]])
     values = read_boxes(boxes, name)
     for index, (left, top, right, bottom) in enumerate(values.tolist()):
         if right == left or bottom == top:
-            raise ValueError(f"{name}[{index}] is {values[index].tolist()}, of no area. Leave it out or enlarge it.")
+            raise ValueError(f"{name}[{index}] is {values[index].tolist()}, a box with no area. Remove or enlarge it.")
         if size is not None and (right <= 0 or bottom <= 0 or left >= size[1] or top >= size[0]):
             raise ValueError(
                 f"{name}[{index}] is {values[index].tolist()}, outside of its image of {size[1]} x {size[0]} pixels. "
-                "Boxes are (left, top, right, bottom) in pixels of the image as it is given."
+                "Boxes are (left, top, right, bottom) in pixels of the original image."
             )
     return values
 
 
 def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
-    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked."""
-    # An image with one object may have (K, 3); `counts` are the numbers N of objects.
+    """Reads and checks the keypoints (N, K, 3) of the objects of each image: x and y in pixels, and visibility.
+
+    An image with one object may have keypoints (K, 3). `counts` are the numbers of objects per image.
+    """
     check_count(keypoints, "keypoints", counts)
     read = [_own_keypoints(own, counts[index], f"keypoints[{index}]") for index, own in enumerate(keypoints)]
     numbers = sorted({own.shape[1] for own in read})
     if len(numbers) > 1:
-        raise ValueError(f"The objects have {' and '.join(map(str, numbers))} keypoints. Give each the same ones.")
+        raise ValueError(
+            f"The objects have {' and '.join(map(str, numbers))} keypoints. All objects must have the same keypoints."
+        )
     return read
 
 
 def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
-    values = _to_floats(keypoints, name, "(N, K, 3): as many keypoints of each object, three numbers each")
+    values = _to_floats(keypoints, name, "(N, K, 3): K keypoints for each of N objects, three numbers each")
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
         raise ValueError(
@@ -323,8 +343,10 @@ def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
 
 
 def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """Returns boxes (N, 4) float32, as given, and class numbers (N,) int64 of each image of these sizes."""
-    # `targets` are named as for `preprocess`: "annotations", or "boxes" with "class_labels".
+    """Reads boxes (N, 4) in pixels and class indices (N,) of the objects in each image.
+
+    `targets` contains "annotations", or "boxes" with "class_labels", in the format of `preprocess`.
+    """
     if "annotations" in targets:
         given = targets["annotations"]
         images = [given] if isinstance(given, Mapping) else given
@@ -354,21 +376,23 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
         box, number = entry["bbox"], entry["category_id"]
         if len(box) != 4 or min(box[2:]) < 0:
             raise ValueError(
-                f"{place} has the bbox {box}, but must be [left, top, width, height] in pixels, not of negative size."
+                f"{place} has the bbox {box}, but must be [left, top, width, height] in pixels, with no negative size."
             )
         boxes.append([box[0], box[1], box[0] + box[2], box[1] + box[3]])
-        try:  # a whole float comes from augmentations that store it next to the box
+        try:  # augmentations that store the class next to the box return it as a float
             classes.append(int(number) if isinstance(number, float) and number.is_integer() else index_of(number))
         except TypeError as error:
-            raise TypeError(f"{place} has the category_id {number!r}, but class numbers are whole.") from error
+            raise TypeError(f"{place} has the category_id {number!r}, but class indices are integers.") from error
     numbers = read_classes(classes, len(boxes), f"The category_id of {name}", name)
     return read_boxes(boxes, f"{name}['annotations']"), numbers
 
 
 def visible_window(height: int, width: int, **options: Any) -> Box:
-    """Returns the part of an image that a model sees, in units of the image: left, top, right and bottom."""
-    # A center crop is less than all, (0, 0, 1, 1), or more where it is larger than the image. Padding does not count
-    # unless the model sees it; whole patches, of which the image fills the last ones in part, do.
+    """Returns the window of an image that the model sees: left, top, right and bottom relative to the image size.
+
+    The whole image is (0, 0, 1, 1). A center crop makes the window smaller, or larger if the crop exceeds the image.
+    Padding that is hidden from the model is excluded, except in patches that the image fills partially.
+    """
     multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
     if options["do_resize"]:
         height, width = resized_size(height, width, **options)
@@ -386,8 +410,11 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what is left of boxes (N, 4) in the window that a model sees, (M, 4), and of which (N,) anything is."""
-    # From left, top, right, bottom in pixels to center x and y, width and height in units of the window.
+    """Clips boxes (N, 4) in pixels to the window that the model sees and converts them to window coordinates.
+
+    Returns the remaining boxes (M, 4) as center x, center y, width and height relative to the window, and a mask (N,)
+    that is True for the boxes that overlap the window. `size` is the height and width of the image.
+    """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
     corners = ((relative.clamp(0, 1) - origin) / extent).clamp(0, 1)  # (N, 4)
@@ -397,7 +424,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> 
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Returns boxes (..., 4) left, top, right and bottom in pixels: the inverse of `encode_boxes`."""
+    """Converts window coordinates (..., 4) to left, top, right and bottom in pixels: the inverse of `encode_boxes`."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
@@ -412,8 +439,10 @@ def _origin_and_extent(window: Box | Tensor, like: Tensor) -> tuple[Tensor, Tens
 def encode_objects(
     objects: Iterable[tuple[Tensor, Tensor]], sizes: list[tuple[int, int]], **options: Any
 ) -> list[dict[str, Tensor]]:
-    """Returns `class_labels` (M,) and `boxes` (M, 4) of each image, without objects of which nothing is left."""
-    # `objects` are those of `read_objects`, `options` those of the image processor.
+    """Returns `class_labels` (M,) and `boxes` (M, 4) of each image, without objects outside the model input.
+
+    `objects` is the result of `read_objects`, and `options` are the options of the image processor.
+    """
     labels = []
     for (boxes, classes), size in zip(objects, sizes, strict=True):
         encoded, is_left = encode_boxes(boxes, size, visible_window(*size, **options))
@@ -428,15 +457,17 @@ def describe_annotations(
     inputs: list[tuple[int, ...]],
     **options: Any,
 ) -> list[dict[str, Tensor]]:
-    """Returns the labels of each image with what those of transformers' DETR have, and `window`.
+    """Returns the labels of each image with the same entries as in transformers' DETR, and `window`.
 
-    Boxes are relative to the whole image, also where a model sees a part of it or padding around it, so that `boxes`
-    times `orig_size` are pixels. `window` (4,), left, top, right and bottom of what it sees in units of the image,
-    tells `HfViTForObjectDetection` to make them its own. Beside them stand `area` (M,) in pixels of the resized image,
-    `iscrowd` (M,), of zeros, `orig_size` and `size` (2,), height and width of image and input, and, if all images
-    have a number, `image_id` (1,).
+    - `class_labels` (M,), and `boxes` (M, 4) relative to the whole image, even if the model sees only a part of it.
+    - `area` (M,) in pixels of the resized image, and `iscrowd` (M,), which is always 0.
+    - `orig_size` and `size` (2,): height and width of the image, and of the model input.
+    - `image_id` (1,), if the annotations of all images have one.
+    - `window` (4,): the part of the image that the model sees as left, top, right and bottom relative to the image.
+      `HfViTForObjectDetection` uses it to convert the boxes to window coordinates.
+
+    `inputs` are (height, width) of the model inputs; the other arguments are those of `encode_objects`.
     """
-    # `sizes` and `inputs` are height and width of images and inputs, `objects` and `options` as for `encode_objects`.
     images = [annotations] if isinstance(annotations, Mapping) else annotations
     labels = []
     for image, (boxes, classes), size, own in zip(images, objects, sizes, inputs, strict=True):

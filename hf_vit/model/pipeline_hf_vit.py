@@ -1,7 +1,7 @@
-"""What makes the pipelines of images fast: threads that read ahead, and batches from pixels to answers on the device.
+"""Base class of fast image pipelines: threads read images ahead, and images are processed in batches on the device.
 
-The pipeline of a task stands beside its model. Of the stock ones they keep how they are called and what they answer.
-Shapes: B batch, C channels, H W pixels of an image, h w of what the model sees.
+The subclass for each task is in the module of its model. Pipelines have the same arguments and results as those of
+transformers. Shapes: B batch, C channels, H W pixels of an image, h w pixels of the model input.
 """
 
 import os
@@ -25,22 +25,22 @@ from .pretrained import check_trained
 from .task_configurations import TASK_CONFIGS
 
 
-AUTO = "auto"  # as the size of batches or number of threads
-# Images of 224 x 224 pixels in a batch, on a CPU and on another device, beside which more threads may read
+AUTO = "auto"  # value of batch_size and num_workers that selects a default for the device
+# Default batch sizes on a CPU and on other devices, for images of 224 x 224 pixels
 CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # of a box, in answers
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # keys of boxes in pipeline results
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
-    """Returns as `threshold` the score that the training of a model has chosen; nothing where none has been.
+    """Returns `threshold`, the score threshold that was selected in the training run of a model, or an empty dict.
 
     Args:
-        config: Of any model.
-        field: The field of `HfViTConfig` that holds the options of its task.
+        config: Configuration of any model.
+        field: Field of `HfViTConfig` that contains the task options.
     """
     if config.model_type != "hf_vit":
         return {}
@@ -49,24 +49,23 @@ def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
 
 
 class ReadAhead(Generic[S, T]):
-    """Iterates over what `read` makes of each item of a source, in order, while threads read those that follow.
+    """Applies `read` to the items of a source in background threads and yields the results in order.
 
-    No more than `limit` items are taken from the source before they are asked for, so that memory is bounded, however
-    long the source is. One thread at a time takes an item from it, other than the one that iterates here. What the
-    source or `read` raises is raised at the place of its item.
+    At most `limit` items are prefetched, which bounds memory for sources of any length. The background threads take
+    items from the source one at a time. Exceptions of the source or of `read` are raised when the item is reached.
 
     Args:
-        source: What to read; it may wait for its items to come.
-        read: Called in the threads, several at a time.
-        threads: Number of them, at least one.
-        limit: Number of items, at least one.
+        source: Iterable of items, which may block until the next item is available.
+        read: Function applied to each item, called concurrently by all threads.
+        threads: Number of threads, at least one.
+        limit: Maximum number of prefetched items, at least one.
     """
 
     def __init__(self, source: Iterable[S], read: Callable[[S], T], threads: int, limit: int) -> None:
         self.read, self._items = read, iter(source)
         self._threads = [Thread(target=self._work, daemon=True, name="read_ahead") for _ in range(threads)]
         self._room, self._taking, self._is_closed = Semaphore(limit), Lock(), False
-        self._found: SimpleQueue[Future[T] | None] = SimpleQueue()  # None at the end
+        self._found: SimpleQueue[Future[T] | None] = SimpleQueue()  # None marks the end of the source
 
     def __iter__(self) -> Iterator[T]:
         for thread in self._threads:
@@ -75,12 +74,12 @@ class ReadAhead(Generic[S, T]):
             while (found := self._found.get()) is not None:
                 self._room.release()
                 yield found.result()
-        finally:  # also if the caller does not want the rest
+        finally:  # also if the caller stops iterating early
             self._is_closed = True
             self._room.release(len(self._threads))
 
     def is_waiting(self) -> bool:
-        """Whether the source has not given the next item yet."""
+        """Returns whether the source has not yielded the next item yet."""
         return self._found.empty()
 
     def _work(self) -> None:
@@ -92,7 +91,7 @@ class ReadAhead(Generic[S, T]):
                 result: Future[T] = Future()
                 try:
                     item = next(self._items)
-                except BaseException as error:  # the end, or an error that belongs to the thread that iterates
+                except BaseException as error:  # StopIteration, or an error that is raised in the iterating thread
                     self._is_closed = True
                     if not isinstance(error, StopIteration):
                         result.set_exception(error)
@@ -109,14 +108,14 @@ class ReadAhead(Generic[S, T]):
 
 @dataclass(eq=False)
 class Part:
-    """What the model sees of an image: the whole, or an object.
+    """One model input, from a whole image or from the crop of an object.
 
     Attributes:
-        pixels: (C, h, w), not normalized.
-        size: Height and width of the image in pixels.
-        box: (4,) left, top, right and bottom of an object in pixels.
-        answer: Of the pipeline.
-        is_answered: Whether there is one.
+        pixels: Resized pixels (C, h, w), not normalized.
+        size: Height and width of the original image in pixels.
+        box: Left, top, right and bottom (4,) of the object in pixels, if the input is a crop.
+        answer: Result of the pipeline for this input.
+        is_answered: Whether `answer` is set.
     """
 
     pixels: Tensor
@@ -128,14 +127,14 @@ class Part:
 
 @dataclass(eq=False)
 class Photo:
-    """An image that is read, or the error of one that cannot be."""
+    """An image with its model inputs, or with an error message if it cannot be read."""
 
     parts: list[Part]
     error: str | None = None
 
 
 class Answers(IterableDataset[Any]):
-    """Iterates over the answers to a dataset or generator as it goes, which another pipeline takes as its input."""
+    """Lazy iterable over the results for a dataset or generator, which can be the input of another pipeline."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], inputs: Any) -> None:
         self.start, self.inputs = start, inputs
@@ -148,35 +147,34 @@ class Answers(IterableDataset[Any]):
 
 
 class BatchedImagePipeline(Pipeline):
-    """A pipeline whose images are read by threads and answered in batches; put before a class of the stock ones.
+    """Mixin for transformers' image pipelines that reads images in threads and processes them in batches.
 
-    Beyond what that takes, at construction or, the first three, in a call:
+    Models and image processors of other packages are processed by the original pipeline class. The following arguments
+    are added to those of transformers. The first three can also be passed to a call.
 
     Args:
-        batch_size: Images that the model sees at once, which need not be of one size. By default as many as suit the
-            device, and of a generator no more than are there already: it may wait for an answer before it goes on.
-        num_workers: Threads that read images while the model computes; 0 reads in the caller's. By default as many as
-            suit the device. They take a generator's items one by one, in another thread than the caller's, and are
-            ahead by two batches at most.
-        on_error: "raise", or "return" for `{"error": what is wrong}` in place of the answer to an image that cannot be
-            read.
-        optimize: True, or a dictionary of its options, for a model as `optimize_for_inference` makes it: for one batch
-            size, which on a CPU is 1 by default, and which becomes that of the pipeline.
-
-    Models and image processors that are not ours are left to the stock class.
+        batch_size: Number of images per forward pass, which may differ in size. The default depends on the device. For
+            generators, batches by default contain only the items that are already available, because a generator may
+            wait for a result before it yields the next item.
+        num_workers: Number of threads that read images during forward passes; 0 reads in the calling thread. The
+            default depends on the device. Threads consume a generator outside the calling thread, and read at most two
+            batches ahead.
+        on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
+        optimize: True or a dictionary of options to run the model by `optimize_for_inference`. It is optimized for one
+            batch size, which becomes that of the pipeline; the default is 1 on a CPU.
     """
 
     stock: ClassVar[type[Pipeline] | None] = None
     _postprocess_params: dict[str, Any]
     _batch_size: Any
-    task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold is the default
-    needs_head: ClassVar[bool] = True  # `from_pretrained` refuses a backbone with missing weights in any case
+    task_config: ClassVar[str | None] = None  # field of `HfViTConfig` that contains the default threshold
+    needs_head: ClassVar[bool] = True  # whether untrained head weights are an error
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Returns a pipeline of the stock class for a model of others."""
+        """Creates a pipeline, or one of transformers' original class if the model is not from this package."""
         if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
             if kwargs.pop("optimize", None):
-                raise ValueError(f"optimize is for models of hf_vit, not for {type(model).__name__}. Leave it out.")
+                raise ValueError(f"optimize supports only hf_vit models, not {type(model).__name__}. Omit it.")
             return cls.stock(*args, model=model, **kwargs)
         return super().__new__(cls)
 
@@ -195,10 +193,10 @@ class BatchedImagePipeline(Pipeline):
             fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
             options = fitting | (optimize if isinstance(optimize, dict) else {})
             self.fast_model, self._optimized = optimize_model(self.model, options), self.model
-            self._batch_size = options["batch_size"]  # other batches are not as fast
+            self._batch_size = options["batch_size"]  # the model is optimized for this batch size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the answer to an image, or those to many; `[]` for an empty list or dataset."""
+        """Returns the result for an image, or a list of results for several; `[]` for an empty list or dataset."""
         inputs = args[0] if args else kwargs.get("inputs", kwargs.get("images"))
         is_empty = isinstance(inputs, list | tuple | Dataset) and isinstance(inputs, Sized) and len(inputs) == 0
         return [] if is_empty else super().__call__(*args, **kwargs)
@@ -210,7 +208,7 @@ class BatchedImagePipeline(Pipeline):
         return {**preprocess, **check_on_error(on_error)}, forward, postprocess
 
     def run_single(self, inputs: Any, preprocess_params: Any, forward_params: Any, postprocess_params: Any) -> Any:
-        """Returns the answer to one image."""
+        """Returns the result for one image."""
         if not self._is_fast(preprocess_params):
             return super().run_single(inputs, preprocess_params, forward_params, postprocess_params)
         return next(self._answers([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
@@ -218,7 +216,7 @@ class BatchedImagePipeline(Pipeline):
     def get_iterator(
         self, inputs: Any, num_workers: Any, batch_size: Any, preprocess_params: Any, *others: Any
     ) -> Any:
-        """Returns an iterable over the answers to many images."""
+        """Returns an iterable over the results for several images."""
         _check_count("batch_size", batch_size, 1)
         _check_count("num_workers", num_workers, 0)
         if not self._is_fast(preprocess_params):
@@ -227,23 +225,23 @@ class BatchedImagePipeline(Pipeline):
         return Answers(partial(self._answers, inputs, num_workers, batch_size, preprocess_params, *others), inputs)
 
     def _is_fast(self, preprocess_params: dict[str, Any]) -> bool:
-        """Whether the image processor is ours; if not, the stock class does all."""
-        # by its name: a saved folder's files are imported once for the pipeline and once for the image processor
+        """Returns whether the image processor is from this package, as required for batched processing."""
+        # Compare names: remote code is imported separately for pipeline and image processor, with different classes.
         name = type(self.image_processor).__name__
         is_ours = name.startswith("HfViTImageProcessor")
         if not is_ours and "on_error" in preprocess_params:
             raise ValueError(
-                f"on_error={preprocess_params['on_error']!r} needs an image processor of hf_vit, but this one is a "
-                f"{name}. Leave on_error out."
+                f"on_error={preprocess_params['on_error']!r} requires an image processor of hf_vit, but this is a "
+                f"{name}. Omit on_error."
             )
         return is_ours
 
     def _answers(
         self, inputs: Any, num_workers: Any, batch_size: Any, preprocess: Any, forward: Any, postprocess: Any
     ) -> Iterator[Any]:
-        """Yields the answer to each image, in order."""
+        """Yields the result for each image, in order."""
         if self.fast_model is not None and self._optimized is not self.model:
-            raise ValueError("The model of this pipeline was replaced after it had been optimized. Make a new one.")
+            raise ValueError("The model of this pipeline was replaced after optimization. Create a new pipeline.")
         options, preprocess, forward = self.begin_call(dict(preprocess), forward)
         answer = partial(self._answer_batch, options=options, forward=forward, postprocess=postprocess)
         photos, is_waiting = self._read_all(
@@ -267,7 +265,7 @@ class BatchedImagePipeline(Pipeline):
     def _read_all(
         self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
     ) -> tuple[Iterable[Photo], Callable[[], bool]]:
-        """Returns an iterable over all images, and what says whether the next one has not come yet."""
+        """Returns an iterable over all images, and a function that returns whether the next image is not ready yet."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
         given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
@@ -285,8 +283,8 @@ class BatchedImagePipeline(Pipeline):
         return max(1, most * NATIVE_PIXELS // max(largest, NATIVE_PIXELS))
 
     def suited_counts(self) -> tuple[int, int]:
-        """Returns how many threads read, and how many images are a batch, where nobody says otherwise."""
-        if self.device.type == "cpu":  # on all of whose cores the model computes, which takes longer than reading
+        """Returns the default number of reader threads and the default batch size for the device."""
+        if self.device.type == "cpu":  # few threads: the model uses all cores and takes longer than reading
             return max(1, torch.get_num_threads() // 4), CPU_BATCH
         return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
 
@@ -299,7 +297,7 @@ class BatchedImagePipeline(Pipeline):
             return Photo([], str(error))
 
     def _answer_batch(self, parts: list[Part], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
-        """Answers parts, those of one shape together."""
+        """Runs the model on inputs, batched by shape and dtype, and stores their results."""
         groups: dict[Any, list[Part]] = {}
         for part in parts:
             groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
@@ -315,14 +313,14 @@ class BatchedImagePipeline(Pipeline):
     def _answer_of(self, photo: Photo) -> Any:
         return self.join_parts(photo.parts) if photo.error is None else {"error": photo.error}
 
-    # What tasks do in their own way
+    # Methods that tasks override
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of the image processor, and those of `read_parts` and `run_model`, of a call."""
+        """Returns the options of one call for the image processor, `read_parts` and `run_model`."""
         return self.image_processor.call_options(), preprocess, forward
 
     def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
-        """Returns what the model is to see of an image of any kind; called in threads."""
+        """Reads an image of any kind and returns its model inputs; called in background threads."""
         pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
         (seen,) = self.image_processor.to_model_size(pixels, options)  # (C, h, w)
         return [Part(seen, (pixels.shape[-2], pixels.shape[-1]))]
@@ -332,38 +330,38 @@ class BatchedImagePipeline(Pipeline):
         return (self.model if self.fast_model is None else self.fast_model)(**inputs, **forward)
 
     def decode(self, outputs: Any, parts: list[Part], *_: Any, **postprocess: Any) -> list[Any]:
-        """Returns the answer to each of the parts of a batch."""
+        """Returns the result for each input of a batch."""
         raise NotImplementedError
 
     def join_parts(self, parts: list[Part]) -> Any:
-        """Returns the answer to an image of which all parts have theirs."""
+        """Returns the result for an image from the results for its inputs."""
         return parts[0].answer
 
 
 def check_on_error(on_error: str | None) -> dict[str, str]:
-    """Returns the option by its name if it is given; `ValueError` if there is no such behavior."""
+    """Returns `{"on_error": on_error}`, or an empty dict for `None`; raises `ValueError` for unknown values."""
     if on_error not in (None, *ON_ERROR):
         raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
     return {} if on_error is None else {"on_error": on_error}
 
 
 def optimize_model(model: Any, options: dict[str, Any]) -> Any:
-    """Return a model with the same call that is faster on this machine; `.report` lists what was tried.
+    """Returns an optimized model with the same interface; its `report` lists the variants that were measured.
 
     Raises:
-        ImportError: if the package is not installed: what it takes does not travel with checkpoints.
+        ImportError: If `hf_vit` is not installed: the code saved with checkpoints does not include the optimization.
     """
     try:
         from hf_vit.inference.optimize import optimize_for_inference
     except ImportError as error:
         raise ImportError(
-            f"optimize={options} needs the package hf_vit ({error}). Leave optimize out, or install: {INSTALL_COMMAND}"
+            f"optimize={options} needs the package hf_vit ({error}). Omit optimize, or install: {INSTALL_COMMAND}"
         ) from error
     return optimize_for_inference(model, **options)
 
 
 def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
-    """Yields what gets each item of a list or dataset, which opens it only then, for one thread at a time."""
+    """Yields a function for each item of a list or dataset that loads the item when called, one thread at a time."""
     lock = Lock()
 
     def get(index: int) -> Any:
@@ -375,4 +373,4 @@ def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if value != AUTO and (type(value) is not int or value < least):
-        raise ValueError(f'{name}={value!r} must be a whole number of at least {least}, or "{AUTO}".')
+        raise ValueError(f'{name}={value!r} must be an integer of at least {least}, or "{AUTO}".')

@@ -1,7 +1,7 @@
-"""Outputs of models as maps, segments, boxes and keypoints in the pixels of each image.
+"""Post-processing of model outputs to maps, segments, boxes and keypoints in the pixels of each image.
 
-Shapes: B batch, K classes or keypoints, Q queries, C either of them, N objects, h w the model's output, H W the
-result, r rows of a band.
+Shapes: B batch, K classes or keypoints, Q queries, C classes or queries, N objects, h w model output, H W result, r
+rows of a band.
 """
 
 import copy
@@ -23,9 +23,9 @@ from .task_keypoint_detection import decode_heatmaps
 from .task_object_detection import box_overlaps, class_probabilities
 
 
-CLASS_SCORES = ("softmax", "sigmoid", None)  # how logits of detection become probabilities; None is unknown
+CLASS_SCORES = ("softmax", "sigmoid", None)  # activations of object detection logits; None if unknown
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
-# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
+# Number of elements in a band of rows: 4 MB of float32, which fit into the CPU cache
 BAND_NUMEL = 2**20
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
@@ -38,54 +38,52 @@ MODELS = {
 
 
 def named_outputs(outputs: Any) -> Mapping[str, Any]:
-    """Returns the outputs of a model if they have names."""
+    """Returns the outputs of a model as a mapping of names to tensors; raises `ValueError` if they have no names."""
     if is_dataclass(outputs) and not isinstance(outputs, Mapping):
-        outputs = vars(outputs)  # in which scripts of the library collect what they need
+        outputs = vars(outputs)  # transformers' example scripts pass dataclasses
     if not isinstance(outputs, Mapping):
-        raise ValueError(
-            f"The outputs are a {type(outputs).__name__}, in which nothing has a name: set return_dict=True."
-        )
+        raise ValueError(f"The outputs are a {type(outputs).__name__} without names. Set return_dict=True.")
     return outputs
 
 
 def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str) -> None:
-    """Raises `ValueError` unless outputs have tensors of these names and numbers of dimensions."""
+    """Raises `ValueError` unless outputs contain tensors with the names and numbers of dimensions in `fields`."""
     for name, dimensions in fields.items():
         if name not in outputs or outputs[name].ndim != dimensions:
             found = ", ".join(f"{key} {tuple(x.shape)}" for key, x in outputs.items() if isinstance(x, Tensor))
             raise ValueError(
-                f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. This takes "
-                f"the outputs of {model}."
+                f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. Pass the "
+                f"outputs of {model}."
             )
 
 
 def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> Mapping[str, Any]:
-    """Returns outputs of detection with `probabilities`, made of `logits` (B, Q, ·) where they have none."""
+    """Adds `probabilities`, computed from `logits` (B, Q, ·), to object detection outputs that have none."""
     if "probabilities" in outputs or not {"logits", "pred_boxes"} <= outputs.keys():
         return outputs
     if class_scores is None:
         raise ValueError(
-            "The outputs have logits without probabilities, and class_scores of the image processor does not say how "
-            "they are read. Pass all that the model returns, or set class_scores: 'softmax' for models with "
-            "class_loss='cross_entropy', 'sigmoid' for others."
+            "The outputs have logits but no probabilities, and class_scores of the image processor is None. Pass all "
+            "outputs of the model, or set class_scores: 'softmax' for models with class_loss='cross_entropy', "
+            "'sigmoid' for others."
         )
     class_loss = "cross_entropy" if class_scores == "softmax" else "iou_aware"
     return {**outputs, "probabilities": class_probabilities(outputs["logits"].float(), class_loss)}
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
-    """Returns the height and width of each result, by default those of the maps (..., h, w)."""
+    """Returns the height and width of each result: `target_sizes`, or by default the size of its map (..., h, w)."""
     if target_sizes is None:
         return [(values.shape[-2], values.shape[-1]) for values in maps]
     return read_sizes(target_sizes, len(maps))
 
 
 def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
-    """Returns the height and width in pixels of each of `count` images, checked."""
+    """Converts `target_sizes` to a list of (height, width) in pixels and checks that it has `count` entries."""
     sizes = _plain(target_sizes)
     if not isinstance(sizes, list | tuple) or len(sizes) != count:
         given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
-        raise ValueError(f"target_sizes has {given}, but the outputs are of {count} images. Give one size an image.")
+        raise ValueError(f"target_sizes has {given}, but the outputs are of {count} images. Pass one size per image.")
     return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
 
 
@@ -101,7 +99,7 @@ def _plain(numbers: Any) -> Any:
 
 
 class HfViTPostProcessing:
-    """The `post_process_*` methods of the image processors of both backends."""
+    """Mixin with the `post_process_*` methods of both image processors."""
 
     label_ids_to_fuse: Collection[int] | None = None
     nms_threshold: float | None = None
@@ -111,16 +109,19 @@ class HfViTPostProcessing:
     size: ClassVar[dict[str, int]]
     do_affine_crop: bool | None
     box_padding: float
-    call_options: Callable[..., dict[str, Any]]  # all options, by name
+    call_options: Callable[..., dict[str, Any]]  # returns all options by name
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """Height and width in pixels of the windows that slide over an image with `window_scale`."""
+        """Returns the height and width in pixels of the sliding windows that are used with `window_scale`."""
         sides = {name: side for name, side in dict(self.size).items() if side is not None}
         return sides.get("height", min(sides.values())), sides.get("width", min(sides.values()))
 
     def at_window_scale(self) -> Self:
-        """Returns an image processor whose images are `window_scale` times as large; itself without a scale."""
+        """Returns a copy of the image processor that resizes images to `window_scale` times `size`.
+
+        Returns the image processor itself if `window_scale` is `None`.
+        """
         if self.window_scale is None:
             return self
         scaled, sides = copy.copy(self), dict(self.size)
@@ -138,20 +139,20 @@ class HfViTPostProcessing:
         """Returns the class of every pixel.
 
         Args:
-            outputs: Of a semantic model, `logits` (B, K, h, w), or a universal one, `class_queries_logits`
-                (B, Q, K + 1) and `masks_queries_logits` (B, Q, h, w). They are resized before classes are compared.
-            target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            return_segmentation_scores: Whether scores are returned too.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
-                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+            outputs: Outputs of a semantic segmentation model, `logits` (B, K, h, w), or of a universal segmentation
+                model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits` (B, Q, h, w).
+            target_sizes: Height and width of each result in pixels; by default those of the outputs.
+            return_segmentation_scores: Whether to return scores too.
+            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
+                it, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image a map (H, W) int64. With scores an object with that `segmentation` and with
-            `segmentation_scores` (K, H, W) float32: probabilities; of a universal model, for each class the sum over
-            queries of its probability times the mask's, which is not bound to 1.
+            For each image a map (H, W) int64. With scores, an object with this map as `segmentation` and with
+            `segmentation_scores` (K, H, W) float32: probabilities, or for a universal model the sum over queries of
+            class probability times mask probability, which can exceed 1.
 
         Raises:
-            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+            ValueError: If the outputs are of another model, or do not match the sizes or the mask.
         """
         results: list[Any] = []
         given = self._segmentation_outputs(outputs, patch_attention_mask, target_sizes, is_universal=False)
@@ -182,29 +183,29 @@ class HfViTPostProcessing:
         return_binary_maps: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns the instances in every image, as transformers' EoMT does: one a query, so that they may overlap.
+        """Returns the instances in every image, as in transformers' EoMT: one per query, so that they can overlap.
 
         Args:
-            outputs: Of a universal model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits`
-                (B, Q, h, w).
-            threshold: Least score of an instance: its class's probability times the mean of its mask's.
+            outputs: Outputs of a universal segmentation model: `class_queries_logits` (B, Q, K + 1) and
+                `masks_queries_logits` (B, Q, h, w).
+            threshold: Minimum score of an instance: its class probability times its mean mask probability.
             mask_threshold: Probability above which a pixel belongs to a mask.
-            overlap_mask_area_threshold: Without effect; the stock pipeline passes it for all kinds of segmentation.
-            target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            return_coco_annotation: Whether masks are returned as lists of runs.
-            return_binary_maps: Whether they are returned as they are.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
-                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+            overlap_mask_area_threshold: Ignored; transformers' pipeline passes it for all kinds of segmentation.
+            target_sizes: Height and width of each result in pixels; by default those of the outputs.
+            return_coco_annotation: Whether to return masks as run-length encodings.
+            return_binary_maps: Whether to return one binary mask per instance.
+            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
+                it, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image `{"segmentation", "segments_info"}`. The latter lists `{"id", "label_id", "score"}` of each
-            instance, the former is a map (H, W) int64 of these ids, -1 where there is none and the last one's where
-            instances overlap. With `return_binary_maps` it is their M masks (M, H, W) bool in place of that, with
-            `return_coco_annotation` the list of each mask's runs, row by row [first pixel from 1, length, ...].
+            For each image `{"segmentation", "segments_info"}`. `segments_info` lists `{"id", "label_id", "score"}` of
+            each instance. `segmentation` is a map (H, W) int64 of ids, -1 for pixels without instance; where instances
+            overlap, the last one wins. With `return_binary_maps`, it is masks (M, H, W) bool, with
+            `return_coco_annotation` the runs of each mask, row by row: [first pixel, starting at 1, length, ...].
 
         Raises:
-            ValueError: if the outputs are of another model, sizes or masks do not fit them, a threshold is not in
-                [0, 1], or both forms of masks are asked for.
+            ValueError: If the outputs are of another model or do not match the sizes or the mask, a threshold is not
+                in [0, 1], or both `return_coco_annotation` and `return_binary_maps` are set.
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
@@ -235,28 +236,29 @@ class HfViTPostProcessing:
         target_sizes: Sizes = None,
         patch_attention_mask: Tensor | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns the segments of every image, none overlapping, as transformers' EoMT does.
+        """Returns the non-overlapping segments of every image, as in transformers' EoMT.
 
-        The stock pipeline calls this for every model of segmentation. So it takes the outputs of semantic ones too,
-        and makes a segment of each class that is somewhere the likeliest; no threshold applies to these.
+        transformers' pipeline calls this method for all segmentation models. It therefore also accepts the outputs of
+        semantic segmentation models: each predicted class becomes one segment, and the thresholds are ignored.
 
         Args:
-            outputs: Of a universal model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits`
-                (B, Q, h, w), or a semantic one, `logits` (B, K, h, w).
-            threshold: Probability of its class above which a query counts.
-            mask_threshold: Least probability with which a pixel belongs to a mask.
-            overlap_mask_area_threshold: A segment is left out unless more than this part of its mask is its own.
-            label_ids_to_fuse: Classes of which there is one segment an image; by default those of the processor.
-            target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
-                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+            outputs: Outputs of a universal segmentation model, `class_queries_logits` (B, Q, K + 1) and
+                `masks_queries_logits` (B, Q, h, w), or of a semantic segmentation model, `logits` (B, K, h, w).
+            threshold: Class probability above which a query becomes a segment.
+            mask_threshold: Minimum probability of the pixels of a mask.
+            overlap_mask_area_threshold: Fraction of its mask area that a segment must exceed to be kept, after pixels
+                of other segments are removed.
+            label_ids_to_fuse: Classes merged into one segment per image; by default those of the image processor.
+            target_sizes: Height and width of each result in pixels; by default those of the outputs.
+            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
+                it, padding is computed from `target_sizes`, which must then be the original image sizes.
 
         Returns:
-            For each image `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`; -1 where
-            there is no segment. The score is the probability of the class, in semantic outputs its mean over pixels.
+            For each image `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`, with -1
+            for pixels without segment. The score is the class probability; for semantic models, its mean over pixels.
 
         Raises:
-            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+            ValueError: If the outputs are of another model, or do not match the sizes or the mask.
         """
         given = self._segmentation_outputs(outputs, patch_attention_mask, target_sizes, is_universal=False)
         check_thresholds(threshold=threshold, mask_threshold=mask_threshold)
@@ -283,21 +285,21 @@ class HfViTPostProcessing:
     ) -> list[dict[str, Tensor]]:
         """Returns the depth of every pixel.
 
-        Resized by bicubic interpolation as in transformers' DPT, but never beyond what the model predicts in the
-        image: where a near edge meets a far one, it would swing below zero.
+        Depth is resized by bicubic interpolation, as in transformers' DPT, and clamped to the range of the prediction
+        for the image: bicubic interpolation would overshoot below zero at edges between near and far objects.
 
         Args:
-            outputs: Of a depth model, `predicted_depth` (B, h, w).
-            target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
-                it, `target_sizes` say where that is, which must then be the sizes that the images had.
-            source_sizes: The name of `target_sizes` in transformers' ZoeDepth, by which its guide calls all models.
+            outputs: Outputs of a depth estimation model: `predicted_depth` (B, h, w).
+            target_sizes: Height and width of each result in pixels; by default those of the outputs.
+            patch_attention_mask: Mask (B, rows, columns) of the image processor, by which padding is removed. Without
+                it, padding is computed from `target_sizes`, which must then be the original image sizes.
+            source_sizes: Alias of `target_sizes`, used by transformers' ZoeDepth and its depth estimation guide.
 
         Returns:
             For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, meters for metric depth.
 
         Raises:
-            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+            ValueError: If the outputs are of another model, or do not match the sizes or the mask.
         """
         target_sizes = source_sizes if target_sizes is None else target_sizes
         maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
@@ -317,26 +319,27 @@ class HfViTPostProcessing:
         nms_threshold: float | None = None,
         class_agnostic_nms: bool | None = None,
     ) -> list[dict[str, Tensor]]:
-        """Returns the objects in every image, the surest first.
+        """Returns the objects in every image, in descending order of their scores.
 
-        Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
+        Candidates are the Q pairs of a query and a class with the highest probabilities, for Q queries.
 
         Args:
-            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4); or its `logits` in
-                place of the former, where `class_scores` is set.
-            threshold: Probability above which a pair is an object.
-            target_sizes: Height and width of each image in pixels, as it was before the image processor.
-            nms_threshold: IoU above which, of two boxes of a class, the less sure one is left out (non-maximum
-                suppression); 1 leaves none out. By default that of the processor, of which most have none, as models
-                learn to give each object one box.
-            class_agnostic_nms: Whether this holds for two boxes of any classes; by default what the processor says.
+            outputs: Outputs of an object detection model: `probabilities` (B, Q, K), or `logits` if `class_scores` is
+                set, and `pred_boxes` (B, Q, 4).
+            threshold: Probability above which a candidate is an object.
+            target_sizes: Original height and width of each image in pixels, before preprocessing.
+            nms_threshold: IoU above which non-maximum suppression removes the box with the lower score of two boxes of
+                the same class; 1 disables it. The default is that of the image processor, usually none, because
+                models are trained to predict one box per object.
+            class_agnostic_nms: Whether non-maximum suppression also compares boxes of different classes; by default as
+                set in the image processor.
 
         Returns:
             For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
-            right and bottom in pixels; without `target_sizes` relative to what the model sees of the image.
+            right and bottom in pixels; without `target_sizes`, relative to the part of the image that the model sees.
 
         Raises:
-            ValueError: if the outputs are of another model, sizes do not fit them, or a threshold is not in [0, 1].
+            ValueError: If the outputs are of another model, do not match the sizes, or a threshold is not in [0, 1].
         """
         nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
         is_agnostic = self.class_agnostic_nms if class_agnostic_nms is None else class_agnostic_nms
@@ -368,26 +371,26 @@ class HfViTPostProcessing:
         """Returns the keypoints of every object in every image.
 
         Args:
-            outputs: Of a model of keypoints, `heatmaps` (sum of N, K, h, w), those of one image after another.
-            object_boxes: The boxes (N, 4) of each image that the image processor was given, `None` where it was none.
-            target_sizes: Height and width of each image in pixels, as it was before the image processor. Only images
-                without boxes need it.
-            threshold: Score above which a keypoint is returned; by default all are.
+            outputs: Outputs of a keypoint detection model: `heatmaps` (sum of N, K, h, w), image by image.
+            object_boxes: Boxes (N, 4) of each image that were passed to the image processor, or `None` if there were
+                none.
+            target_sizes: Original height and width of each image in pixels, required only for images without boxes.
+            threshold: Score above which a keypoint is returned; by default all keypoints are.
 
         Returns:
-            For each image a list with one entry a box, or one of the whole image: `{"keypoints" (K, 2) float32,
-            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the center
-            of pixel i being at i; labels are their numbers; boxes left, top, right and bottom.
+            For each image a list with one entry per box, or one for the whole image: `{"keypoints" (K, 2) float32,
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x and y in pixels, with the
+            center of pixel i at i. Labels are keypoint indices, and boxes are left, top, right and bottom.
 
         Raises:
-            ValueError: if the outputs are of another model, boxes or sizes do not fit them, or the image processor
-                makes no crops.
+            ValueError: If the outputs are of another model or do not match the boxes or sizes, or if `do_affine_crop`
+                of the image processor is `False`.
         """
         check_thresholds(threshold=threshold)
         outputs = named_outputs(outputs)
         check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
         if not self.do_affine_crop:
-            raise ValueError("This image processor makes no crops of objects. Set do_affine_crop=True.")
+            raise ValueError("This image processor does not crop objects. Set do_affine_crop=True.")
         heatmaps: Tensor = outputs["heatmaps"]
         boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
         boxes_of_all = torch.cat(boxes).to(heatmaps.device)  # (sum of N, 4)
@@ -408,11 +411,14 @@ class HfViTPostProcessing:
     def _own_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the last of `fields` for each image without its padding, by the mask or else by the target sizes."""
+        """Returns the output named last in `fields` for each image, without padding.
+
+        Padding is given by the mask, or computed from the target sizes.
+        """
         maps, options = _masked_maps(outputs, fields, patch_attention_mask), self.call_options()
         if not options["do_pad"] or patch_attention_mask is not None or target_sizes is None:
             return maps
-        # What a model does not see is whole patches; what it sees is any number of pixels.
+        # Hidden padding consists of whole patches; visible padding, of any number of pixels.
         unit = to_pair(options["ensure_multiple_of"]) if options["hide_padding"] else (1, 1)
         parts = [_extent(*size, unit, options) for size in map_sizes(target_sizes, maps)]
         canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
@@ -427,9 +433,9 @@ class HfViTPostProcessing:
     def _segmentation_outputs(
         self, outputs: Any, patch_attention_mask: Tensor | None, target_sizes: Sizes, is_universal: bool = True
     ) -> list[tuple[Tensor, Tensor | None, tuple[int, int]]]:
-        """Returns the maps, class probabilities (Q, K + 1) and size of each image; see `post_process_*`.
+        """Returns the logits (Q or K, h, w), class probabilities (Q, K + 1) and result size of each image.
 
-        Outputs of a semantic model are taken too, unless `is_universal`. They have no class probabilities.
+        Outputs of semantic segmentation models are accepted unless `is_universal`; they have no class probabilities.
         """
         outputs = named_outputs(outputs)
         is_universal = is_universal or "masks_queries_logits" in outputs
@@ -442,7 +448,7 @@ class HfViTPostProcessing:
 
 
 def _extent(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
-    """Returns which extent of a batch an image of so many pixels takes, down and across, in units of pixels."""
+    """Returns the number of rows and columns of a padded batch that an image covers, in units of `unit` pixels."""
     if options["do_resize"]:
         height, width = resized_size(height, width, **options)
     if options["do_center_crop"]:
@@ -451,7 +457,7 @@ def _extent(height: int, width: int, unit: tuple[int, int], options: dict[str, A
 
 
 def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """Crops maps (..., h, w) of a padded image to the part of the whole that is the image's, to the nearest row."""
+    """Crops maps (..., h, w) of a padded image to the image, which covers `part` of `whole` rows and columns."""
     rows, columns = (
         max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
     )
@@ -461,7 +467,10 @@ def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Te
 def _check_canvas(
     values: Tensor, canvas: tuple[int, int], patch_size: tuple[int, int], parts: list[tuple[int, int]]
 ) -> None:
-    """Raises `ValueError` unless maps (..., h, w) are of so many patches, of which the images are parts."""
+    """Raises `ValueError` unless the size of maps (..., h, w) is consistent with the patches of a padded batch.
+
+    `canvas` is the number of patch rows and columns of the batch; `parts` are those of each image.
+    """
     (down, odd_rows), (across, odd_columns) = (
         divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
     )
@@ -469,14 +478,14 @@ def _check_canvas(
     is_inside = all(rows <= canvas[0] and columns <= canvas[1] for rows, columns in parts)
     if odd_rows or odd_columns or not is_even or not is_inside:
         raise ValueError(
-            f"The outputs, {values.shape[-2]} x {values.shape[-1]}, are not of images that had target_sizes before "
-            f"this image processor padded them to {canvas[0]} x {canvas[1]} patches: pass the patch_attention_mask it"
-            " has returned."
+            f"The outputs of size {values.shape[-2]} x {values.shape[-1]} do not match images of target_sizes, which "
+            f"this image processor pads to {canvas[0]} x {canvas[1]} patches. Pass the patch_attention_mask that it "
+            "returned."
         )
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Returns the last of `fields` (names and numbers of dimensions) for each image without padding, after checks."""
+    """Checks `fields` of the outputs and returns the last one for each image, without the padding in the mask."""
     outputs = named_outputs(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
@@ -494,12 +503,16 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
 def _instances(
     logits: Tensor, classes: Tensor, size: tuple[int, int], threshold: float, mask_threshold: float
 ) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """Returns the masks (H, W) and segments of one image, from logits (Q, h, w) and classes: probabilities (Q, K)."""
+    """Returns the instance masks (H, W) and segments of one image.
+
+    `logits` (Q, h, w) are mask logits, and `classes` (Q, K) are class probabilities.
+    """
     scores, labels = classes.max(dim=-1)  # (Q,)
     least = torch.tensor(mask_threshold).logit().item()
     masks: list[Tensor] = []
     segments: list[dict[str, Any]] = []
-    for query in (scores >= threshold).nonzero().flatten().tolist():  # a mask can only lower the score
+    # Skip queries below the threshold early: multiplying by the mask probability can only lower their scores.
+    for query in (scores >= threshold).nonzero().flatten().tolist():
         values = torch.cat([band[0] for band in _bands(logits[query, None], size)])  # (H, W)
         mask = values > least
         score = float(scores[query] * (values.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
@@ -510,7 +523,7 @@ def _instances(
 
 
 def _runs(mask: Tensor) -> list[int]:
-    """Returns the runs of true pixels in a mask (H, W) row by row: the first pixel, from 1, and their number."""
+    """Returns the row-major run-length encoding of a mask (H, W): [first pixel, starting at 1, length, ...]."""
     ends = mask.flatten().int().diff(prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()
     starts, stops = ends.view(-1, 2).T
     return torch.stack((starts + 1, stops - starts), dim=1).flatten().tolist()
@@ -519,10 +532,11 @@ def _runs(mask: Tensor) -> list[int]:
 def _assign_pixels(
     logits: Tensor, scores: Tensor, size: tuple[int, int], mask_threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Assigns each pixel to the query whose mask (Q, h, w), weighted by its score (Q,), is the most probable there.
+    """Assigns each pixel to the query with the highest product of mask probability and score.
 
-    Returns the number of the query (H, W), -1 where the pixel is not in the mask; and for each query (Q,) for how many
-    pixels it is the most probable, relative to those in its mask, 0 where it gets none.
+    Returns the query index (H, W) of each pixel, -1 if the mask probability is below the threshold, and the share (Q,)
+    of each query: the number of pixels where it has the highest product divided by its mask area, or 0 if no pixel is
+    assigned to it.
     """
     queries = len(scores)
     if queries == 0:
@@ -544,8 +558,9 @@ def _assign_pixels(
 def _number_segments(
     owners: Tensor, is_valid: Tensor, scores: Tensor, labels: Tensor, fused: Collection[int]
 ) -> dict[str, Any]:
-    """Numbers the queries that are valid from 0, those of a fused class alike, and draws the map (H, W) of them."""
-    numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)  # the last one for pixels of no query
+    """Numbers valid queries from 0, merging those of a fused class, and returns the segment map (H, W) and list."""
+    # `owners` is -1 for pixels without a query and thus selects the additional last entry.
+    numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)
     segments: list[dict[str, Any]] = []
     first: dict[int, int] = {}
     for query in is_valid.nonzero().flatten().tolist():
@@ -559,7 +574,7 @@ def _number_segments(
 
 
 def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
-    """Returns semantic logits (K, h, w) as segments, one for each class that is the likeliest somewhere."""
+    """Converts semantic segmentation logits (K, h, w) to segments, one for each class predicted for any pixel."""
     bands = [band.softmax(dim=0).max(dim=0) for band in _bands(logits, size)]  # (r, W)
     scores, classes = (torch.cat(parts).flatten() for parts in zip(*bands, strict=True))  # (H · W)
     counts = classes.bincount(minlength=len(logits))  # (K,)
@@ -576,10 +591,10 @@ def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
-    """Yields maps (C, h, w), resized bilinearly in float32, as bands (C, r, W) from top to bottom."""
+    """Resizes maps (C, h, w) bilinearly in float32 and yields the result as bands (C, r, W) from top to bottom."""
     height, width = size
     rows = max(1, BAND_NUMEL // (max(1, maps.shape[0]) * width))
-    # the rows between whose centers each new one lies; F.interpolate knows no part of its result
+    # Interpolate between rows manually: F.interpolate cannot compute only a part of its result.
     centers = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
     centers = centers.clamp(0, maps.shape[-2] - 1)
     for band in centers.split(rows):
@@ -590,7 +605,10 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
 
 
 def _surest(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
-    """Returns the numbers of the boxes (N, 4), the surest first, that no surer one (of their class) overlaps."""
+    """Returns the indices of the boxes (N, 4), sorted by score, that remain after non-maximum suppression.
+
+    Boxes suppress each other only within a class if `labels` (N,) are given.
+    """
     iou, _ = box_overlaps(boxes[:, None], boxes[None])
     overlaps = iou > iou_threshold  # (N, N)
     if labels is not None:
@@ -611,6 +629,7 @@ def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor
     total = sum(map(len, boxes))
     if total != count:
         raise ValueError(
-            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Give the same."
+            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Pass the boxes "
+            "that were passed to the image processor."
         )
     return boxes

@@ -1,4 +1,4 @@
-"""Images and texts together: an image processor and a tokenizer."""
+"""Processor for images and texts, which combines an image processor and a tokenizer."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 from .remote_code import copy_code
 
 
-# The length of tokenizers without a limit is larger
+# Values of `model_max_length` above this mean that a tokenizer has no length limit.
 LONGEST = 10**6
 
 
 def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the options of `HfViTTextConfig` for a text tower that reads the tokens of a tokenizer."""
+    """Returns the options of `HfViTTextConfig` for a text encoder that matches a tokenizer."""
     has_end, longest = tokenizer.eos_token_id is not None, tokenizer.model_max_length
     return {
         "vocab_size": len(tokenizer),
@@ -26,16 +26,16 @@ def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 class HfViTProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg]
-    """Options of a call. Texts of one call are padded to one length, and truncated where too long."""
+    """Options of a call. By default, texts are padded to the same length and truncated to the maximum length."""
 
-    _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # noqa: RUF012 - as the library reads it
+    _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # noqa: RUF012 - required by transformers
 
 
 class HfViTProcessor(ProcessorMixin):
     """Prepares images and texts for `HfViTForZeroShotImageClassification`.
 
-    `processor(images=images, text=texts, return_tensors="pt")` gives what the model takes; either may be left out. Any
-    tokenizer of the library will do: a published one, or one that `hf_vit.training.train_tokenizer` has trained.
+    `processor(images=images, text=texts, return_tensors="pt")` returns the inputs of the model; images or texts can be
+    omitted. Any tokenizer of transformers is supported, also one trained by `hf_vit.training.train_tokenizer`.
     """
 
     valid_processor_kwargs = HfViTProcessorKwargs
@@ -44,18 +44,18 @@ class HfViTProcessor(ProcessorMixin):
         super().__init__(image_processor, tokenizer)
 
     def text_options(self) -> dict[str, Any]:
-        """Returns the options of `HfViTTextConfig` that fit the tokenizer."""
+        """Returns the options of `HfViTTextConfig` that match the tokenizer."""
         return text_options_of(self.tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options, and which class reads them."""
+        """Returns the options, and `auto_map` with the class that loads them."""
         return {**super().to_dict(), "auto_map": {"AutoProcessor": "processing_hf_vit.HfViTProcessor"}}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
-        """Saves image processor, tokenizer and the code that opens them. Returns the paths of their options."""
+        """Saves the image processor, the tokenizer and the code of their classes; returns the configuration paths."""
         copy_code(save_directory)
         files = self.image_processor.save_pretrained(save_directory)
         files += super().save_pretrained(save_directory)
-        if push_to_hub:  # the library would upload only what it has written itself
+        if push_to_hub:  # transformers would upload only the files that it has written itself, without the code
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files

@@ -1,7 +1,7 @@
-"""Monocular depth: heads, losses, model and pipeline.
+"""Monocular depth estimation: heads, losses, model and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K bins, s how much
-finer the output of a head is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K depth bins, s
+resolution of the head output relative to the patch grid.
 """
 
 from typing import Any, ClassVar
@@ -29,15 +29,15 @@ if is_vision_available():
 
 
 Tensors = tuple[Tensor, ...]
-NUM_SCALES = 4  # of the gradient matching
-SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
-LEAST_PREDICTION = 1e-6  # meters, for the logarithm
+NUM_SCALES = 4  # number of resolutions of the gradient matching loss
+SILOG_EPS = 1e-12  # squared losses below this value become 0, because the gradient of the square root is infinite at 0
+LEAST_PREDICTION = 1e-6  # minimum of predictions in meters before the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, initialized where the activation behind it passes a gradient."""
+    """Last convolution of a depth head, initialized so that the following activation passes gradients."""
 
-    # At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    # With a gain of 1, the sigmoid of metric depth saturates in half of the image within the first training steps.
     initial_gain = 0.1
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
@@ -46,14 +46,14 @@ class HfViTDepthPredictor(HfViTHeadConv2d):
 
 
 def to_depth(values: Tensor, options: HfViTDepthConfig) -> Tensor:
-    """Maps any numbers to relative inverse depths, or to depths in meters between 0 and `max_depth`."""
+    """Converts unbounded head outputs to relative inverse depth, or to metric depth between 0 and `max_depth`."""
     if options.depth_estimation_type == "relative":
         return values.relu()
     return F.softplus(values) if options.max_depth is None else values.sigmoid() * options.max_depth
 
 
 class HfViTLinearDepthHead(nn.Module):
-    """A linear layer on each patch and the CLS token, to the probabilities of bins of depth."""
+    """Linear depth head: a linear layer on each patch token and the CLS token predicts scores of depth bins."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
@@ -63,17 +63,17 @@ class HfViTLinearDepthHead(nn.Module):
         self.classifier = HfViTDepthPredictor(options, in_size, 1 if self.max_depth is None else options.num_bins)
 
     def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
-        """Maps (B, D, h, w) and tokens (B, P, D) to depth (B, 1, 4·h, 4·w)."""
+        """Predicts depth (B, 1, 4·h, 4·w) from patch features (B, D, h, w) and prefix tokens (B, P, D)."""
         parts = list(levels)
         if self.has_cls:
             parts += [prefix[:, 0, :, None, None].expand_as(levels[0]) for prefix in prefixes]
-        # The layer acts on each position alone, so it may come before the resizing of the protocol: four times less.
+        # Classify before resizing, which is equivalent because the layer is linear, and cheaper.
         scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.max_depth is None:
             return scores.relu()
-        # Half precision has fewer numbers than there are bins.
-        weights = at_least_float32(scores.relu()) + 0.1  # all bins count a little
+        # In float32: half precision cannot distinguish the depths of neighboring bins.
+        weights = at_least_float32(scores.relu()) + 0.1  # minimum weight of every bin
         limits = self.options.min_depth, self.max_depth
         bins = torch.linspace(*limits, scores.shape[1], device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
@@ -81,7 +81,7 @@ class HfViTLinearDepthHead(nn.Module):
 
 
 class HfViTConvDepthHead(nn.Module):
-    """Transposed convolutions over the patch grid: D, D/2, D/4, 1, four times as fine."""
+    """Depth head with two transposed convolutions, which quadruple the resolution, and a convolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
@@ -91,20 +91,21 @@ class HfViTConvDepthHead(nn.Module):
         self.predictor = HfViTDepthPredictor(options, width // 4, kernel_size=3)
 
     def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
-        """Maps (B, D, h, w) to depth (B, 1, 4·h, 4·w)."""
+        """Predicts depth (B, 1, 4·h, 4·w) from patch features (B, D, h, w); prefix tokens are ignored."""
         maps = self.up1(torch.cat(levels, dim=1)).relu()  # (B, D/2, 2·h, 2·w)
         return to_depth(self.predictor(self.up2(maps).relu()), self.options)
 
 
 class HfViTReassemble(nn.Module):
-    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid."""
+    """Converts the tokens of one encoder block to a feature map, as in DPT (https://arxiv.org/abs/2103.13413).
 
-    # Source: DPT (https://arxiv.org/abs/2103.13413).
+    The map has `size` channels and `factor` times the resolution of the patch grid.
+    """
 
     def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
         super().__init__()
         if readout_type != "ignore" and not config.use_cls_token:
-            raise ValueError(f"readout_type={readout_type!r} reads the CLS token, but there is none. Set 'ignore'.")
+            raise ValueError(f"readout_type={readout_type!r} needs a CLS token, but there is none. Use 'ignore'.")
         width = config.hidden_size
         self.readout_type = readout_type
         self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
@@ -116,7 +117,7 @@ class HfViTReassemble(nn.Module):
             self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
 
     def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
-        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
+        """Maps patch features (B, D, h, w) and prefix tokens (B, P, D) to (B, C, factor·h, factor·w)."""
         if self.readout is not None:
             patches = maps.movedim(1, -1)  # (B, h, w, D)
             token = prefix[:, 0, None, None].expand_as(patches)
@@ -127,7 +128,7 @@ class HfViTReassemble(nn.Module):
 
 
 class HfViTResidualConv(nn.Module):
-    """Two convolutions with a residual connection."""
+    """Residual block of two convolutions."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -136,23 +137,26 @@ class HfViTResidualConv(nn.Module):
         self.conv2.initial_gain = 0.1
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to the same shape."""
+        """Maps (B, C, h, w) to the same shape."""
         return maps + self.conv2(self.conv1(maps.relu()).relu())
 
 
 class HfViTFusion(nn.Module):
-    """Fuses the output of the coarser levels with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
+    """Fuses the result of coarser levels with the next finer level (RefineNet, https://arxiv.org/abs/1611.06612)."""
 
     def __init__(self, size: int, is_first: bool) -> None:
         super().__init__()
         self.residual1 = None if is_first else HfViTResidualConv(size)
         self.residual2 = HfViTResidualConv(size)
         self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
-        # The sum of two levels keeps the scale of each; growing with each fusion, it would saturate the sigmoid.
+        # With a gain of 0.5, the sum of two levels has the scale of one; growing sums would saturate the sigmoid.
         self.projection.initial_gain = 0.5
 
     def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
+        """Adds the finer level, resized to (B, C, h, w), to `maps` (B, C, h, w) and resizes the result to `size`.
+
+        The first fusion has no finer level.
+        """
         if finer is not None and self.residual1 is not None:
             if finer.shape != maps.shape:
                 finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
@@ -162,14 +166,17 @@ class HfViTFusion(nn.Module):
 
 
 class HfViTDPTDepthHead(nn.Module):
-    """Levels of the encoder, reassembled at several resolutions and fused (https://arxiv.org/abs/2103.13413)."""
+    """DPT head: reassembles encoder features at several resolutions and fuses them.
+
+    Source: https://arxiv.org/abs/2103.13413.
+    """
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
         super().__init__()
         sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
         if num_levels != len(sizes):
             raise ValueError(
-                f"head='dpt' has {len(sizes)} levels of neck_hidden_sizes, but out_indices names {num_levels} blocks."
+                f"head='dpt' has {len(sizes)} levels in neck_hidden_sizes, but out_indices names {num_levels} blocks."
             )
         self.options, self.config = options, config
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
@@ -186,10 +193,14 @@ class HfViTDPTDepthHead(nn.Module):
         self.predictor = HfViTDepthPredictor(options, options.head_hidden_size)
 
     def forward(self, levels: Tensors, prefixes: Tensors) -> Tensor:
-        """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W) or so."""
+        """Predicts depth (B, 1, ., .) from patch features (B, D, h, w) and prefix tokens (B, P, D) of several blocks.
+
+        Blocks are in the order of their resolution after reassembling, the finest first. The result has the size of
+        the image, or with `doubles_resolution` a multiple of the patch grid.
+        """
         parts = zip(self.convs, self.reassemble, levels, prefixes, strict=True)
         maps = [conv(reassemble(level, prefix)) for conv, reassemble, level, prefix in parts]
-        maps.reverse()  # the coarsest first
+        maps.reverse()  # from coarse to fine
         fused, doubles = maps[0], self.options.doubles_resolution
         for index, fusion in enumerate(self.fusions):
             is_last = index == len(maps) - 1
@@ -200,13 +211,16 @@ class HfViTDPTDepthHead(nn.Module):
         return to_depth(self.predictor(self.conv2(fused).relu()), self.options)
 
     def in_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
-        """Returns the same at a fixed multiple of the grid, as the images of a batch must go together."""
+        """Returns the result of `forward`, resized to a fixed multiple of the patch grid.
+
+        Images without their padding thus get the same resolution and can be combined in a batch.
+        """
         size = multiple_of(levels[0], self.scale, self.scale)
         return F.interpolate(self(levels, prefixes), size=size, mode="bilinear", align_corners=True)
 
 
 def multiple_of(maps: Tensor, rows: int, columns: int) -> tuple[int, int]:
-    """Returns a multiple of the height and width of maps (B, C, h, w)."""
+    """Returns the height and width of maps (B, C, h, w) times `rows` and `columns`."""
     return rows * maps.shape[-2], columns * maps.shape[-1]
 
 
@@ -214,7 +228,7 @@ HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfVi
 
 
 class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
-    """The head that the options name, on the blocks that they name."""
+    """Depth head of the kind `options.head` on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
         num_levels = len(options.neck_hidden_sizes) if options.head == "dpt" else 1
@@ -224,17 +238,19 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Refuses to lose or gain a CLS token that the head has weights for."""
+        """Raises `ValueError` if `use_cls_token` changes and the head has weights for the CLS token."""
         if self.reads_cls_token and new.use_cls_token != old.use_cls_token:
             raise ValueError(
-                f"use_cls_token={new.use_cls_token} does not fit the depth head, which was built for "
-                f"use_cls_token={old.use_cls_token}. Change and save the backbone (HfViTModel), and open it as "
+                f"use_cls_token={new.use_cls_token} does not match the depth head, which was built for "
+                f"use_cls_token={old.use_cls_token}. Change and save the backbone (HfViTModel), and load it as "
                 "HfViTForDepthEstimation."
             )
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Predicts depth (B, s·h, s·w) from maps (B, D, h, w) and prefix tokens (B, P, D) of blocks."""
-        # In meters or relative inverse depth; the mask (B, h, w) is False for padding.
+        """Predicts depth (B, s·h, s·w) from patch features (B, D, h, w) and prefix tokens (B, P, D) of blocks.
+
+        Depth is metric, in meters, or relative inverse depth. `mask` (B, h, w) is False for padding.
+        """
         head: Any = self.decoder
         if mask is not None and self.name == "dpt" and head.options.doubles_resolution:
             head = head.in_scale
@@ -244,17 +260,19 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
 
 @in_float32
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
-    """Returns the mean over images of their losses; one without a valid pixel adds exactly zero.
+    """Returns the mean depth loss per image; images without valid pixels have a loss of 0.
 
-    `predicted` (B, h, w), meters or relative inverse depth, is resized to the labels (B, H, W) or (B, 1, H, W) in
-    meters, where 0, negative, NaN and infinite are not valid, nor more than the `max_depth` of metric depth.
-    `ValueError` for labels of another shape or whole numbers.
+    `predicted` (B, h, w), metric or relative inverse depth, is resized to the labels. Labels (B, H, W) or (B, 1, H, W)
+    are in meters; values that are not finite and positive, or exceed `max_depth` of metric depth, are invalid.
+
+    Raises:
+        ValueError: If the labels have another shape or are integers.
     """
     labels = labels.squeeze(1) if labels.ndim == 4 else labels
     if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
         raise ValueError(
             f"labels must be floats (batch, height, width) in meters with batch {len(predicted)}, not {labels.dtype} "
-            f"of shape {tuple(labels.shape)}. The image processor makes them from depth_maps."
+            f"of shape {tuple(labels.shape)}. The image processor creates them from depth_maps."
         )
     labels = labels.to(predicted.dtype)
     if predicted.shape[-2:] != labels.shape[-2:]:
@@ -262,8 +280,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         predicted = F.interpolate(predicted[:, None], size=size, mode="bilinear", align_corners=False).squeeze(1)
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
     if options.depth_estimation_type == "metric" and options.max_depth is not None:
-        valid &= labels <= options.max_depth  # beyond which nothing can be predicted
-    labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
+        valid &= labels <= options.max_depth  # the model cannot predict larger depths
+    labels = labels.where(valid, 1)  # 0 * NaN is NaN, so multiplying by the mask does not remove NaN
     if options.depth_estimation_type == "relative":
         images, weight = zip(predicted, 1 / labels, valid, strict=True), options.gradient_loss_weight
         return torch.stack([scale_shift_invariant_loss(*image, weight) for image in images]).mean()
@@ -276,7 +294,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         return mean((predicted - labels).abs()).mean()
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
-    # Not at `min_depth`, below which a prediction that has run away from all depths would have no way back.
+    # Clamp predictions far below `min_depth`, because clamped values get no gradient and cannot recover.
     ratio = predicted.clamp_min(LEAST_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
     squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
     counts = squares > SILOG_EPS
@@ -284,9 +302,12 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
 
 
 def scale_shift_invariant_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
-    """Returns the scale- and shift-invariant loss of one image, of inverse depths (H, W)."""
-    # https://arxiv.org/abs/1907.01341: both are brought to median 0 and mean absolute deviation 1 over `valid` pixels;
-    # the loss is the mean absolute difference, and that of slopes at four resolutions; 0 where nothing is valid.
+    """Returns the scale- and shift-invariant loss of one image with inverse depths (H, W).
+
+    Prediction and target are normalized to median 0 and mean absolute deviation 1 over `valid` pixels. The loss is
+    their mean absolute difference plus `gradient_weight` times that of their gradients at four resolutions, or 0
+    without valid pixels. Source: https://arxiv.org/abs/1907.01341.
+    """
     if not valid.any():
         return (predicted * 0).sum()
     difference = (normalized(predicted, valid) - normalized(target, valid)) * valid  # (H, W)
@@ -298,7 +319,7 @@ def scale_shift_invariant_loss(predicted: Tensor, target: Tensor, valid: Tensor,
 
 
 def normalized(values: Tensor, valid: Tensor) -> Tensor:
-    """Returns values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
+    """Normalizes values (H, W) to median 0 and mean absolute deviation 1 over the valid pixels."""
     chosen = values[valid]
     median = chosen.median()
     deviation = (chosen - median).abs().mean()
@@ -306,14 +327,14 @@ def normalized(values: Tensor, valid: Tensor) -> Tensor:
 
 
 def slope(difference: Tensor, valid: Tensor) -> Tensor:
-    """Returns the sum of the mean absolute slopes down and across between valid pixels."""
+    """Returns the mean absolute vertical and horizontal differences between neighboring valid pixels, summed."""
     down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
     across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
     return (down.sum() + across.sum()) / valid.sum().clamp_min(1)
 
 
 class HfViTForDepthEstimation(HfViTForDensePrediction):
-    """Predicts the depth of every pixel."""
+    """Depth estimation model, which predicts metric or relative inverse depth for every pixel."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
@@ -334,19 +355,19 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) or (B, 1, H, W) floats in meters; 0, NaN and more than `max_depth` mean that a pixel is
-                not valid.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            pixel_values: Images (B, C, H, W), with H and W multiples of the patch size.
+            labels: Depth (B, H, W) or (B, 1, H, W) in meters, as floats; 0, NaN and values above `max_depth` are
+                invalid and ignored.
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `predicted_depth` (B, s·h, s·w), meters or relative inverse depth; `post_process_depth_estimation` resizes
-            it. `loss` if labels were given, see `depth_loss`.
+            `predicted_depth` (B, s·h, s·w) in meters or as relative inverse depth, which
+            `post_process_depth_estimation` resizes, and `loss` if labels are given, see `depth_loss`.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: If an input does not match the model; the message describes valid inputs.
         """
         outputs, levels, prefixes = self.run_encoder(
             pixel_values, self.depth_head.out_indices, patch_attention_mask=patch_attention_mask, **kwargs
@@ -361,18 +382,18 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
 
 class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline):
-    """The stock pipeline of depth in batches; see `BatchedImagePipeline`."""
+    """Depth estimation pipeline of transformers with batched image processing; see `BatchedImagePipeline`."""
 
     stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
 
     def decode(self, outputs: Any, parts: list[Part]) -> list[dict[str, Any]]:
-        """Returns the depth of each image, (H, W) in the unit of the model, and a gray picture of it."""
+        """Returns the depth map (H, W) of each image in the unit of the model, and a grayscale picture of it."""
         sizes = [part.size for part in parts]
         answers = []
         for found in self.image_processor.post_process_depth_estimation(outputs, sizes):
             depth = found["predicted_depth"]  # (H, W)
             low, high = depth.aminmax()
-            # NaN where all depths are the same
+            # A constant depth map gives 0 / 0 = NaN, which becomes black.
             gray = ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)
             answers.append({"predicted_depth": depth.cpu(), "depth": PIL.Image.fromarray(gray.cpu().numpy())})
         return answers

@@ -1,7 +1,7 @@
-"""Keypoint detection: heads, heatmaps from points and back, loss, model and pipeline.
+"""Keypoint detection: heads, encoding and decoding of heatmaps, loss, model and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s how much finer
-heatmaps are than the grid, h' = s·h, w' = s·w.
+Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s resolution of
+heatmaps relative to the patch grid, h' = s·h, w' = s·w, N objects.
 """
 
 import math
@@ -29,24 +29,23 @@ from .shared import at_least_float32, in_float32, may_read, run_unpadded, upsamp
 from .task_configurations import HfViTKeypointConfig
 
 
-# Of decoding, as in https://arxiv.org/abs/1910.06278
+# Parameters of heatmap decoding, as in DARK (https://arxiv.org/abs/1910.06278)
 BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
-LOWEST, HIGHEST = 0.001, 50.0  # values of a heatmap whose logarithm is taken
-BORDER = 3  # how far from the border the blur still meets what is beyond it
-FARTHEST = 2.0  # how many pixels of the heatmap the place may be from the largest value
-REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
+LOWEST, HIGHEST = 0.001, 50.0  # limits of heatmap values before the logarithm
+BORDER = 3  # width in pixels of the heatmap border where the blur is affected by padding
+FARTHEST = 2.0  # maximum distance in heatmap pixels between the refined position and the maximum
+REACH = 3  # number of standard deviations beyond which a Gaussian is treated as 0
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
-    """The last layer of a head, initialized near zero, as heatmaps are almost everywhere."""
+    """Last convolution of a keypoint head, initialized near zero, because heatmaps are zero almost everywhere."""
 
-    # At the scale of its inputs, training is still busy with unlearning it after a few hundred steps. The deviation is
-    # 0.001, as in ViTPose.
+    # The standard deviation is 0.001, as in ViTPose. Larger initial outputs slow down the first hundreds of steps.
     initial_limit = 0.001 * math.sqrt(3)
 
 
 class HfViTSimpleKeypointHead(nn.Module):
-    """Bilinear upsampling and one convolution."""
+    """Keypoint head with bilinear upsampling and one convolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         super().__init__()
@@ -54,17 +53,17 @@ class HfViTSimpleKeypointHead(nn.Module):
         self.predictor = HfViTKeypointPredictor(config.hidden_size, config.num_labels, kernel_size=3, padding=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, D, h, w) to (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        """Maps features (B, D, h, w) to heatmaps (B, K, s·h, s·w); `mask` (B, h, w) is False for padding."""
         return run_unpadded(self.predict, mask, maps)
 
     def predict(self, maps: Tensor) -> Tensor:
-        """The same without padding."""
+        """Maps features (B, D, h, w) without padding to heatmaps (B, K, s·h, s·w)."""
         maps = F.interpolate(maps.relu(), scale_factor=self.scale_factor, mode="bilinear", align_corners=False)
         return self.predictor(maps)
 
 
 class HfViTDeconvolution(nn.Module):
-    """Doubles the resolution of maps by a transposed convolution and a norm ("batch" or "instance")."""
+    """Doubles the resolution by a transposed convolution, a norm ("batch" or "instance") and ReLU."""
 
     def __init__(self, in_size: int, out_size: int, norm: str) -> None:
         super().__init__()
@@ -72,12 +71,12 @@ class HfViTDeconvolution(nn.Module):
         self.norm = make_map_norm(norm, out_size)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        """Maps (B, C, h, w) to (B, C', 2·h, 2·w); `mask` (B, h, w) is False for padding."""
         return self.norm(run_unpadded(self.conv, mask, maps), upsample_mask(mask)).relu()
 
 
 class HfViTClassicKeypointHead(nn.Module):
-    """Two transposed convolutions, each doubling the resolution."""
+    """Keypoint head with two transposed convolutions, which each double the resolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class HfViTClassicKeypointHead(nn.Module):
         self.predictor = HfViTKeypointPredictor(size, config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, D, h, w) to (B, K, 4·h, 4·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        """Maps features (B, D, h, w) to heatmaps (B, K, 4·h, 4·w); `mask` (B, h, w) is False for padding."""
         maps = self.up1(maps, mask)  # (B, C, 2·h, 2·w)
         return self.predictor(self.up2(maps, upsample_mask(mask)))
 
@@ -96,20 +95,20 @@ HEADS = {"classic": HfViTClassicKeypointHead, "simple": HfViTSimpleKeypointHead}
 
 
 class HfViTKeypointHead(HfViTNamedHead):
-    """The head that the options name."""
+    """Keypoint head of the kind `options.head`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         count = config.num_labels
         for name in ("flip_pairs", "skeleton"):
             if unknown := [list(pair) for pair in vars(options)[name] if max(pair) >= count]:
                 raise ValueError(
-                    f"{name} has {unknown[0]}, but num_labels={count} keypoints have the numbers 0 to {count - 1}. "
+                    f"{name} has {unknown[0]}, but num_labels={count} keypoints have the indices 0 to {count - 1}. "
                     f"Change {name} in keypoint_config, or num_labels."
                 )
         if options.oks_sigmas is not None and len(options.oks_sigmas) != count:
             raise ValueError(
                 f"oks_sigmas has {len(options.oks_sigmas)} numbers, but there are num_labels={count} keypoints. "
-                "Give one number for each."
+                "Set one number per keypoint."
             )
         super().__init__(options.head, HEADS[options.head](config, options))
 
@@ -117,12 +116,19 @@ class HfViTKeypointHead(HfViTNamedHead):
 def encode_keypoints(
     keypoints: Tensor, image_size: tuple[int, int], heatmap_size: tuple[int, int], sigma: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns target heatmaps (B, K, *heatmap_size), Gaussians whose peak, 1, may lie between pixels, and which count.
+    """Encodes keypoints as target heatmaps with a Gaussian of maximum 1, centered with subpixel precision.
 
-    Keypoints are (B, K, 3): x, y in pixels of the image, visibility, 0 where one is not labeled. It counts, (B, K)
-    bool, if labeled and within reach of the image. `sigma` is in pixels of the heatmap.
+    Args:
+        keypoints: x and y in image pixels, and visibility (B, K, 3), which is 0 for keypoints that are not labeled.
+        image_size: Height and width of the image.
+        heatmap_size: Height and width of the heatmaps.
+        sigma: Standard deviation of the Gaussians in heatmap pixels.
+
+    Returns:
+        Heatmaps (B, K, *heatmap_size), and a mask (B, K) that is True for labeled keypoints whose Gaussian overlaps
+        the image.
     """
-    sizes = [heatmap_size[1], heatmap_size[0]]  # as x and y
+    sizes = [heatmap_size[1], heatmap_size[0]]  # (width, height)
     scales = [(there - 1) / max(here - 1, 1) for there, here in zip(sizes, reversed(image_size), strict=True)]
     places = keypoints[..., :2] * keypoints.new_tensor(scales)  # (B, K, 2)
     last = places.new_tensor(sizes) - 1
@@ -144,13 +150,14 @@ def keypoint_loss(
     mask: Tensor | None = None,
     num_images: Tensor | int | None = None,
 ) -> Tensor:
-    """Returns the sum over images of their losses, divided by their number, by default B.
+    """Returns the sum of the losses of images divided by `num_images`, by default the batch size.
 
-    So with `num_images` of a global batch the sum over its parts does not depend on how it is split. The loss of an
-    image is the mean over its keypoints of the mean squared difference of the heatmaps (B, K, h', w'), 0 for those
-    that are not labeled or out of reach. Labels (B, K, 3) are x, y in pixels of
-    the image and visibility (0 not labeled, 1 hidden, 2 visible), checked on the CPU only; the mask (B, h, w) is False
-    for padding.
+    With `num_images` of a global batch, the sum over its parts is independent of the split. The loss of an image is
+    the mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
+    labeled or too far outside the image.
+
+    `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1
+    hidden, 2 visible), checked only on the CPU. `mask` (B, h, w) is False for padding.
     """
     check_labels(heatmaps, labels)
     labels = labels.to(heatmaps.dtype)
@@ -168,18 +175,18 @@ def keypoint_loss(
 def image_losses(
     heatmaps: Tensor, labels: Tensor, image_size: tuple[int, int], options: HfViTKeypointConfig
 ) -> Tensor:
-    """Returns losses (B,) of images without padding; see `keypoint_loss`."""
+    """Returns the loss (B,) of each image without padding, see `keypoint_loss`."""
     targets, counts = encode_keypoints(labels, image_size, (heatmaps.shape[-2], heatmaps.shape[-1]), options.sigma)
     return ((heatmaps - targets).square().mean(dim=(2, 3)) * counts.to(heatmaps.dtype)).mean(dim=1)
 
 
 def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
-    """Raises `ValueError` unless labels are (B, K, 3) floats that make sense; values are read on the CPU only."""
+    """Raises `ValueError` unless labels are valid floats (B, K, 3); values are checked only on the CPU."""
     expected = (*heatmaps.shape[:2], 3)
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
             f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
-            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; num_labels is their number."
+            f"shape {tuple(labels.shape)}. The image processor creates them from num_labels keypoints per object."
         )
     if not may_read(labels):
         return
@@ -196,12 +203,12 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
 
 @torch.no_grad()
 def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns points (B, K, 2), x and y in pixels of heatmaps (B, K, h', w'), and scores (B, K), the largest values.
+    """Decodes heatmaps (B, K, h', w') to points (B, K, 2), x and y in heatmap pixels, and scores (B, K).
 
-    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
-    is a parabola, leads to its center (DARK, https://arxiv.org/abs/1910.06278), in float32 at least. Where the blur
-    would meet what is beyond the border, the heatmap is taken as it is, and slopes are those one pixel further in.
-    Where there is no peak, or far away, the largest value stands.
+    The score is the maximum of the heatmap. As in DARK (https://arxiv.org/abs/1910.06278), the position of the maximum
+    is refined by one step of Newton's method on the logarithm of the blurred heatmap, which finds the center of a
+    Gaussian. Near the border, the heatmap is not blurred, and derivatives are computed at the nearest inner pixel. If
+    there is no peak or the step is too large, the maximum is not refined. Computed in float32 or higher precision.
     """
     heatmaps = at_least_float32(heatmaps)
     height, width = heatmaps.shape[-2:]
@@ -218,7 +225,7 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def blur(heatmaps: Tensor) -> Tensor:
-    """Returns heatmaps (B, K, h', w') smoothed by a Gaussian."""
+    """Smooths heatmaps (B, K, h', w') with a Gaussian kernel."""
     distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
     kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
     kernel = kernel / kernel.sum()
@@ -228,7 +235,7 @@ def blur(heatmaps: Tensor) -> Tensor:
 
 
 def around(maps: Tensor, center: Tensor) -> Tensor:
-    """Returns the values (B, K, 3, 3) of maps (B, K, h', w') around points (B, K, 2); the border is repeated."""
+    """Returns the 3x3 neighborhoods (B, K, 3, 3) of integer points (B, K, 2) in maps, with replicated borders."""
     height, width = maps.shape[-2:]
     steps = torch.arange(-1, 2, device=center.device)
     columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
@@ -238,12 +245,15 @@ def around(maps: Tensor, center: Tensor) -> Tensor:
 
 
 def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the step (..., 2), x and y, from the middle of values (..., 3, 3) to their peak; and if there is one."""
+    """Returns the step (..., 2) in x and y from the center of values (..., 3, 3) to their peak, and a mask of peaks.
+
+    The mask (...) is True if the second derivatives are those of a maximum.
+    """
     (up_left, up, _), (left, middle, right), (_, down, down_right) = (
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # that of the published code
+    eps = torch.finfo(torch.float32).eps  # as in the published implementation of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2
@@ -253,12 +263,12 @@ def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
-    """Mirrors the heatmaps (B, K, h', w') of mirror images and swaps `flip_pairs`, pairs of keypoint numbers."""
+    """Mirrors the heatmaps (B, K, h', w') of mirrored images back and swaps the keypoints in `flip_pairs`."""
     return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
 
 
 def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the keypoint that replaces each one in a mirror image, which swaps pairs of them (numbers)."""
+    """Returns the keypoint order of a mirrored image, in which the keypoints of each pair are swapped."""
     order = list(range(num_keypoints))
     for first, second in flip_pairs:
         order[first], order[second] = second, first
@@ -266,34 +276,34 @@ def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> l
 
 
 class HfViTKeypointDetectionOutput(VitPoseEstimatorOutput):
-    """The library's output, which `post_process_keypoint_detection` takes.
+    """Outputs of a keypoint detection model, to pass to `post_process_keypoint_detection`.
 
     Args:
-        loss: Scalar, if labels were given.
-        heatmaps: (B, K, h', w'), the confidence of each keypoint at each place, about 1 where it is.
-        hidden_states: On request, (B, L, D) before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
+        loss: Scalar loss, if labels were given.
+        heatmaps: Confidence (B, K, h', w') of each keypoint at each position, with a maximum of about 1.
+        hidden_states: If requested, tokens (B, L, D) before the first block and after each block.
+        attentions: If requested, attention weights (B, heads, L, L) of each block.
     """
 
 
 class HfViTForKeypointDetection(HfViTForDensePrediction):
-    """Locates the keypoints, named by `config.id2label`, of the one object on an image.
+    """Keypoint detection model, which predicts the keypoints named in `config.id2label` for one object per image.
 
-    The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is the mean over images. `HfViTTrainer`
-    divides the sum over those of a batch by the number of all of a step, which counts where batches differ in size.
+    The architecture is ViTPose (https://arxiv.org/abs/2204.12484). The loss is the mean over images, in `HfViTTrainer`
+    over the images of all accumulated batches of a training step, which may differ in size.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         if not config.num_labels:
-            raise ValueError("num_labels=0 leaves no keypoint to find. Set num_labels or id2label.")
+            raise ValueError("num_labels=0 is not supported: set the number of keypoints by num_labels or id2label.")
         self.options = HfViTKeypointConfig.of(config.keypoint_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.keypoint_head = HfViTKeypointHead(config, self.options)
         self.post_init()
 
     def count_items(self, labels: Tensor) -> Tensor:
-        """Returns what the loss of a batch is divided by: its number of images."""
+        """Returns the number of images of a batch, by which its loss is divided."""
         return torch.tensor(float(len(labels)))
 
     @can_return_tuple
@@ -309,25 +319,25 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, K, 3) floats: x, y in pixels from the center of the first one, and visibility, which is 0 (not
-                labeled), 1 (hidden) or 2 (visible).
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            num_items_in_batch: Number of images that the loss is divided by, such as those of all batches of a step on
-                all processes; by default those of this batch.
+            pixel_values: Images (B, C, H, W), with H and W multiples of the patch size.
+            labels: Keypoints (B, K, 3) as floats: x and y in pixels, with the center of pixel i at i, and visibility,
+                which is 0 (not labeled), 1 (hidden) or 2 (visible).
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
+            num_items_in_batch: Number of images by which the loss is divided, such as that of all batches of a step on
+                all processes; by default that of this batch.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTKeypointDetectionOutput`; for the loss `keypoint_loss`.
+            `HfViTKeypointDetectionOutput`. The loss is `keypoint_loss`.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: If an input does not match the model; the message describes valid inputs.
         """
         outputs, (maps,), _ = self.run_encoder(
             pixel_values, [self.config.num_hidden_layers], patch_attention_mask=patch_attention_mask, **kwargs
         )
-        assert pixel_values is not None  # refused above
+        assert pixel_values is not None  # `run_encoder` raises an error for None
         heatmaps = self.keypoint_head(maps, patch_attention_mask)
         loss = None
         if labels is not None:
@@ -341,21 +351,21 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
     def predict_flipped(
         self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
     ) -> HfViTKeypointDetectionOutput:
-        """Averages the predictions for images and their mirror images: twice as slow and a little more exact.
+        """Averages the predictions for images and mirrored images, which is twice as slow and slightly more accurate.
 
         Args:
-            pixel_values: (B, C, H, W).
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
-                processed alone.
+            pixel_values: Images (B, C, H, W).
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom. With a mask, images
+                are processed one by one.
 
         Returns:
-            `heatmaps` (B, K, h', w'), the mean of both.
+            `heatmaps` (B, K, h', w'), the mean of both predictions.
 
         Raises:
-            ValueError: if the model is in training mode.
+            ValueError: If the model is in training mode.
         """
         if self.training:
-            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+            raise ValueError("In training mode, results are random because of dropout. Call model.eval() first.")
 
         def average(images: Tensor) -> Tensor:
             return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
@@ -364,20 +374,20 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         return HfViTKeypointDetectionOutput(heatmaps=run_unpadded(average, mask, pixel_values))
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
-        """Returns the heatmaps (B, K, h', w') of images (B, C, H, W) as predicted from their mirror images."""
+        """Predicts heatmaps (B, K, h', w') of images (B, C, H, W) from the mirrored images."""
         mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
         return flip_heatmaps(mirrored, self.options.flip_pairs)
 
 
 class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
-    """Finds keypoints of objects whose boxes are known, or of the one object that an image shows.
+    """Predicts the keypoints of objects in given boxes, or of the single object in an image.
 
     ```python
     pipe = pipeline("keypoint-detection", model="path/to/model", trust_remote_code=True)
     pipe("photo.jpg", boxes=[[34, 20, 180, 310]], threshold=0.3)
     ```
 
-    `batch_size` counts objects, of one image or of several.
+    `batch_size` is the number of objects per batch, which can be from several images.
     """
 
     task_config: ClassVar[str | None] = "keypoint_config"
@@ -388,27 +398,27 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
     _load_tokenizer = False
 
     def __call__(self, inputs: Any, boxes: Any = None, **kwargs: Any) -> Any:
-        """Finds keypoints.
+        """Predicts keypoints.
 
         Args:
-            inputs: An image (PIL, path, http(s) URL, base64, array or tensor), or many: a list, a dataset
-                such as transformers' `KeyDataset`, or a generator. In their place `{"image": ..., "boxes": ...}`.
-            boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
-                "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
-                `None` means the whole image.
-            **kwargs: `threshold`, the score above which a keypoint is returned, by default that which the training of
-                the model has chosen, or else all are; `flip_test=True` averages over the mirror image, which takes
-                twice as long; `timeout`, the seconds that the download of an image may take; and those of
+            inputs: One image (PIL, path, http(s) URL, base64, array or tensor), or several: a list, a dataset such as
+                transformers' `KeyDataset`, or a generator. An image can also be `{"image": ..., "boxes": ...}`.
+            boxes: Object boxes of an image as left, top, right and bottom in pixels, or as `{"xmin", "ymin", "xmax",
+                "ymax"}` as returned by the object detection pipeline; for several images, a list of these. `None`
+                stands for the whole image.
+            **kwargs: `threshold`, the score above which a keypoint is returned, by default the one selected in the
+                training run, if any; `flip_test=True` to average over the mirrored image, which is twice as slow;
+                `timeout`, the time limit for the download of an image in seconds; and the arguments of
                 `BatchedImagePipeline`.
 
         Returns:
-            For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
-            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}`, in pixels, the center of pixel i being at i. Of a list
-            of images a list, of a dataset or generator an iterator, which works as it goes.
+            For each image a list with one entry per box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
+            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}` in pixels, with the center of pixel i at i. For a list
+            of images, the result is a list, for a dataset or generator a lazy iterator.
 
         Raises:
-            OSError: if an image cannot be opened.
-            ValueError: if boxes are none, or not as many as images.
+            OSError: If an image cannot be opened.
+            ValueError: If boxes are invalid, or their number differs from that of images.
         """
         return super().__call__(inputs if boxes is None else _with_boxes(inputs, boxes), **kwargs)
 
@@ -425,7 +435,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         return preprocess, forward, {} if threshold is None else {"threshold": threshold}
 
     def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
-        """Returns a crop of each box of an image."""
+        """Reads an image and returns the crops of its object boxes."""
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
             raise ValueError(f"An input is {dict(given)!r}, but a dictionary must have an 'image'.")
@@ -436,7 +446,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         return [Part(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
 
     def run_model(self, inputs: BatchFeature, flip_test: bool = False) -> Any:
-        """Returns the heatmaps (B, K, h, w)."""
+        """Returns the outputs of the model with heatmaps (B, K, h', w'); `flip_test` averages over mirrored images."""
         return self.model.predict_flipped(**inputs) if flip_test else super().run_model(inputs)
 
     def decode(self, outputs: Any, parts: list[Part], threshold: float | None = None) -> list[dict[str, Any]]:
@@ -455,32 +465,32 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         ]
 
     def join_parts(self, parts: list[Part]) -> list[dict[str, Any]]:
-        """Returns the objects of an image."""
+        """Returns the results for all objects of an image."""
         return [part.answer for part in parts]
 
     def _one_by_one(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("The steps of this pipeline take batches. Call it, also for one image.")
+        raise NotImplementedError("This pipeline has no steps for single images. Call the pipeline instead.")
 
-    # which the library asks every pipeline for, and the batches go without
+    # Abstract methods of `Pipeline`, which batched processing does not call
     preprocess = _forward = postprocess = _one_by_one
 
 
 def _with_boxes(inputs: Any, boxes: Any) -> Any:
-    """Returns each image with its boxes, in a list, a generator or alone as the images are."""
+    """Combines each image with its boxes in a dictionary; lists stay lists, and datasets become generators."""
     if isinstance(inputs, list):
         if len(boxes) != len(inputs):
             raise ValueError(
-                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Give None for a whole image."
+                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Pass None for a whole image."
             )
         return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
     if isinstance(inputs, Dataset | GeneratorType):
-        images: Any = inputs  # datasets of torch are not annotated as what can be iterated
+        images: Any = inputs  # torch's Dataset has no type annotation for iteration
         return ({"image": image, "boxes": own} for image, own in zip(images, boxes, strict=True))
     return {"image": inputs, "boxes": boxes}
 
 
 def _corners(boxes: Any) -> Any:
-    """Returns boxes with the named ones among them as rows of numbers, also as detectors wrap them."""
+    """Converts boxes with named corners, or results of an object detection pipeline, to lists of four numbers."""
     if not isinstance(boxes, list | tuple):
         return boxes
     rows = []
@@ -488,6 +498,6 @@ def _corners(boxes: Any) -> Any:
         if isinstance(box, Mapping) and "box" in box:
             box = box["box"]
         if isinstance(box, Mapping) and set(CORNERS) - box.keys():
-            raise ValueError(f"boxes[{index}] is {dict(box)}, but needs {', '.join(CORNERS)}.")
+            raise ValueError(f"boxes[{index}] is {dict(box)}, but must have {', '.join(CORNERS)}.")
         rows.append([box[corner] for corner in CORNERS] if isinstance(box, Mapping) else box)
     return rows

@@ -1,7 +1,7 @@
-"""Object detection: a decoder of queries in the encoder, matching and losses of every decoder, model and pipeline.
+"""Object detection: query decoder, matching and losses of all decoders, model and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
-tokens, D hidden size, K classes, M objects of an image, G groups of queries.
+tokens, D hidden size, K classes, M objects of an image, G query groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,28 +36,29 @@ from .shared import check_class_numbers, count_processes, count_query_blocks, in
 from .task_configurations import HfViTDetectionConfig
 
 
-NO_OBJECT_WEIGHT = 0.1  # of a query without an object in the cross-entropy (https://arxiv.org/abs/2005.12872)
+NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
-MIN_QUALITY = 0.01  # what a matched query is taught at least, however badly its box fits
-# Of the classes in the matching, beside the weights of the boxes: as in DETR, and in its descendants without softmax
+MIN_QUALITY = 0.01  # minimum target probability of a matched query, even if its box has a low IoU
+# Weight of the class cost in matching: as in DETR for cross-entropy, and as in later detectors with sigmoid
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
 
 def class_loss_of(options: HfViTDetectionConfig) -> str:
-    """Returns the name of the loss of the classes, which has a default for each decoder."""
+    """Returns the name of the classification loss: `options.class_loss`, or the default of the decoder."""
     return options.class_loss or ("cross_entropy" if options.decoder == "queries" else "iou_aware")
 
 
 def class_scores_of(config: HfViTConfig) -> str:
-    """Returns "softmax" or "sigmoid", by which the logits of a model become probabilities."""
+    """Returns the activation of the logits of a model: "softmax" or "sigmoid"."""
     options = HfViTDetectionConfig.of(config.detection_config)
     return "softmax" if class_loss_of(options) == "cross_entropy" else "sigmoid"
 
 
 class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
-    """Learned queries that join the patches, and the layers that predict boxes and classes from them."""
+    """Learned queries that are appended to the tokens, and layers that predict boxes and classes from them.
 
-    # Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
+    Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
+    """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()
@@ -77,31 +78,31 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
         self.box_predictor = HfViTPredictionHead(width, 4)
 
     def initialize(self, std: float) -> None:
-        """Draws the positions between the blocks, as those before them."""
+        """Initializes the position embeddings between blocks from a truncated normal distribution."""
         for positions in (self.mid_position_embeddings, self.mid_query_embeddings):
             if positions is not None:
                 init.trunc_normal_(positions, mean=0.0, std=std)
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Refuses another number of prefix tokens where positions between the blocks count them."""
+        """Raises `ValueError` if the number of prefix tokens changes and there are position embeddings for them."""
         if self.mid_position_embeddings is not None and new.num_prefix_tokens != old.num_prefix_tokens:
             raise ValueError(
                 f"use_cls_token={new.use_cls_token}, use_distillation_token={new.use_distillation_token} and "
-                f"num_register_tokens={new.num_register_tokens} do not fit the positions between the blocks, which "
-                f"were built for {old.num_prefix_tokens} tokens before the patches. Change the backbone (HfViTModel), "
-                "save it, and open it as HfViTForObjectDetection."
+                f"num_register_tokens={new.num_register_tokens} do not match the position embeddings between blocks, "
+                f"which were built for {old.num_prefix_tokens} tokens before the patches. Change the backbone "
+                "(HfViTModel), save it, and load it as HfViTForObjectDetection."
             )
 
     @torch.no_grad()
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resamples the positions that queries and patches get between blocks to another grid."""
+        """Resamples the position embeddings between blocks to another patch grid."""
         table = self.mid_position_embeddings
         if table is not None:
             table = as_parameter(resample_to_grid(table, old, new.grid_size, old.num_prefix_tokens), table)
             self.mid_position_embeddings = table
 
     def mid_positions(self, grid: Grid, patch_attention_mask: Tensor | None) -> list[Tensor | None]:
-        """Returns what is added to all tokens after each block that queries pass through: (1 or B, L, D) or None."""
+        """Returns the position embeddings (1 or B, L, D), or None, to add after each block with queries."""
         table, queries = self.mid_position_embeddings, self.mid_query_embeddings
         if table is None or queries is None:
             return [None] * self.num_blocks
@@ -114,19 +115,21 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
         return [*positions.unbind(1), None]
 
     def forward(self, tokens: Tensor) -> DetectionPrediction:
-        """Tokens (B, L, D) after the final norm to logits (B, Q, K or K + 1) and boxes (B, Q, 4) in [0, 1]."""
+        """Maps normalized tokens (B, L, D) to logits (B, Q, K or K + 1) and boxes (B, Q, 4) in [0, 1]."""
         queries = tokens[:, -self.queries.num_embeddings :]
         return DetectionPrediction(self.classifier(queries), self.box_predictor(queries).sigmoid())
 
 
 def class_probabilities(logits: Tensor, class_loss: str) -> Tensor:
-    """Returns the probability (B, Q, K) of each query to be an object of each class, by the loss of the training."""
+    """Converts logits to class probabilities (B, Q, K) by the activation of the classification loss."""
     return logits.softmax(dim=-1)[..., :-1] if class_loss == "cross_entropy" else logits.sigmoid()
 
 
 def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns intersection over union (...) of boxes (..., 4), x1, y1, x2, y2, and the generalized one."""
-    # Boxes are broadcast; those without area overlap nothing. Source: https://arxiv.org/abs/1902.09630.
+    """Returns the IoU (...) and generalized IoU (...) of boxes (..., 4) as x1, y1, x2, y2, with broadcasting.
+
+    Boxes without area have an IoU of 0. Source: https://arxiv.org/abs/1902.09630.
+    """
     tiny = torch.finfo(boxes.dtype).tiny
 
     def area(corners: Tensor) -> Tensor:
@@ -144,10 +147,10 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
-    """Returns what the losses of classes and of boxes are divided by, (2,); those of parts of a batch add up.
+    """Returns the normalizers (2,) of the classification and box losses, which add up over the parts of a batch.
 
-    Both are the number of boxes, as in DETR's descendants without softmax. With "cross_entropy" the classes are, as in
-    DETR, a weighted mean over all queries, those without an object counting less.
+    Both are the number of boxes. With "cross_entropy", the classification loss is instead divided by the sum of the
+    weights of all queries, as in DETR, in which queries without object have a smaller weight.
     """
     counts = [len(target["class_labels"]) for target in labels]
     if class_loss_of(options) != "cross_entropy":
@@ -164,12 +167,13 @@ def detection_loss(
     divisors: Tensor,
     num_groups: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the loss of the result, the last of the predictions, and of all before it, and its parts, detached.
+    """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
-    Each is a sum over images by one of the `divisors` (2,), see `count_divisors`, so with those of a global batch the
-    sum over its parts does not depend on how it is split. Labels are `class_labels` (M,) and `boxes` (M, 4), cx, cy,
-    w, h relative to the image. Each of `num_groups` finds all objects by itself. Parts are `loss_ce`, `loss_bbox` and
-    `loss_giou` of the result, before weights; of the others the same with their numbers behind.
+    Losses are summed over images and divided by `divisors` (2,), the result of `count_divisors`. With the divisors of
+    a global batch, the sum of the losses of its parts is independent of the split. Labels are `class_labels` (M,) and
+    `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
+    Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
+    layer number as a suffix, such as `loss_ce_0`.
     """
     weights = {"loss_ce": 1.0, "loss_bbox": options.bbox_weight, "loss_giou": options.giou_weight}
     class_divisor, box_divisor = (divisors * num_groups).unbind()
@@ -192,8 +196,10 @@ def prediction_losses(
     options: HfViTDetectionConfig,
     num_groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns sums over images of the losses of classes, of the L1 distance of boxes and of 1 - generalized IoU."""
-    # Logits are (B, G·Q, K or K + 1), boxes (B, G·Q, 4) as cx, cy, w, h; labels as in `detection_loss`.
+    """Returns the classification, L1 and generalized IoU losses of one prediction, each summed over images.
+
+    `logits` are (B, G·Q, K or K + 1) and `boxes` (B, G·Q, 4) as cx, cy, w, h. `labels` are those of `detection_loss`.
+    """
     boxes = boxes.to(logits.dtype)
     class_loss = class_loss_of(options)
     sums = []
@@ -208,7 +214,7 @@ def prediction_losses(
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
-    # A sum over no box has no gradient; this one is zero, for every weight to have one, however far off a box is.
+    # Without any box, this zero gives every weight a gradient, which DDP requires, even if predictions are infinite.
     nothing = (boxes * 0).nan_to_num().sum()
     class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
     return class_sum, box_sum + nothing, giou_sum
@@ -218,8 +224,11 @@ def prediction_losses(
 def match_objects(
     logits: Tensor, boxes: Tensor, classes: Tensor, truth: Tensor, options: HfViTDetectionConfig, num_groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Matches the queries of one image with its objects, in each group: numbers of both, each (G·min(Q, M),)."""
-    # Logits are (G·Q, K or K + 1), boxes (G·Q, 4) and `truth` (M, 4) are cx, cy, w, h, `classes` (M,) int64.
+    """Matches queries to the objects of one image within each group and returns both indices, (G·min(Q, M),) each.
+
+    `logits` are (G·Q, K or K + 1), predicted `boxes` (G·Q, 4) and labeled boxes `truth` (M, 4) are cx, cy, w, h, and
+    `classes` (M,) are class indices.
+    """
     if not len(classes):
         nothing = classes.new_zeros(0)
         return nothing, nothing
@@ -244,8 +253,11 @@ def match_objects(
 
 
 def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
-    """Returns the sum over all queries (Q, K + 1), of which those without an object, the last class, count less."""
-    # `queries` are the numbers of those that have an object, `classes` their classes.
+    """Returns the cross-entropy summed over queries, with a reduced weight for queries without object.
+
+    `logits` are (Q, K + 1), with "no object" as the last class. `queries` are the indices of matched queries, and
+    `classes` are the classes of their objects.
+    """
     wanted = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
     wanted[queries] = classes
     weights = logits.new_ones(logits.shape[1])
@@ -254,9 +266,12 @@ def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tens
 
 
 def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor) -> Tensor:
-    """Returns the sum over queries (Q, K) of a cross-entropy with the quality of the box of each pair as target."""
-    # `iou` is of matched pairs; other queries have the target 0. IA-BCE of LW-DETR (https://arxiv.org/abs/2406.03459),
-    # section 3.2, after https://github.com/Atten4Vis/LW-DETR.
+    """Returns the IoU-aware binary cross-entropy of logits (Q, K), summed over queries.
+
+    The target of a matched query and its class combines its predicted probability and the `iou` of its box; all other
+    targets are 0. Source: IA-BCE of LW-DETR (https://arxiv.org/abs/2406.03459), section 3.2, as implemented in
+    https://github.com/Atten4Vis/LW-DETR.
+    """
     probabilities = logits.sigmoid()
     quality = probabilities[queries, classes].detach() ** FOCAL_ALPHA * iou ** (1 - FOCAL_ALPHA)
     quality = quality.clamp_min(MIN_QUALITY)
@@ -266,9 +281,10 @@ def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor
 
 
 def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Returns labels relative to what the model sees, and the mask of padding where only they still have it.
+    """Converts the labels of COCO annotations to window coordinates; returns them with the patch mask.
 
-    Scripts for the library's models collate images and labels alone, see `describe_annotations`.
+    If `patch_attention_mask` is `None`, it is read from the labels: transformers' example scripts collate only images
+    and labels. Labels without a `window`, see `describe_annotations`, are returned unchanged.
     """
     if not isinstance(labels, list | tuple) or not all(isinstance(own, Mapping) and "window" in own for own in labels):
         return labels, patch_attention_mask
@@ -282,7 +298,7 @@ def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, 
 
 
 def check_labels(batch: int, num_classes: int, labels: Any) -> None:
-    """Raises `ValueError` unless every image has boxes with classes; values are read on the CPU only."""
+    """Raises `ValueError` unless every image has boxes with classes; values are checked only on the CPU."""
     if not isinstance(labels, list | tuple) or len(labels) != batch:
         given = len(labels) if isinstance(labels, list | tuple) else type(labels).__name__
         raise ValueError(f"labels must be a list with a dictionary for each of the {batch} images, not {given}.")
@@ -299,51 +315,51 @@ def check_labels(batch: int, num_classes: int, labels: Any) -> None:
         if may_read(boxes) and len(strange := boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]):
             raise ValueError(
                 f"labels[{index}] has the box {strange[0].tolist()}, but boxes are center x, center y, width and "
-                "height relative to the image, in [0, 1]. The image processor makes them from pixels."
+                "height relative to the image, in [0, 1]. The image processor converts boxes in pixels."
             )
 
 
 @dataclass
 class HfViTObjectDetectionOutput(YolosObjectDetectionOutput):
-    """The library's output with the probabilities of classes, which `post_process_object_detection` takes.
+    """Outputs of an object detection model: those of transformers and class probabilities.
 
     Args:
-        loss: Scalar, if labels were given.
-        loss_dict: Its parts before their weights, see `detection_loss`.
-        logits: (B, Q, num_labels), or with `class_loss="cross_entropy"` (B, Q, num_labels + 1), the last one standing
-            for no object.
-        pred_boxes: (B, Q, 4), center x, center y, width and height relative to the image without its padding.
-        probabilities: (B, Q, num_labels), how likely each query is an object of each class.
-        auxiliary_outputs: In training the predictions of earlier layers, dictionaries of `logits` and `pred_boxes`.
-        last_hidden_state: (B, L, D) after the final norm; of the deformable decoder its input from the last of its
-            blocks, under `config.apply_layernorm`.
-        hidden_states: On request, before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
+        loss: Scalar loss, if labels were given.
+        loss_dict: Unweighted components of the loss, see `detection_loss`.
+        logits: Class logits (B, Q, num_labels), or (B, Q, num_labels + 1) with `class_loss="cross_entropy"`, with
+            "no object" as the last class.
+        pred_boxes: Boxes (B, Q, 4) as center x, center y, width and height relative to the image without padding.
+        probabilities: Class probabilities (B, Q, num_labels), used by `post_process_object_detection`.
+        auxiliary_outputs: In training, `logits` and `pred_boxes` of earlier layers.
+        last_hidden_state: Tokens (B, L, D) after the final norm. For the deformable decoder, the tokens of the last
+            block that it reads, normalized if `config.apply_layernorm`.
+        hidden_states: If requested, tokens before the first block and after each block.
+        attentions: If requested, attention weights (B, heads, L, L) of each block.
     """
 
     probabilities: Tensor | None = None
 
 
 class HfViTForObjectDetection(HfViTPreTrainedModel):
-    """Predicts boxes of objects, each with a class.
+    """Object detection model, which predicts boxes with class probabilities.
 
-    Its losses are sums over boxes, divided by the number of boxes of all processes. `HfViTTrainer` counts those of all
-    batches of a step; under `transformers.Trainer` each accumulated batch is divided by its own.
+    Losses are summed over boxes and divided by the number of boxes on all processes. `HfViTTrainer` uses the number of
+    boxes in all accumulated batches of a training step; `transformers.Trainer` uses that of each batch.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         if not config.num_labels:
-            raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")
+            raise ValueError("num_labels=0 is not supported: objects need at least one class. Set num_labels.")
         self.options = HfViTDetectionConfig.of(config.detection_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         is_deformable = self.options.decoder == "deformable"
         self.detection_head = (HfViTDeformableDecoder if is_deformable else HfViTQueryDecoder)(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
 
     def count_items(self, labels: list[dict[str, Tensor]]) -> Tensor:
-        """Returns what the losses of a batch are divided by, (2,); see `count_divisors`."""
+        """Returns the normalizers (2,) of the losses of a batch, see `count_divisors`."""
         return count_divisors(labels, self.options)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -359,23 +375,23 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): center x, center
-                y, width and height relative to the image without its padding. There may be no object. Those that the
-                image processor makes of annotations bring along what they are relative to, and a mask of padding.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            num_items_in_batch: (2,), what the losses of classes and of boxes are divided by: the sum of `count_items`
-                of all batches of a step on all processes. By default that of this batch, in training averaged over
+            pixel_values: Images (B, C, H, W), with H and W multiples of the patch size.
+            labels: Dictionary for each image of `class_labels` (objects,) and `boxes` (objects, 4) as center x, center
+                y, width and height relative to the image without padding. Images without objects are allowed. The
+                labels that the image processor creates from annotations are accepted too.
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
+            num_items_in_batch: Normalizers (2,) of the classification and box losses: the sum of `count_items` over
+                all batches of a step on all processes. By default those of this batch, in training averaged over
                 processes.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTObjectDetectionOutput`; for the loss `detection_loss`. In training it counts what all layers with
-            queries predict; otherwise the result alone.
+            `HfViTObjectDetectionOutput`. The loss is `detection_loss`, in training of the predictions of all layers
+            with queries, in evaluation of the final prediction.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: If an input does not match the model; the message describes valid inputs.
         """
         labels, patch_attention_mask = read_labels(labels, patch_attention_mask)
         if labels is not None and pixel_values is not None:
@@ -392,9 +408,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             if counts is None:
                 counts = self.count_items(labels).to(predictions[-1].boxes)
                 share = count_processes() if self.training else 1
-            if share > 1:  # gradients are averaged: the sum of all is then divided by what all have
+            if share > 1:  # DDP averages gradients, so the loss is divided by the mean count of all processes
                 dist.all_reduce(counts)
-            divisors = (counts.where(counts > 0, 1) / share).to(predictions[-1].boxes)  # of no box, divided by 1
+            divisors = (counts.where(counts > 0, 1) / share).to(predictions[-1].boxes)  # avoids division by 0
             num_groups = self.options.num_groups if self.training and is_deformable else 1
             loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions
@@ -411,8 +427,11 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     def _predict_from_queries(
         self, hidden_states: Tensor, blocks: HfViTBlockRunner
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the predictions after the last block, before it in training only, and the last tokens."""
-        head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
+        """Returns the predictions, the final one last, and the normalized tokens of the query decoder.
+
+        Predictions of earlier layers are computed only in training.
+        """
+        head: Any = self.detection_head  # may be a wrapper of peft instead of the decoder class
         norm = self.model.norm
         hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
         masks = blocks.masks(hidden_states)
@@ -432,10 +451,10 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     def _predict_from_levels(
         self, hidden_states: Tensor, blocks: HfViTBlockRunner, labels: Any, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns the same of a decoder behind the encoder, which reads the patches of several blocks.
+        """Returns the predictions of the deformable decoder, the final one last, and the last tokens that it reads.
 
-        Blocks that it does not read run only for outputs on request, and no result depends on them: under DDP a weight
-        with a part in the outputs has to have one in the loss.
+        Blocks after these run only if hidden states or attentions are requested, and do not affect other outputs:
+        DDP requires that every weight that affects an output also affects the loss.
         """
         head: Any = self.detection_head
         config, masks = self.config, blocks.masks(hidden_states)
@@ -450,15 +469,15 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         return predictions if self.training else predictions[-1:], seen[max(seen)]
 
 
-# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+# transformers' pipeline reports models as unsupported if they are not in this list, even if they are registered.
 MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["hf_vit"] = HfViTForObjectDetection.__name__
 
 
 class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline):
-    """The stock pipeline of objects in batches, whose `threshold` is by default the one that training has chosen.
+    """Object detection pipeline of transformers with batched image processing, see `BatchedImagePipeline`.
 
-    `nms_threshold` takes out boxes that repeat a surer one, see `post_process_object_detection`; for the rest
-    `BatchedImagePipeline`.
+    The default `threshold` is the one selected in the training run. `nms_threshold` enables non-maximum suppression,
+    see `post_process_object_detection`.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
@@ -471,7 +490,7 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
     def decode(
         self, outputs: Any, parts: list[Part], threshold: float = 0.5, nms_threshold: float | None = None
     ) -> list[list[dict[str, Any]]]:
-        """Returns the objects in each image, the surest first, their boxes in whole pixels."""
+        """Returns the objects in each image in descending order of scores, with boxes in integer pixels."""
         sizes, id2label = [part.size for part in parts], self.model.config.id2label
         found = self.image_processor.post_process_object_detection(outputs, threshold, sizes, nms_threshold)
         return [

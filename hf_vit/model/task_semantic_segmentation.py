@@ -1,7 +1,7 @@
-"""Semantic segmentation: heads, losses, model, inference on windows and on scaled and mirrored copies, and pipeline.
+"""Semantic segmentation: heads, losses, model, sliding windows, test-time augmentation and pipeline.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K classes, s how
-much finer the output of a head is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K classes, s
+resolution of the head output relative to the patch grid.
 """
 
 from collections import OrderedDict
@@ -48,14 +48,14 @@ Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one n
 
 
 def make_simple_head(config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> nn.Module:
-    """Returns a 3x3 convolution, ReLU and a 1x1 convolution: maps (B, D, h, w) to logits (B, K, h, w)."""
+    """Creates a head that maps features (B, D, h, w) to logits (B, K, h, w) by a 3x3 and a 1x1 convolution."""
     conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
     classifier = HfViTHeadConv2d(config.hidden_size, config.num_labels, kernel_size=1)
     return nn.Sequential(OrderedDict(conv=conv, relu=nn.ReLU(), classifier=classifier))
 
 
 class HfViTConvSegmentationHead(nn.Module):
-    """Convolutions, each followed by a doubling of the resolution (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
+    """Head with convolutions that are each followed by 2x upsampling (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
@@ -67,14 +67,17 @@ class HfViTConvSegmentationHead(nn.Module):
         self.classifier = HfViTHeadConv2d(sizes[-1], config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, K, s·h, s·w)."""
+        """Maps features (B, C, h, w) to logits (B, K, s·h, s·w)."""
         for stage in self.stages:
             maps = F.interpolate(stage(maps), scale_factor=2, mode="bilinear", align_corners=False)
         return self.classifier(maps)
 
 
 class HfViTMaskSegmentationHead(HfViTInitialized):
-    """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
+    """Mask transformer of Segmenter (https://arxiv.org/abs/2105.05633).
+
+    Class tokens and patches attend to each other; logits are the products of their normalized embeddings.
+    """
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
@@ -88,11 +91,11 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
         self.mask_norm = make_norm(config, config.num_labels)
 
     def initialize(self, std: float) -> None:
-        """Draws the class tokens, as the CLS token."""
+        """Initializes the class tokens from the same distribution as the CLS token."""
         init.trunc_normal_(self.class_tokens, mean=0.0, std=std)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, K, h, w)."""
+        """Maps features (B, C, h, w) to logits (B, K, h, w)."""
         patches = self.projection(maps.flatten(2).transpose(1, 2))  # (B, N, D)
         tokens = torch.cat((patches, self.class_tokens.expand(patches.shape[0], -1, -1)), dim=1)  # (B, N + K, D)
         for layer in self.layers:
@@ -105,7 +108,7 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
 
 
 class HfViTLinearSegmentationHead(nn.Module):
-    """A norm ("batch" or "layer") and one linear layer a patch."""
+    """Head with a norm ("batch" or "layer") and a linear layer that is applied to each patch."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class HfViTLinearSegmentationHead(nn.Module):
         self.classifier = HfViTHeadConv2d(in_size, config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, C, h, w) to (B, K, h, w); `mask` (B, h, w) leaves padding out of the norm's mean and variance."""
+        """Maps features (B, C, h, w) to logits (B, K, h, w); `mask` (B, h, w) excludes padding from the norm."""
         return self.classifier(self.norm(maps, mask))
 
 
@@ -126,33 +129,36 @@ HEADS = {
 
 
 class HfViTSegmentationHead(HfViTNamedHead):
-    """The head that the options name, on the blocks that they name."""
+    """Segmentation head of the kind `options.head` on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:
             raise ValueError(
                 f"class_weights has {len(options.class_weights)} numbers, but there are num_labels="
-                f"{config.num_labels} classes. Give one number for each."
+                f"{config.num_labels} classes. Set one number per class."
             )
         indices = choose_blocks(options.out_indices, config)
         super().__init__(options.head, HEADS[options.head](config, options, config.hidden_size * len(indices)))
         self.out_indices = indices
 
     def forward(self, levels: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
+        """Maps features (B, D, h, w) of each block to logits (B, K, s·h, s·w); `mask` (B, h, w) excludes padding."""
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
             return run_unpadded(decoder, mask, maps)
-        return run_unpadded(nn.Identity(), mask, decoder(maps, mask))  # acts on each patch alone
+        # The linear head does not mix patches, so padding needs no removal before it.
+        return run_unpadded(nn.Identity(), mask, decoder(maps, mask))
 
 
 @in_float32
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
-    """Returns the mean over images of their losses, of logits (B, K, h, w), resized, and labels (B, H, W).
+    """Returns the mean loss per image between logits (B, K, h, w), which are resized, and labels (B, H, W).
 
-    The loss of an image is a mean over its pixels but for `semantic_loss_ignore_index`, so that the loss of a batch
-    does not depend on how it is split over processes and accumulation steps. An image without a pixel that counts adds
-    nothing. `ValueError` if the labels have another shape, or one is out of range (checked on the CPU only).
+    The loss of an image is the mean over its pixels without `semantic_loss_ignore_index`, or 0 if there are none. The
+    loss of a batch is thus independent of how it is split over processes and accumulation steps.
+
+    Raises:
+        ValueError: If labels have another shape or are out of range (range checked only on the CPU).
     """
     check_labels(logits, labels, options.semantic_loss_ignore_index)
     logits = resize_logits(logits, labels.shape[-2:])  # (B, K, H, W)
@@ -166,7 +172,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
         if options.cross_entropy_weight:
             total = total + options.cross_entropy_weight * mean_of_image(losses, pixel_weights)
         if options.focal_weight:
-            # Above 0, where a power below 1 has no gradient.
+            # Clamp above 0, where the gradient of a power less than 1 is infinite.
             hardness = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny) ** options.focal_gamma
             total = total + options.focal_weight * mean_of_image(hardness * losses, pixel_weights)
     if options.dice_weight:
@@ -175,19 +181,22 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
 
 
 def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Returns logits (B, K, h, w) as (B, K, *size), in float32 at least."""
+    """Resizes logits (B, K, h, w) to (B, K, *size) bilinearly in float32 or higher precision."""
     return F.interpolate(at_least_float32(logits), size=list(size), mode="bilinear", align_corners=False)
 
 
 def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
-    """Returns the weighted mean over the pixels of each image, (B, H, W) to (B,); 0 where nothing has weight."""
+    """Returns the weighted mean (B,) over the pixels (B, H, W) of each image, or 0 if all weights are 0."""
     total = weights.sum(dim=(1, 2))
     return (values * weights).sum(dim=(1, 2)) / total.where(total > 0, 1)
 
 
 def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """Returns the soft Dice loss (B,) of each image, of (B, K, H, W): the mean over the classes that occur in it."""
-    # Labels and `counted` are (B, H, W); 0 where no pixel counts. Source: https://arxiv.org/abs/1606.04797.
+    """Returns the soft Dice loss (B,) of each image, averaged over the classes that occur in its labels.
+
+    `probabilities` are (B, K, H, W). Pixels for which `counted` (B, H, W) is false are ignored; the loss is 0 without
+    other pixels. Source: https://arxiv.org/abs/1606.04797.
+    """
     classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
     truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
     overlap = (probabilities * truth).sum(dim=(2, 3))  # (B, K)
@@ -198,21 +207,23 @@ def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tenso
 
 
 def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
-    """Raises `ValueError` unless labels are (B, H, W) class numbers; values are read on the CPU only."""
+    """Raises `ValueError` unless labels are class indices (B, H, W); their range is checked only on the CPU."""
     if labels.ndim != 3 or len(labels) != len(logits) or labels.is_floating_point():
         raise ValueError(
-            f"labels must be class numbers (batch, height, width) with batch {len(logits)}, not {labels.dtype} "
+            f"labels must be class indices (batch, height, width) with batch {len(logits)}, not {labels.dtype} "
             f"of shape {tuple(labels.shape)}."
         )
     check_class_numbers(labels, logits.shape[1], ignore_index)
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Segments images (B, C, H, W) window by window and averages the logits (B, K, H, W) where windows overlap."""
-    # `forward` returns logits of any resolution; `window` and `stride` are in pixels, whole patches, and at the end of
-    # the image windows move back.
+    """Segments images (B, C, H, W) by sliding windows and averages the logits (B, K, H, W) where windows overlap.
+
+    `forward` returns logits of any resolution. `window` and `stride` are heights and widths in pixels, multiples of
+    the patch size. The last window is shifted back to end at the image border.
+    """
     if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
-        raise ValueError(f"window_stride={stride} must be positive and at most window_size={window}, or gaps remain.")
+        raise ValueError(f"window_stride={stride} must be positive and at most window_size={window} to avoid gaps.")
     height, width = pixel_values.shape[-2:]
     window = min(window[0], height), min(window[1], width)
     total = count = pixel_values.new_zeros(())
@@ -228,24 +239,27 @@ def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], strid
 
 
 def overlapping_stride(window: tuple[int, int], patch_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns two thirds of a window in whole patches."""
+    """Returns a stride of two thirds of the window size, rounded down to a multiple of the patch size."""
     rows, columns = (max(side * 2 // 3 // patch, 1) * patch for side, patch in zip(window, patch_size, strict=True))
     return rows, columns
 
 
 def window_starts(size: int, window: int, stride: int) -> list[int]:
-    """Returns where windows start along one side, so that the last one ends with the image."""
+    """Returns the start positions of windows along one side; the last window ends at the image border."""
     return [*range(0, size - window, stride), size - window]
 
 
 def segment_copies(
     forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
 ) -> Tensor:
-    """Segments scaled and mirrored copies of images (B, C, H, W) and averages the probabilities."""
-    # Test-time augmentation; the logarithms (B, K, H, W) serve as logits. `forward` returns logits of any resolution,
-    # scaled copies are rounded to whole patches, and with `flip` the mirror image of each copy counts too.
+    """Segments images (B, C, H, W) with test-time augmentation by scaling and mirroring.
+
+    The probabilities of all copies are averaged, and their logarithms (B, K, H, W) are returned as logits. `forward`
+    returns logits of any resolution. Scaled sizes are rounded to multiples of the patch size. If `flip`, a mirrored
+    copy is added for each scale.
+    """
     if not scales or min(scales) <= 0:
-        raise ValueError(f"scales={list(scales)} must be positive, and one at least: 1.0 is the image itself.")
+        raise ValueError(f"scales={list(scales)} must be positive, with at least one value; 1.0 is the original size.")
     height, width = pixel_values.shape[-2:]
     probabilities = []
     for scale in scales:
@@ -253,7 +267,7 @@ def segment_copies(
         size = [max(1, round(side * scale / patch)) * patch for side, patch in sides]
         copy = pixel_values
         if size != [height, width]:
-            # CPUs cannot do this in half precision.
+            # Antialiased interpolation is not implemented for half precision on CPUs.
             wide = at_least_float32(pixel_values)
             copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
             copy = copy.to(pixel_values.dtype)
@@ -265,7 +279,7 @@ def segment_copies(
 
 
 def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
-    """Returns a size in pixels as (height, width); `ValueError` if it is no multiple of the patch size."""
+    """Converts a size in pixels to (height, width); raises `ValueError` if it is not a multiple of the patch size."""
     pair, patch = to_pair(size), to_pair(patch_size)
     if pair[0] % patch[0] or pair[1] % patch[1] or min(pair) < 1:
         raise ValueError(f"{name}={size} must be a positive multiple of the patch size {patch} in pixels.")
@@ -274,21 +288,21 @@ def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
 
 @dataclass
 class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
-    """The library's output, with the logits of an auxiliary head.
+    """Outputs of a semantic segmentation model: those of transformers and the logits of the auxiliary head.
 
     Args:
-        loss: Scalar, if labels were given.
-        logits: (B, num_labels, s·h, s·w); `post_process_semantic_segmentation` resizes them.
-        hidden_states: On request, (B, L, D) before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
-        auxiliary_logits: (B, num_labels, h, w), in training with `use_auxiliary_head`.
+        loss: Scalar loss, if labels were given.
+        logits: Logits (B, num_labels, s·h, s·w), which `post_process_semantic_segmentation` resizes.
+        hidden_states: If requested, tokens (B, L, D) before the first block and after each block.
+        attentions: If requested, attention weights (B, heads, L, L) of each block.
+        auxiliary_logits: Logits (B, num_labels, h, w) of the auxiliary head, in training with `use_auxiliary_head`.
     """
 
     auxiliary_logits: Tensor | None = None
 
 
 class HfViTForSemanticSegmentation(HfViTForDensePrediction):
-    """Predicts the class of every pixel."""
+    """Semantic segmentation model, which predicts the class of every pixel."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
@@ -296,7 +310,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.segmentation_head = HfViTSegmentationHead(config, self.options)
         if config.num_labels < 2:
-            raise ValueError(f"num_labels={config.num_labels} leaves nothing to tell apart. Set it to 2 at least.")
+            raise ValueError(f"num_labels={config.num_labels} must be at least 2 for semantic segmentation.")
         self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3)
         has_auxiliary_head = self.options.use_auxiliary_head
         self.auxiliary_head = (
@@ -316,17 +330,17 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) int64, `semantic_loss_ignore_index` (255) for pixels that do not count.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            pixel_values: Images (B, C, H, W), with H and W multiples of the patch size.
+            labels: Class indices (B, H, W) int64, with `semantic_loss_ignore_index` (255) for ignored pixels.
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTSemanticSegmenterOutput`; for the loss `segmentation_loss`.
+            `HfViTSemanticSegmenterOutput`. The loss is `segmentation_loss`, in training plus the auxiliary loss.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: If an input does not match the model; the message describes valid inputs.
         """
         indices = self.segmentation_head.out_indices
         auxiliary_head = self.auxiliary_head if self.training else None
@@ -360,26 +374,26 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         flip: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> SemanticSegmenterOutput:
-        """Segments images in ways that take longer and are more accurate; `forward` sees the whole image once.
+        """Segments images by sliding windows and test-time augmentation, which is slower but more accurate.
 
         Args:
-            pixel_values: (B, C, H, W).
-            window_size: Height and width in pixels of windows that slide over images larger than the model was trained
-                on; None takes the whole image.
-            window_stride: Distance of the windows, two thirds of their size by default.
-            scales: Sizes, relative to the image, of copies whose probabilities are averaged.
-            flip: Whether the mirror image of each copy counts too.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
-                segmented alone.
+            pixel_values: Images (B, C, H, W).
+            window_size: Height and width in pixels of sliding windows, for images larger than those of the training
+                run. `None` segments the whole image at once.
+            window_stride: Height and width of the steps between windows, by default two thirds of the window size.
+            scales: Scales of the copies of each image whose probabilities are averaged.
+            flip: Whether to add a mirrored copy for each scale.
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom. With a mask, images
+                are segmented one by one.
 
         Returns:
-            `logits` (B, num_labels, H, W), which `post_process_semantic_segmentation` takes.
+            `logits` (B, num_labels, H, W), to pass to `post_process_semantic_segmentation`.
 
         Raises:
-            ValueError: if a size does not fit, or the model is in training mode.
+            ValueError: If a size is not a multiple of the patch size, or the model is in training mode.
         """
         if self.training:
-            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+            raise ValueError("In training mode, results are random because of dropout. Call model.eval() first.")
         patch = to_pair(self.config.patch_size)
 
         def forward(images: Tensor) -> Tensor:
@@ -397,20 +411,20 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 
 
 class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
-    """The stock pipeline of segmentation in batches, whose `threshold` is by default the one that training has chosen.
+    """Segmentation pipeline of transformers with batched image processing, for semantic and universal models.
 
-    Of universal models too; see `BatchedImagePipeline`.
+    The default `threshold` is the one selected in the training run. See `BatchedImagePipeline` for arguments.
     """
 
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
     task_config: ClassVar[str | None] = "universal_segmentation_config"
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the same, with images at the scale of the windows, if any."""
+        """Returns the options of one call, with images resized for sliding windows if `window_scale` is set."""
         return self.image_processor.at_window_scale().call_options(), preprocess, forward
 
     def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
-        """Returns the same, or, if the image processor has a `window_scale`, what sliding windows of its size see."""
+        """Returns the outputs of the model, averaged over sliding windows if `window_scale` is set."""
         run, patch = super().run_model, to_pair(self.model.config.patch_size)
         if self.image_processor.window_scale is None:
             return run(inputs, **forward)
@@ -426,7 +440,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
     def decode(
         self, outputs: Any, parts: list[Part], subtask: str | None = None, threshold: float = 0.9, **options: float
     ) -> list[list[dict[str, Any]]]:
-        """Returns the segments of each image, with masks of its size."""
+        """Returns the segments of each image, with masks of the original image size."""
         sizes, processor = [part.size for part in parts], self.image_processor.at_window_scale()
         if subtask == "semantic":
             maps = [own.cpu().numpy() for own in processor.post_process_semantic_segmentation(outputs, sizes)]
@@ -445,7 +459,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         ]
 
     def _segments(self, numbers: np.ndarray, segments: list[tuple[int, int, float | None]]) -> list[dict[str, Any]]:
-        """Returns segments, each its number in the map (H, W), label and score, as the stock pipeline does."""
+        """Converts a map (H, W) of segment ids and a list of (id, label, score) to the result of the pipeline."""
         return [
             {
                 "score": score,

@@ -1,4 +1,4 @@
-"""Universal segmentation: queries that become masks with a class, their losses, and the model.
+"""Universal segmentation with queries that predict masks and classes: head, losses and model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
 tokens, D hidden size, K classes, M target masks of an image, R any number of masks, T points of a mask, s = 2 **
@@ -28,22 +28,24 @@ from .task_configurations import HfViTUniversalSegmentationConfig
 
 
 def make_mask_embedding(size: int) -> nn.Module:
-    """Returns three linear layers, from a query (B, Q, D) to the vector that is compared with the pixels."""
+    """Creates the MLP of three layers that maps queries (B, Q, D) to embeddings multiplied with pixel features."""
     fc1, fc2, fc3 = (nn.Linear(size, size) for _ in range(3))
     return nn.Sequential(OrderedDict(fc1=fc1, gelu1=nn.GELU(), fc2=fc2, gelu2=nn.GELU(), fc3=fc3))
 
 
 def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
-    """Returns the probability of masked attention in each block at a point of the training, from 0 to 1."""
-    # One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9
-    # (https://arxiv.org/abs/2503.19108).
+    """Returns the probability of masked attention in each block at a training progress from 0 to 1.
+
+    The probabilities decrease from 1 to 0 block by block, starting with the first block, by a polynomial schedule of
+    degree 0.9 (https://arxiv.org/abs/2503.19108).
+    """
     total = 1.5 * num_blocks + 1
     shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
     return [(1 - share) ** 0.9 for share in shares]
 
 
 class HfViTUpscale(nn.Module):
-    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+    """Doubles the resolution of a feature map (EoMT, https://arxiv.org/abs/2503.19108)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -53,12 +55,12 @@ class HfViTUpscale(nn.Module):
         self.norm = HfViTLayerNorm2d(size, eps=1e-6)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
+        """Maps (B, C, h, w) to (B, C, 2·h, 2·w)."""
         return self.norm(self.depthwise(self.activation(self.upsample(maps))))
 
 
 class HfViTUniversalSegmentationHead(HfViTInitialized):
-    """Queries, and the layers that predict masks and classes from them."""
+    """Head with learned queries and the layers that predict masks and classes from them."""
 
     mask_probabilities: Tensor
 
@@ -71,12 +73,12 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.mask_embedding = make_mask_embedding(width)
         self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
-        # How likely the queries of each of these blocks attend to their own mask alone
+        # Probability that a query attends only to its own mask, for each block with queries
         self.register_buffer("mask_probabilities", torch.ones(self.num_blocks))
-        self.masked_blocks = [True] * self.num_blocks  # which do so now, see `update_masked_blocks`
+        self.masked_blocks = [True] * self.num_blocks  # set by `update_masked_blocks`
 
     def initialize(self, std: float) -> None:
-        """Sets masked attention to always in all blocks."""
+        """Sets the probability of masked attention to 1 in all blocks."""
         init.ones_(self.mask_probabilities)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -84,19 +86,21 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.update_masked_blocks()
 
     def train(self, mode: bool = True) -> Self:
-        """Switches between training and inference, where no chance decides whether a block has masks."""
+        """Sets training or evaluation mode; in evaluation, masked attention is deterministic."""
         super().train(mode)
         self.update_masked_blocks()
         return self
 
     def update_masked_blocks(self) -> None:
-        """Looks up which blocks mask attention, so that no forward waits for the device to tell."""
-        if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
+        """Stores which blocks use masked attention on the CPU, so that `forward` needs no device synchronization."""
+        if not self.mask_probabilities.is_meta:  # `from_pretrained` creates the model on the meta device
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object."""
-        # Tokens (B, L, D) are those after the final norm; the mask (B, h, w) is False for padding.
+        """Predicts mask logits (B, Q, s·h, s·w) and class logits (B, Q, K + 1), with "no object" as the last class.
+
+        `tokens` (B, L, D) are normalized by the final norm, and `mask` (B, h, w) is False for padding.
+        """
         num_queries = self.queries.num_embeddings
         patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
         pixels = run_unpadded(self.upscale, mask, to_maps(patches, grid))
@@ -106,8 +110,11 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     def attention_mask(
         self, masks: Tensor, block: int, grid: tuple[int, int], num_prefix: int, visible: Tensor | None
     ) -> Tensor:
-        """Returns the mask (B, 1, L, L) by which each query attends to its own mask, or by chance to all patches."""
-        # Masks are logits (B, Q, s·h, s·w); `visible` (B, h, w) is False for padding.
+        """Returns the attention mask (B, 1, L, L) that restricts each query to the patches in its own mask.
+
+        In training, each query is exempted with a probability of 1 - `mask_probabilities[block]`. `masks` are logits
+        (B, Q, s·h, s·w); `visible` (B, h, w) is False for padding.
+        """
         batch, num_queries = masks.shape[:2]
         coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
         own = coarse.flatten(2) > 0  # (B, Q, N)
@@ -123,12 +130,12 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Samples maps (R, H, W) at points (R, T, 2), x and y in [0, 1], bilinearly with zeros around them: (R, T)."""
+    """Samples maps (R, H, W) bilinearly at points (R, T, 2), x and y in [0, 1], with zero padding; returns (R, T)."""
     return F.grid_sample(maps[:, None], 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
 
 
 def grid_points(num_points: int, like: Tensor) -> Tensor:
-    """Returns about `num_points` points of a regular grid, (T, 2), x and y in [0, 1]."""
+    """Returns the points (T, 2) of a square grid, x and y in [0, 1], with at most `num_points` points."""
     side = max(1, math.isqrt(num_points))
     centers = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
     return torch.cartesian_prod(centers, centers)
@@ -136,9 +143,11 @@ def grid_points(num_points: int, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
-    """Draws points (R, T, 2), x and y in [0, 1], where masks (R, H, W) of logits are most uncertain."""
-    # PointRend (https://arxiv.org/abs/1912.08193): of `oversample_ratio` times as many points the `importance_ratio`
-    # of all are chosen; the rest are anywhere.
+    """Samples `num_points` points (R, T, 2), x and y in [0, 1], mostly where mask logits (R, H, W) are uncertain.
+
+    As in PointRend (https://arxiv.org/abs/1912.08193), a share of `importance_ratio` are the most uncertain points of
+    `oversample_ratio * num_points` random candidates. The remaining points are uniformly random.
+    """
     num_chosen = int(importance_ratio * num_points)
     candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
     candidates = candidates.to(logits.dtype)
@@ -149,8 +158,8 @@ def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, i
 
 
 def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cross-entropy and Dice loss, each (Q, M), of logits (Q, T) at points with targets (M, T) in [0, 1]."""
-    # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
+    """Returns cross-entropy and Dice loss, each (Q, M), between logits (Q, T) at T points and targets (M, T)."""
+    # Binary cross-entropy is softplus(logit) - logit · target; a matrix product sums the second term over points.
     cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
     probabilities = logits.sigmoid()
     overlap = 2 * probabilities @ targets.T
@@ -159,7 +168,7 @@ def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def mask_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cross-entropy and Dice loss, each (R,), of each mask with its own target, both (R, T)."""
+    """Returns cross-entropy and Dice loss, each (R,), between mask logits (R, T) and their targets (R, T)."""
     cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
     probabilities = logits.sigmoid()
     overlap = 2 * (probabilities * targets).sum(dim=1)
@@ -176,12 +185,13 @@ def universal_segmentation_loss(
     is_training: bool,
     patch_attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns the mean over the images of a batch of their losses, which does not depend on how it is split.
+    """Returns the mean loss per image, which is independent of how a batch is split over processes.
 
-    In training that holds in the mean only: the points at which masks are compared are drawn by torch's own generator,
-    as dropout is, which gives an image other points in another batch or process. Otherwise they lie on a regular grid.
-    `masks` (B, Q, h, w) and `classes` (B, Q, K + 1) are logits; labels of an image are masks (M, H, W), 0 or 1, of any
-    size, and class numbers (M,). No point lies in padding, False in the patch mask (B, h, w).
+    Masks are compared at points. In training, points are random, so that the loss is independent of the split only in
+    expectation. In evaluation, points lie on a regular grid. Points never lie in padding.
+
+    `masks` (B, Q, h, w) and `classes` (B, Q, K + 1) are logits. The labels of each image are masks (M, H, W) of 0 and
+    1, of any size, and class indices (M,). `patch_attention_mask` (B, h, w) is False for padding.
     """
     losses = []
     for index, (targets, labels) in enumerate(zip(mask_labels, class_labels, strict=True)):
@@ -194,7 +204,7 @@ def universal_segmentation_loss(
 
 
 def without_padding(values: Tensor, visible: Tensor) -> Tensor:
-    """Crops maps (., H, W) of an image to what is no padding by the mask (h, w) of its patches."""
+    """Crops maps (., H, W) of an image to the region without padding, given its patch mask (h, w)."""
     rows, columns = visible.any(dim=1).sum(), visible.any(dim=0).sum()
     height, width = (
         round(side * float(own) / total)
@@ -211,8 +221,10 @@ def image_loss(
     options: HfViTUniversalSegmentationConfig,
     is_training: bool,
 ) -> Tensor:
-    """Returns the loss of one image: matches its queries with the targets, then compares each pair."""
-    # Logits are (Q, h, w) and (Q, K + 1), labels (M, H, W) floats and (M,) int64.
+    """Returns the loss of one image after matching queries to targets.
+
+    `masks` (Q, h, w) and `classes` (Q, K + 1) are logits; labels are masks (M, H, W) and class indices (M,).
+    """
     num_classes, num_points = classes.shape[1] - 1, options.train_num_points
 
     @torch.no_grad()
@@ -226,7 +238,8 @@ def image_loss(
         return options.mask_weight * cross_entropy + options.dice_weight * dice - options.class_weight * probabilities
 
     wanted = torch.full((len(classes),), num_classes, device=classes.device)
-    loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())  # every weight gets a gradient
+    # Without targets, `masks.sum() * 0` gives every weight a zero gradient, which DDP requires.
+    loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())
     if len(class_labels):
         queries, targets = match(cost())
         wanted[queries] = class_labels[targets]
@@ -246,7 +259,7 @@ def image_loss(
 def check_targets(
     batch: int, num_classes: int, mask_labels: Sequence[Tensor] | None, class_labels: Sequence[Tensor] | None
 ) -> None:
-    """Raises `ValueError` unless every image has masks and as many classes; values are read on the CPU only."""
+    """Raises `ValueError` unless every image has masks with one class each; values are checked only on the CPU."""
     if mask_labels is None or class_labels is None or len(mask_labels) != batch or len(class_labels) != batch:
         counts = [None if labels is None else len(labels) for labels in (mask_labels, class_labels)]
         raise ValueError(
@@ -259,43 +272,44 @@ def check_targets(
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
         if may_read(masks) and masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
-            raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number.")
+            raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass bool masks.")
         check_class_numbers(classes, num_classes, name="Class", place=f" in class_labels[{index}]")
 
 
 class HfViTForUniversalSegmentationOutput(EomtForUniversalSegmentationOutput):
-    """The library's output, which `post_process_{semantic,instance,panoptic}_segmentation` take.
+    """Outputs of a universal segmentation model, to pass to `post_process_{semantic,instance,panoptic}_segmentation`.
 
     Args:
-        loss: Scalar, if targets were given.
-        class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
-        masks_queries_logits: (B, Q, s·h, s·w).
-        last_hidden_state: (B, L, D) after the final norm.
-        hidden_states: On request, before the first block and after each one; the last blocks have queries too.
-        attentions: On request, (B, heads, L, L) of each block.
+        loss: Scalar loss, if targets were given.
+        class_queries_logits: Class logits (B, Q, num_labels + 1), with "no object" as the last class.
+        masks_queries_logits: Mask logits (B, Q, s·h, s·w).
+        last_hidden_state: Tokens (B, L, D) after the final norm.
+        hidden_states: If requested, tokens before the first block and after each block; in the last blocks, they
+            include queries.
+        attentions: If requested, attention weights (B, heads, L, L) of each block.
     """
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
-    """Predicts masks with a class: one model for semantic, instance and panoptic segmentation.
+    """Model for semantic, instance and panoptic segmentation, which predicts masks with classes.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Blocks that queries pass through attend to the whole
-    image, whatever `window_size` says: each query has a mask of its own there. In training, and only there, chance
-    decides which queries attend to their own mask alone, and where masks are compared.
+    The architecture is EoMT (https://arxiv.org/abs/2503.19108). `window_size` is ignored in blocks with queries, where
+    each query attends to its own mask. Only in training, random numbers decide which queries use masked attention and
+    at which points masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         if not config.num_labels:
-            raise ValueError("num_labels=0 leaves the masks no class. Set num_labels.")
+            raise ValueError("num_labels=0 is not supported: masks need at least one class. Set num_labels.")
         self.options = HfViTUniversalSegmentationConfig.of(config.universal_segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+        self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
 
     def anneal_masks(self, progress: float) -> None:
-        """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
+        """Sets the probabilities of masked attention for a training progress from 0 to 1."""
         head = self.universal_segmentation_head
         head.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, head.num_blocks)))
         head.update_masked_blocks()
@@ -313,20 +327,20 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            mask_labels: For each image its masks (M, H, W), 0 or 1.
-            class_labels: For each image the class numbers (M,) of its masks.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            pixel_values: Images (B, C, H, W), with H and W multiples of the patch size.
+            mask_labels: Masks (M, H, W) of 0 and 1 for each image.
+            class_labels: Class indices (M,) of the masks of each image.
+            patch_attention_mask: Mask (B, h, w), False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Ignored, for compatibility; position embeddings are always interpolated.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTForUniversalSegmentationOutput`; for the loss `universal_segmentation_loss`. In training it is
-            the sum of the losses of what is predicted before each block with queries and after the last one; otherwise
-            that of the result alone, so that it can be compared at all times of the training.
+            `HfViTForUniversalSegmentationOutput`. In training, the loss is the sum of `universal_segmentation_loss`
+            for the predictions before each block with queries and after the last one. In evaluation, it is the loss of
+            the final prediction, so that it is comparable at any time of a training run.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: If an input does not match the model; the message describes valid inputs.
         """
         has_targets = mask_labels is not None or class_labels is not None
         if has_targets and pixel_values is not None:
@@ -345,7 +359,10 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     def _predict(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Returns masks and classes after the last block, before it those that are needed, and the last tokens."""
+        """Returns the predictions (masks, classes), the final one last, and the tokens after the final norm.
+
+        Predictions before a block are computed if it uses masked attention, and always in training.
+        """
         head, model = self.universal_segmentation_head, self.model
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
@@ -357,7 +374,8 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
                 predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
                 implementation = self.config._attn_implementation
-                if implementation not in ("eager", "sdpa") and not blocks.output_attentions:  # which runs eager
+                # output_attentions always uses eager attention, which supports masks.
+                if implementation not in ("eager", "sdpa") and not blocks.output_attentions:
                     raise ValueError(
                         f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}."
                     )

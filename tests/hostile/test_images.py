@@ -85,7 +85,7 @@ VALUES = [
     ("floats-in-minus-one-to-one", (IMAGE / np.float32(127.5) - 1), "from -1 to | must lie in 0..255"),
     ("normalized-tensor", torch.linspace(-2.1, 2.6, 144).reshape(3, 6, 8), "from -2.1 to 2.6 | 0..255"),
     ("floats-of-sixteen-bits", IMAGE.astype(np.float32) * 257, "must lie in 0..255"),
-    ("integers-beyond-255", IMAGE.astype(np.int64) * 300, "8-bit pixels go from 0 to 255"),
+    ("integers-beyond-255", IMAGE.astype(np.int64) * 300, "8-bit pixels range from 0 to 255"),
     ("negative-integers", IMAGE.astype(np.int32) - 20, "from -20 to"),
     ("five-channels", np.zeros((6, 8, 5), np.uint8), "(6, 8, 5) | channels"),
     ("two-channels", np.zeros((2, 6, 8), np.uint8), "channels"),

@@ -62,7 +62,7 @@ MASK_ROWS = rows(
         (
             "instances-of-a-negative-class",
             {"segmentation_maps": [MAP + 3], "instance_id_to_semantic_id": {3: -1}},
-            "class -1 | whole numbers from 0",
+            "class -1 | of at least 0",
         ),
         ("classes-of-instances-without-a-map", {"instance_id_to_semantic_id": {1: 0}}, "without segmentation_maps"),
         ("masks-of-shares", {"mask_labels": [MASKS * 0.5], "class_labels": [[0, 1]]}, "other than 0 and 1"),
@@ -79,15 +79,15 @@ TYPE_ROWS = rows(
     prepare,
     TypeError,
     [
-        ("mask-of-floats", {"segmentation_maps": [MAP * 1.0]}, "float64 | whole numbers"),
-        ("mask-of-nan", {"segmentation_maps": [MAP * np.nan]}, "float64 | whole numbers"),
+        ("mask-of-floats", {"segmentation_maps": [MAP * 1.0]}, "float64 | integers"),
+        ("mask-of-nan", {"segmentation_maps": [MAP * np.nan]}, "float64 | integers"),
         ("mask-of-objects", {"segmentation_maps": [MAP.astype(object)]}, "dtype object"),
         ("mask-of-texts", {"segmentation_maps": [np.full((6, 8), "sky")]}, "which no image has"),
         ("mask-that-is-none", {"segmentation_maps": [None]}, "NoneType"),
         ("mask-as-nested-lists", {"segmentation_maps": [MAP.tolist()]}, "of type list | np.array"),
         ("depth-in-whole-numbers", {"depth_maps": [MAP]}, "unit is unknown | 1000 for millimeters"),
         ("classes-of-masks-as-names", {"mask_labels": [MASKS], "class_labels": [["cat", "dog"]]}, "cat | label2id"),
-        ("classes-of-boxes-as-shares", {"boxes": [[BOX]], "class_labels": [[0.5]]}, "float32 | whole"),
+        ("classes-of-boxes-as-shares", {"boxes": [[BOX]], "class_labels": [[0.5]]}, "float32 | integers"),
     ],
 )
 BOX_ROWS = rows(

@@ -442,7 +442,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
             r"\(batch, height, width\) with batch 2, not torch.int",
         ),
         ("conv", {"labels": torch.zeros(1, 32, 32).long()}, r"with batch 2, not .* \(1, 32, 32\)"),
-        ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class numbers .* not torch.float32"),
+        ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class indices .* not torch.float32"),
         (
             "conv",
             {"labels": torch.full((2, 32, 32), 5)},
@@ -473,14 +473,14 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("head", "options", "message"),
     [
-        ("conv", {"num_labels": 1}, "num_labels=1 leaves nothing to tell apart"),
+        ("conv", {"num_labels": 1}, "num_labels=1 must be at least 2"),
         ("conv", {"segmentation_config": {"class_weights": [1.0, 2.0]}}, "2 numbers, but there are num_labels=5"),
         ("conv", {"segmentation_config": {"out_indices": [4]}}, r"out_indices=\[4\] must list blocks from 1 to .*=3"),
         ("conv", {"segmentation_config": {"out_indices": []}}, r"out_indices=\[\] must list"),
-        ("universal", {"num_labels": 0}, "num_labels=0 leaves the masks no class"),
+        ("universal", {"num_labels": 0}, "num_labels=0 is not supported: masks need"),
         ("universal", {"universal_segmentation_config": {"num_blocks": 4}}, "num_blocks=4 .* num_hidden_layers=3"),
         ("dpt_metric", {"depth_config": {**SMALL_DEPTH, "out_indices": [1, 3]}}, "3 levels .* names 2 blocks"),
-        ("dpt_metric", {"use_cls_token": False, "pooling": "mean"}, "'project' reads the CLS token, .*'ignore'"),
+        ("dpt_metric", {"use_cls_token": False, "pooling": "mean"}, "'project' needs a CLS token, .*'ignore'"),
     ],
 )
 def test_heads_that_do_not_fit_the_backbone_are_refused(head: str, options: dict[str, Any], message: str) -> None:
@@ -520,7 +520,7 @@ def test_depth_follows_a_new_patch_size() -> None:
 @pytest.mark.parametrize("head", ["dpt_metric", "linear_metric"])
 def test_depth_heads_refuse_another_cls_token(head: str) -> None:
     model = build_head(head)
-    with pytest.raises(ValueError, match="use_cls_token=False does not fit the depth head"):
+    with pytest.raises(ValueError, match="use_cls_token=False does not match the depth head"):
         model.resize_prefix_tokens(use_cls_token=False, pooling="mean")
     assert model.config.use_cls_token
     ignoring = build(HfViTForDepthEstimation, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})

@@ -145,7 +145,7 @@ def test_mid_positions_follow_the_size_of_the_model(tmp_path: Path) -> None:
     assert larger.detection_head.mid_position_embeddings.shape == (1, 1 + 36, 32)
     images = pixels(larger.config)
     assert_same(larger(images), model(images), 1e-5)
-    with pytest.raises(ValueError, match="num_register_tokens=2 do not fit the positions between the blocks"):
+    with pytest.raises(ValueError, match="num_register_tokens=2 do not match the position embeddings between blocks"):
         HfViTForObjectDetection.from_pretrained(tmp_path, num_register_tokens=2)
 
 
@@ -197,7 +197,7 @@ def test_encoder_is_that_of_the_plain_model(tmp_path: Path) -> None:
 
 def test_bad_options_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"num_labels": 0}, "num_labels=0 leaves the objects no class"),
+        ({"num_labels": 0}, "num_labels=0 is not supported: objects need"),
         (
             {"detection_config": {"decoder": "queries", "num_blocks": 4}},
             "num_blocks=4 blocks for the queries",

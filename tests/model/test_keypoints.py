@@ -213,7 +213,7 @@ def test_bad_labels_are_refused(labels: Tensor, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_labels": 0}, "num_labels=0 leaves no keypoint to find"),
+        ({"num_labels": 0}, "num_labels=0 is not supported"),
         (
             {"keypoint_config": {"flip_pairs": [[0, 1], [2, 5]]}},
             r"flip_pairs has \[2, 5\], but num_labels=5 .* 0 to 4",

@@ -149,7 +149,7 @@ def test_scaled_copies_of_half_precision(dtype: torch.dtype) -> None:
 
 def test_training_mode_is_refused() -> None:
     model = build(HfViTForSemanticSegmentation).train()
-    with pytest.raises(ValueError, match=r"In training mode chance has a part .* Call model\.eval\(\)"):
+    with pytest.raises(ValueError, match=r"In training mode, results are random .* Call model\.eval\(\)"):
         model.segment(pixels(model.config))
 
 

@@ -370,8 +370,8 @@ def test_what_the_source_raises_is_raised_at_its_place(photos: list[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, 'batch_size=0 must be a whole number of at least 1, or "auto"'),
-        ({"num_workers": -1}, "num_workers=-1 must be a whole number of at least 0"),
+        ({"batch_size": 0}, 'batch_size=0 must be an integer of at least 1, or "auto"'),
+        ({"num_workers": -1}, "num_workers=-1 must be an integer of at least 0"),
         ({"on_error": "skip"}, "on_error='skip' must be one of raise, return"),
     ],
 )
@@ -404,7 +404,7 @@ def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(ph
     ours = pipeline("image-classification", model=model, image_processor=processor)
     assert_same(ours(photos, batch_size=2), wanted(photos))
     assert_same(ours(photos[0]), wanted(photos[0]))
-    with pytest.raises(ValueError, match=r"on_error='return' needs an image processor of hf_vit, but .* ViTImageProc"):
+    with pytest.raises(ValueError, match=r"on_error='return' requires an image processor of hf_vit, but .* ViTIm"):
         ours(photos, on_error="return")
 
 
@@ -435,7 +435,7 @@ def test_the_model_is_made_fast_on_request(
     make: Callable[..., nn.Module] = lambda model, **options: Faster(model, options)  # noqa: E731
     stand_in.optimize_for_inference = make
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    with pytest.raises(ValueError, match="optimize is for models of hf_vit, not for ViTForImageClassification"):
+    with pytest.raises(ValueError, match="optimize supports only hf_vit models, not ViTForImageClassification"):
         pipeline("image-classification", model=other_model(), image_processor=ViTImageProcessor(), optimize=True)
     classify = classifier(**given)
     assert classify.fast_model.options == expected

@@ -237,7 +237,7 @@ def test_transparency_is_left_out_however_it_is_stored(backend, mode, warnings):
     expected = np.array((image.convert("LA") if mode == "La" else image).convert("RGB"))  # PIL refuses La to RGB
     assert torch.equal(read(backend, image), as_chw(expected))
     assert torch.equal(read(backend, image, num_channels=1), as_chw(expected[..., 0]))
-    assert all("Transparency is left out" in warning for warning in warnings)
+    assert all("The alpha channel is dropped" in warning for warning in warnings)
     assert warnings
     solid = image.convert("LA") if mode == "La" else image.convert("RGBA")
     solid.putalpha(255)
@@ -364,8 +364,8 @@ NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
         ),
         (PIL.Image.fromarray(NAN[0]), ValueError, r"images\[1\] has mode 'F' with values from nan"),
         (PIL.Image.fromarray(np.float32([[300]])), ValueError, r"images\[1\] has mode 'F' with values from 300"),
-        ("data:image/png,abc", ValueError, r"images\[1\] \('data:image/png,abc'\) is no base64 data URL"),
-        ("data:image/png;base64,a?", ValueError, r"images\[1\] \(.*\) is no base64 data URL"),
+        ("data:image/png,abc", ValueError, r"images\[1\] \('data:image/png,abc'\) is not a base64 data URL"),
+        ("data:image/png;base64,a?", ValueError, r"images\[1\] \(.*\) is not a base64 data URL"),
         ("data:image/png;base64,aGVsbG8=", OSError, r"images\[1\] \(.*\) is not an image"),
         ("x" * 5000, OSError, r"images\[1\] \('x{80}'... of 5000 characters\)"),
         ("http://127.0.0.1:1/a.png", OSError, r"images\[1\] \('http://127.0.0.1:1/a.png'\) cannot be downloaded"),

@@ -321,11 +321,11 @@ def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches(ba
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"do_pad": True}, "do_pad=True .* needs ensure_multiple_of.*patch size"),
-        ({"do_pad": True, "hide_padding": False}, "Give it as pad_size"),
+        ({"do_pad": True}, "do_pad=True .* requires ensure_multiple_of.*patch_size"),
+        ({"do_pad": True, "hide_padding": False}, "Set pad_size="),
         (
             {"size": {"shortest_edge": 9}, "keep_aspect_ratio": True},
-            "keep_aspect_ratio=True needs a size with height and width.*edge': 9",
+            "keep_aspect_ratio=True requires a size with height and width.*edge': 9",
         ),
         ({"do_pad": True, "ensure_multiple_of": 16, "pad_size": 40}, "pad_size=.*40.* must be a multiple of .*16"),
         ({"ensure_multiple_of": 0}, "ensure_multiple_of=0 must be"),
@@ -382,7 +382,7 @@ def test_device(backend):
     image = noise(20, 30, 3)
     for device in ("cpu", torch.device("cpu")):
         assert backend()(image, return_tensors="pt", device=device).pixel_values.device.type == "cpu"
-    with pytest.raises(ValueError, match="device='cuda:0' needs torchvision"):
+    with pytest.raises(ValueError, match="device='cuda:0' requires torchvision"):
         HfViTImageProcessorPil()(image, device="cuda:0")
 
 

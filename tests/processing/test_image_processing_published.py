@@ -117,7 +117,7 @@ def test_folder_without_options_is_refused(tmp_path, backend):
 def test_file_of_weights_is_refused_with_the_cure(tmp_path, backend):
     for name in ("vit.pth", "model.safetensors"):
         (tmp_path / name).write_bytes(b"\x80\x81")
-        with pytest.raises(OSError, match=rf"{name}' is no JSON file.*hf_vit\.convert\.load_image_processor"):
+        with pytest.raises(OSError, match=rf"{name}' is not a JSON file.*hf_vit\.convert\.load_image_processor"):
             backend.from_pretrained(tmp_path / name)
 
 

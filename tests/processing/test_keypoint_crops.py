@@ -191,7 +191,7 @@ def test_the_options_of_crops_are_saved(backend, tmp_path):
         ({"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),
         (
             {"object_boxes": [[BOXES[0], [9, 9, 9, 20]]]},
-            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], of no area",
+            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], a box with no area",
         ),
         ({"object_boxes": [[[9, 9, 4, 20]]]}, r"object_boxes\[0\]\[0\] is .* right >= left"),
         ({"object_boxes": [[[500, 9, 540, 20]]]}, r"\[0\]\[0\] is .*, outside of its image of 400 x 300 pixels"),
@@ -220,9 +220,9 @@ def test_every_object_has_the_same_keypoints(backend, photo):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": {"shortest_edge": 64}}, r"makes crops of one size, but size=\{'shortest_edge': 64\}"),
-        ({"size": (64, 1)}, "of 2 pixels or more"),
-        ({"do_center_crop": True, "crop_size": 32}, "Set do_center_crop and do_pad to False"),
+        ({"size": {"shortest_edge": 64}}, r"needs an exact size, but size=\{'shortest_edge': 64\}"),
+        ({"size": (64, 1)}, "of at least 2"),
+        ({"do_center_crop": True, "crop_size": 32}, "cannot be combined with do_center_crop or do_pad"),
         ({"box_padding": 0}, "box_padding=0 must be positive"),
     ],
 )
@@ -232,16 +232,16 @@ def test_options_that_contradict_crops_are_refused(backend, options, message):
 
 
 def test_keypoints_need_crops(backend):
-    with pytest.raises(ValueError, match="which follow their image only with do_affine_crop=True"):
+    with pytest.raises(ValueError, match="only by do_affine_crop=True"):
         backend(size=SIZE)(noise(*SIZE, 3), keypoints=[keypoints(1)], return_tensors="pt")
 
 
 @pytest.mark.parametrize(
     ("options", "boxes", "sizes", "message"),
     [
-        ({"do_affine_crop": False}, [BOXES[:2]], None, "makes no crops of objects"),
+        ({"do_affine_crop": False}, [BOXES[:2]], None, "does not crop objects"),
         ({}, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
-        ({}, None, None, r"object_boxes\[0\] is None, the whole image, whose size is not known. Pass target_sizes"),
+        ({}, None, None, r"object_boxes\[0\] is None, the whole image, but the image size is unknown."),
         ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
     ],
 )

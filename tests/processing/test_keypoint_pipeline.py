@@ -190,7 +190,7 @@ def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: 
         ([1, 2, 3, 4], r"has the shape \(4,\), but must be \(N, 4\)"),
         ([[30, 2, 3, 9]], r"\[0\] is \[30.0, 2.0, 3.0, 9.0\], but must be finite .* right >= left"),
         ([[60, 2, 70, 9]], r"\[0\] is .* outside of its image of 50 x 40 pixels"),
-        ([{"xmin": 1, "ymin": 2}], r"boxes\[0\] is \{'xmin': 1, 'ymin': 2\}, but needs xmin, ymin, xmax, ymax"),
+        ([{"xmin": 1, "ymin": 2}], r"boxes\[0\] is \{'xmin': 1, 'ymin': 2\}, but must have xmin, ymin, xmax, ymax"),
     ],
 )
 def test_bad_boxes_are_refused(folder: Path, pipe: Any, boxes: Any, message: str) -> None:

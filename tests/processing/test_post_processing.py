@@ -404,7 +404,7 @@ def test_an_image_alone_is_cut_out_of_a_fixed_size(backend, padding):
 def test_sizes_that_the_images_had_not_ask_for_the_mask(backend, sizes):
     processor = backend(do_resize=False, do_pad=True, ensure_multiple_of=8)
     outputs = SemanticSegmenterOutput(logits=draw(2, 5, 20, 10))
-    message = r"The outputs, 20 x 10, are not of images that had target_sizes .* pass the patch_attention_mask"
+    message = r"The outputs of size 20 x 10 do not match images of target_sizes.* Pass the patch_attention_mask"
     with pytest.raises(ValueError, match=message):
         processor.post_process_semantic_segmentation(outputs, sizes)
 
@@ -495,13 +495,13 @@ def test_another_number_of_sizes_or_masks_is_refused(processor, method):
 )
 def test_outputs_of_another_model_are_refused(processor, method, model):
     outputs = ImageClassifierOutput(logits=torch.zeros(2, 5))
-    with pytest.raises(ValueError, match=rf"logits \(2, 5\). This takes the outputs of {model}"):
+    with pytest.raises(ValueError, match=rf"logits \(2, 5\). Pass the outputs of {model}"):
         getattr(processor, method)(outputs)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_outputs_without_names_are_refused(processor, method):
-    with pytest.raises(ValueError, match="The outputs are a tuple, in which nothing has a name"):
+    with pytest.raises(ValueError, match="The outputs are a tuple without names"):
         getattr(processor, method)(METHODS[method]().to_tuple())
 
 

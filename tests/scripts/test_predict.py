@@ -281,5 +281,5 @@ def test_the_report_of_an_optimization_is_logged(
 def test_only_models_of_ours_are_optimized(tmp_path: Path) -> None:
     save_other(tmp_path / "other")
     files = [Path(file) for file in write_images(tmp_path / "photos", 1)]
-    with pytest.raises(ValueError, match="optimize is for models of hf_vit, not for ViTForImageClassification"):
+    with pytest.raises(ValueError, match="optimize supports only hf_vit models, not ViTForImageClassification"):
         list(predict_files(str(tmp_path / "other"), files, optimize=True))
