@@ -370,5 +370,5 @@ def test_texts_for_siglip_are_canonicalized_also_when_saved(tmp_path: Path) -> N
     save_open_clip(tmp_path, state, siglip_cfg())
     assert load_processor(model, tmp_path)(text=["A, Do_G!"]).input_ids != [expected]
     other = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": 2})
-    with pytest.raises(ValueError, match=r"fills texts up with token 1, but the text tower was trained to see 2"):
+    with pytest.raises(ValueError, match=r"pads with token 1, but the text tower was trained with padding token 2"):
         load_processor(other, tmp_path)
