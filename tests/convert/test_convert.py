@@ -196,7 +196,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     content = (folder / WEIGHTS).read_bytes()
     for damaged in (content[: len(content) // 2], content[:5], b""):
         (folder / WEIGHTS).write_bytes(damaged)
-        with pytest.raises(OSError, match=rf"{WEIGHTS}' is damaged or cut off"):
+        with pytest.raises(OSError, match=rf"{WEIGHTS}' is damaged or truncated"):
             HfViTModel.from_pretrained(folder)
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     (folder / "pytorch_model.bin").write_bytes(content[:100])
@@ -214,7 +214,7 @@ class Code:
 def test_no_code_in_a_pickle_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / WEIGHTS).unlink()
     torch.save({"weight": Code()}, folder / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"pytorch_model\.bin' holds more than weights"):
+    with pytest.raises(OSError, match=r"pytorch_model\.bin' contains objects other than weights"):
         HfViTModel.from_pretrained(folder)
     assert "opened" not in capsys.readouterr().out
 
