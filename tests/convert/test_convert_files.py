@@ -319,7 +319,7 @@ def test_npz_equals_timm(name: str, tmp_path: Path) -> None:
 def test_text_tower_of_big_vision_is_refused_and_not_drawn_at_random(tmp_path: Path) -> None:
     architecture, options, original = NPZ_FILES["SigLIP"]
     file = write_npz(tmp_path / "siglip.npz", original(drawn(architecture, **options).state_dict()))
-    with pytest.raises(ValueError, match=r"text tower of .*siglip\.npz' cannot be opened, and would have been drawn"):
+    with pytest.raises(ValueError, match=r"text tower of .*siglip\.npz' is not supported and would have random"):
         HfViTForZeroShotImageClassification.from_pretrained(file)
     fresh = HfViTForZeroShotImageClassification.from_pretrained(file, text_config={"num_hidden_layers": 1})
     assert torch.equal(fresh.model.norm.weight, HfViTModel.from_pretrained(file).norm.weight)
@@ -460,7 +460,7 @@ def test_fields_of_open_clip_without_effect_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("vit_small_patch16_rope_224", r"no layout that is known here"),
+        ("vit_small_patch16_rope_224", r"match no supported family"),
         ("vit_small_patch16_rope_ape_224", r"\(blocks\.0\.gamma_1\).*Give timm's name"),
         ("vit_base_patch16_siglip_224", r"\(attn_pool\.latent, no cls_token\).*Give timm's name"),
         ("vit_medium_patch16_gap_256", r"\(no cls_token\).*Give timm's name"),
@@ -520,7 +520,7 @@ def test_hybrid_is_refused(tmp_path: Path) -> None:
 def test_unknown_layout_is_named(tmp_path: Path) -> None:
     torch.save({"conv1.weight": noise(8, 3, 3, 3)}, tmp_path / "resnet.pth")
     with pytest.raises(
-        ValueError, match=r"no layout that is known here: conv1\.weight.*Known by these names are.*DINOv3"
+        ValueError, match=r"match no supported family: conv1\.weight.*Supported families and names: .*DINOv3"
     ):
         HfViTModel.from_pretrained(tmp_path / "resnet.pth")
 
@@ -664,7 +664,7 @@ def test_file_with_fewer_blocks_than_given_is_refused(tmp_path: Path) -> None:
     state = drawn("vit_base_patch16_224").state_dict()
     whole = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.")}
     torch.save(whole, tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=r"vit\.pth' holds 1 blocks, not num_hidden_layers=2"):
+    with pytest.raises(ValueError, match=r"vit\.pth' has 1 blocks, fewer than num_hidden_layers=2"):
         HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=2, ignore_mismatched_sizes=True)
     torch.save(state, tmp_path / "vit.pth")
     assert len(HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=1).encoder.layers) == 1

@@ -169,7 +169,7 @@ def test_what_has_no_counterpart_is_refused_by_name(
 
 def test_a_choice_among_experts_is_refused_where_a_family_has_none(tmp_path: Path) -> None:
     hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"of ViT, which has no experts. Leave out dataset_index"):
+    with pytest.raises(ValueError, match=r"is a ViT model, which has no experts. Remove dataset_index"):
         HfViTModel.from_pretrained(tmp_path, dataset_index=1)
 
 

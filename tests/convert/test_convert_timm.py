@@ -149,7 +149,7 @@ def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None
         with pytest.raises(ValueError, match=r"timm.*architecture="):
             convert_checkpoint(lone)
     elif architecture not in CONVERTED:
-        with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="do not match"):
             convert_checkpoint(lone)
     else:
         named = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
