@@ -381,7 +381,7 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
     theirs.reset_classifier(0)
     file = tmp_path / "open_clip_model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in content.items()}, file)
-    with pytest.raises(ValueError, match="does not tell its activation"):
+    with pytest.raises(ValueError, match="The activation of a CLIP file is unknown"):
         HfViTModel.from_pretrained(file)
     hidden_act = "quick_gelu" if quick else "gelu"
     assert_equals_timm(
@@ -497,7 +497,7 @@ def test_given_heads_win(tmp_path: Path) -> None:
 
 def test_width_without_published_heads_is_asked_for(tmp_path: Path) -> None:
     torch.save(drawn("vit_base_patch16_224", embed_dim=96, num_heads=4).state_dict(), tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=r"no published model is 96 wide\. Give num_attention_heads="):
+    with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Give num_attention_heads="):
         HfViTModel.from_pretrained(tmp_path / "vit.pth")
     assert HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4).config.num_attention_heads == 4
 

@@ -211,7 +211,7 @@ def test_text_tower_that_is_not_plain_is_refused(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("rename", "a lone file does not tell how a tower named text"),
+        ("rename", "text tower named text.* are unknown without a configuration"),
         ("scale", r"transformer\.resblocks\.0\.ls_1\.gamma"),
         ("projection", "no text_projection"),
         ("linear projection", r"text_projection\.weight, no text_projection"),
