@@ -109,7 +109,9 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
             "both tokens, not pooler_output. Export an HfViTForImageClassification."
         )
     if config.proj_bias != config.mlp_bias:
-        raise ValueError(f"timm does not support proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
+        raise ValueError(
+            f"timm does not support proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}: both must be equal."
+        )
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
     arguments = {name: vars(config)[field] for name, field in TIMM_ARGUMENTS.items()} | {
         "mlp_ratio": config.intermediate_size / config.hidden_size,

@@ -45,8 +45,8 @@ class Reshaped:
     """The tensor is a source tensor in another shape."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None  # Dimensions of the tensor in the order of the source, if they are permuted
-    back: tuple[int, ...] | None = None  # Shape for `Tensor.reshape` on export
+    order: tuple[int, ...] | None = None  # Dimensions of the tensor in the order of the source, if permuted.
+    back: tuple[int, ...] | None = None  # Shape for `Tensor.reshape` on export.
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ GATED = ((0, "gate"), (1, "up"))  # Halves of a source layer that contains both 
 
 
 def parts(ours: str, theirs: str, names: str) -> KeyMap:
-    """Return the keys of parts of a module.
+    """Return key map entries for the parts of a module.
 
     Args:
         ours: Name of the module in hf_vit; "" is the model itself.
@@ -83,13 +83,19 @@ def parts(ours: str, theirs: str, names: str) -> KeyMap:
 
 
 def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
-    """Return the keys of all blocks: one rule for each of the first `PARTS`, with names relative to `theirs`."""
+    """Return the key map entries of all blocks.
+
+    Args:
+        ours: Name of a block in hf_vit.
+        theirs: Name of a block in the source.
+        rules: One rule for each of the first `PARTS` of a block, with names relative to `theirs`.
+    """
     pairs = zip(PARTS, rules, strict=False)
     return {f"{ours}.{part}": renamed(rule, lambda name: f"{theirs}.{name}") for part, rule in pairs}
 
 
 def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
-    """Return the keys of gated MLPs whose source layer `gate_and_up` contains two projections, the gate first."""
+    """Return the key map entries of gated MLPs whose source layer `gate_and_up` joins two layers, the gate first."""
     halves = {f"encoder.layers.*.mlp.{part}": Rows((f"{mlp}.{gate_and_up}",), i, i + 1, 2) for i, part in GATED}
     return {**halves, "encoder.layers.*.mlp.down": f"{mlp}.{down}"}
 
@@ -222,7 +228,7 @@ def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Ten
             case Reshaped((theirs,), None, tuple(shape)):
                 exported[theirs] = tensor.reshape(shape)
             case _:
-                raise ValueError(f"The format has no place for {name}.")
+                raise ValueError(f"The layout has no tensor for {name}.")
     exported.update({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in parts.items()})
     return exported
 

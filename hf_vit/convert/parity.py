@@ -66,7 +66,7 @@ def open_reference(source: Source) -> Run:
 
 
 def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model of transformers that takes images."""
+    """Runs a model of transformers on images and returns its output tensors by name."""
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
         kwargs["interpolate_pos_encoding"] = True
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
@@ -278,7 +278,8 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
     """Returns all outputs of a model of hf_vit and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    if isinstance(model, HfViTForMaskedImageModeling):  # Its hidden states cover the visible patches only.
+    # With a mask, hidden states cover only the visible patches, so those of the base model without mask are compared.
+    if isinstance(model, HfViTForMaskedImageModeling):
         masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
     if isinstance(model, HfViTForZeroShotImageClassification):

@@ -92,7 +92,7 @@ class CompiledProgram:
         self.run = run
 
     def __call__(self, pixel_values: Tensor) -> Any:
-        """Runs the program."""
+        """Runs the compiled program on images."""
         return self.run(pixel_values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledProgram":

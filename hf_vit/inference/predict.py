@@ -355,7 +355,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
 
 
 def find_stored(path: Path) -> list[Source]:
-    """Lists the images of a parquet file, tar file or table, or of a folder with no image files, with unique names."""
+    """Lists images stored in a parquet file, tar file or table, or in a folder of such files, under unique names."""
     is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
     if path.is_dir():
         is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES for file in files_below(path))

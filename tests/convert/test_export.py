@@ -112,11 +112,11 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
 @pytest.mark.parametrize(
     ("layout", "options", "reason"),
     [
-        ("vit", {"num_register_tokens": 2}, "no place for embeddings.register_tokens"),
+        ("vit", {"num_register_tokens": 2}, "no tensor for embeddings.register_tokens"),
         ("vit", {"pooling": "mean"}, "does not support pooling='mean'"),
         ("vit", {"position_embedding_type": "sincos2d"}, "type='sincos2d' \\(read back as 'learned'"),
-        ("vit", {"key_bias": False}, "no place for .*query_bias"),
-        ("deit", {}, "does not support use_distillation_token=False|no place"),
+        ("vit", {"key_bias": False}, "no tensor for .*query_bias"),
+        ("deit", {}, "does not support use_distillation_token=False|no tensor"),
         (
             "dinov2",
             {"layerscale_value": None, "intermediate_size": 64, "pooling": "cls_mean"},

@@ -28,7 +28,7 @@ KEYS: KeyMap = {
     **parts("attention_pooling", "attn_pool", "mlp.fc1 mlp.fc2"),
     **parts("", "", "pre_norm=norm_pre norm classifier=head distillation_classifier=head_dist"),
 }
-# Changes of the key map for checkpoints that have a certain tensor. Entries that the model does not need are ignored.
+# Changes of the key map, by the source tensor that requires them. Entries that the model does not need are ignored.
 DIALECTS: Mapping[str, KeyMap] = {
     "fc_norm.weight": {"norm": "fc_norm"},
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
@@ -53,7 +53,8 @@ def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
     for name, dialect in DIALECTS.items():
         if name in shapes:
             keys.update(dialect)
-    if config.use_pre_layernorm and "patch_embed.proj.bias" not in shapes:  # hf_vit always has this bias.
+    # The patch embedding of hf_vit always has a bias. If the source has none, it is filled with zeros.
+    if config.use_pre_layernorm and "patch_embed.proj.bias" not in shapes:
         keys["embeddings.patch_embeddings.projection.bias"] = Zeros()
     if has_register_positions(shapes, config.grid_size):
         first = config.num_prefix_positions

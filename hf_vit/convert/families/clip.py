@@ -66,7 +66,10 @@ def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a CLIPVisionConfig or CLIPConfig. `vision_config_dict` of older files has priority."""
+    """Returns the fields of `HfViTConfig` for a CLIPVisionConfig or CLIPConfig.
+
+    In older files, `vision_config_dict` has priority over `vision_config`.
+    """
     if config.get("vision_config_dict") is not None:
         config = {**config, "vision_config": config["vision_config_dict"]}
     if is_classifier(shapes):
@@ -122,7 +125,10 @@ def siglip_text_fields(config: Config) -> dict[str, Any]:
 
 
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a SiglipConfig or SiglipVisionConfig. Classifiers use the mean of the patch tokens."""
+    """Returns the fields of `HfViTConfig` for a SiglipConfig or SiglipVisionConfig.
+
+    Models with a classifier pool the mean of the patch tokens.
+    """
     tower = tower_of(config)
     has_attention = tower.get("vision_use_head", True) and not is_classifier(shapes)
     return {
@@ -134,7 +140,10 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_siglip_2(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a Siglip2Config or Siglip2VisionConfig. Its position table is for a square patch grid."""
+    """Returns the fields of `HfViTConfig` for a Siglip2Config or Siglip2VisionConfig.
+
+    The image size is that of the position table, which is for a square patch grid.
+    """
     fields = configure_siglip(config, shapes)
     return {
         **fields,

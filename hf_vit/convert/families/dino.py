@@ -28,9 +28,10 @@ KEYS_2: KeyMap = {
 
 
 def configure_2(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of a Dinov2Config. Classifiers use the CLS token and the mean of the patch tokens.
+    """Returns the fields of `HfViTConfig` for a Dinov2Config.
 
-    `defaults` are values for fields missing from config.json, if they differ from those of Dinov2Config.
+    Classifiers use the CLS token and the mean of the patch tokens. `defaults` are values for fields missing from
+    config.json, if they differ from those of Dinov2Config.
     """
     fields = transformers_fields(config, shapes, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
@@ -59,7 +60,7 @@ DINOV2_WITH_REGISTERS = replace(
 
 
 def encoder_keys_3(layer: str) -> KeyMap:
-    """Returns the keys of the encoder of DINOv3 without its final norm; `layer` is the source name of a block."""
+    """Returns the key map entries of DINOv3's encoder without its final norm; `layer` is the source name of blocks."""
     qkv = join_qkv("attention.")
     rules = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
     return {
@@ -78,7 +79,7 @@ DEFAULTS_3 = given_fields(
 
 
 def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of a DINOv3ViTConfig.
+    """Returns the fields of `HfViTConfig` for a DINOv3ViTConfig.
 
     `defaults` are values for fields missing from config.json, if they differ from those of DINOv3ViTConfig.
     """
@@ -131,14 +132,14 @@ def head_fields(config: Config) -> dict[str, Any]:
 
 
 def configure_eomt(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of an EomtConfig, whose prefix tokens have no position embeddings."""
+    """Returns the fields of `HfViTConfig` for an EomtConfig, whose prefix tokens have no position embeddings."""
     # Positions are resampled as in its backbone, DINOv2 with registers.
     constants = {"prefix_has_position": False, "position_antialias": True}
     return {**configure_2(config, shapes, **LARGE, patch_size=16, **constants), **head_fields(config)}
 
 
 def configure_eomt_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of an EomtDinov3Config, whose `rope_theta` is nested in `rope_parameters`."""
+    """Returns the fields of `HfViTConfig` for an EomtDinov3Config, with `rope_theta` from `rope_parameters`."""
     return {
         **configure_3(config, shapes, **LARGE, intermediate_size=4096, layer_norm_eps=1e-6),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
@@ -153,7 +154,7 @@ EOMT = Family(
     adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
     configure=configure_eomt,
     dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
-    fixed={"hidden_act": "gelu"},  # Also applies to the head, which supports only GELU in hf_vit.
+    fixed={"hidden_act": "gelu"},  # hidden_act also applies to the head, which supports only GELU in hf_vit.
     outputs="hidden states, classes and masks of the queries",
 )
 EOMT_DINOV3 = replace(

@@ -43,7 +43,7 @@ configure_encoder = partial(
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DPTConfig. Its outputs are numbered by block from 0 and not normalized."""
+    """Returns the fields of `HfViTConfig` for a DPTConfig, which numbers the blocks used by the head from 0."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),
@@ -58,7 +58,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_depth_anything(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DepthAnythingConfig and its nested Dinov2Config."""
+    """Returns the fields of `HfViTConfig` for a DepthAnythingConfig and its nested Dinov2Config."""
     theirs = config.get("backbone_config") or BACKBONE
     check_backbone(theirs, "Depth Anything", "dinov2")
     kind, max_depth = config.get("depth_estimation_type", "relative"), config.get("max_depth")

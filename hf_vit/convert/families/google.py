@@ -23,18 +23,18 @@ def from_heads(*kernels: Tensor) -> Tensor:
 
 
 def norm(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of a LayerNorm."""
+    """Returns the key map entries of a LayerNorm."""
     return {f"{ours}.weight": f"{theirs}/scale", f"{ours}.bias": f"{theirs}/bias"}
 
 
 def linear(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of a linear layer, whose kernel is (in, out) or (heads, head size, out)."""
+    """Returns the key map entries of a linear layer, whose kernel is (in, out) or (heads, head size, out)."""
     weight = Made((f"{theirs}/kernel",), lambda kernel: kernel.flatten(0, -2).T)
     return {f"{ours}.weight": weight, f"{ours}.bias": f"{theirs}/bias"}
 
 
 def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
-    """Returns the keys of a projection to all heads, which joins the projections `parts` of the source."""
+    """Returns the key map entries of a projection to all heads, which joins the projections `parts` of the source."""
     return {
         f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
         for leaf, name in (("weight", "kernel"), ("bias", "bias"))
@@ -42,7 +42,7 @@ def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
 
 
 def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
-    """Returns the keys of a block, given the numbers in the source names of its attention, second norm and MLP."""
+    """Returns the key map entries of a block, given the numbers in the source names of attention, norm 2 and MLP."""
     ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
     attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
     return {
@@ -84,7 +84,10 @@ BIG_VISION_KEYS: KeyMap = {
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` inferred from shapes. `given` contains the image size if not square."""
+    """Returns the fields of `HfViTConfig`, inferred from shapes.
+
+    If the position table is not for a square image, `given` must contain `image_size`.
+    """
     if "conv_root/kernel" in shapes:
         raise ValueError(
             "The file is a hybrid model, which is not supported: a ResNet comes before the blocks (conv_root/kernel). "

@@ -81,7 +81,10 @@ def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a LwDetrConfig and its backbone, at the image size of the image processor."""
+    """Returns the fields of `HfViTConfig` for a LwDetrConfig and its backbone.
+
+    The image size is that of the image processor.
+    """
     backbone = config.get("backbone_config") or LwDetrConfig().backbone_config.to_dict()
     check_backbone(backbone, "LW-DETR", "lw_detr_vit")
     size = config.get("image_processor", {}).get("size") or {}

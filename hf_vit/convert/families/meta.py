@@ -74,7 +74,11 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of DINO, DeiT, MAE or DINOv2; raises `ValueError` if the architecture is ambiguous."""
+    """Returns the fields of `HfViTConfig` for DINO, DeiT, MAE or DINOv2.
+
+    Raises:
+        ValueError: if several architectures have tensors of these names.
+    """
     signs = [name for name in NEEDS_NAME if name in shapes]
     signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
     if signs:
@@ -124,7 +128,7 @@ def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of DINOv3."""
+    """Returns the fields of `HfViTConfig` for DINOv3."""
     rotary = {"position_embedding_type": "rotary", "rope_coordinates": "centered", "rope_theta": 100.0}
     return {**fields_of(given, shapes, DINOV3_HEADS), **rotary, "layer_norm_eps": 1e-5}
 

@@ -23,7 +23,7 @@ BLOCK = (
 
 
 def blocks(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of the blocks of a tower, with prefix `ours` in hf_vit and `theirs` in the source."""
+    """Returns the key map entries of the blocks of a tower. Its names have a prefix in hf_vit and in the source."""
     return parts(f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*", BLOCK)
 
 
@@ -37,7 +37,7 @@ KEYS: KeyMap = {
 
 
 def text_keys(prefix: str) -> KeyMap:
-    """Returns the keys of the text tower, whose source names have a `prefix`, and of the contrastive head."""
+    """Returns the key map entries of the contrastive head and the text tower, whose source names have a `prefix`."""
     return {
         "text_model.token_embedding": f"{prefix}token_embedding",
         "text_model.position_embedding.weight": f"{prefix}positional_embedding",
@@ -98,7 +98,7 @@ HEADS = {1280: 16, 1408: 16, 1664: 16}
 
 
 def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | None = None) -> dict[str, Any]:
-    """Returns the fields of the image tower, inferred from shapes and user arguments.
+    """Returns the fields of `HfViTConfig` for the image tower, inferred from shapes and user arguments.
 
     Args:
         hidden_act: Activation of the MLPs.
@@ -121,7 +121,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
 
 
 def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields that describe the blocks of a tower, whose tensor names have a `prefix`."""
+    """Returns the configuration fields for the blocks of a tower, whose tensor names have a `prefix`."""
     block = f"{prefix}transformer.resblocks."
     numbers = {name.removeprefix(block).partition(".")[0] for name in shapes if name.startswith(block)}
     return {
@@ -232,7 +232,7 @@ def check_image_tower(tower: Config, fixed: Mapping[str, Any], known: str) -> No
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a CLIP file without configuration; `given` must contain the activation."""
+    """Returns the fields of `HfViTConfig` for a CLIP file without configuration; `given` must have `hidden_act`."""
     if "hidden_act" not in given:
         raise ValueError(
             "The activation of a CLIP file is unknown without a configuration. Give hidden_act: 'quick_gelu' for "
@@ -245,7 +245,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields for an open_clip_config.json, after checking its sizes against the weights."""
+    """Returns the fields of `HfViTConfig` for an open_clip_config.json. Its sizes must match those of the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
     check_image_tower(tower, FIXED, KNOWN)
@@ -281,7 +281,7 @@ def check_sizes(tower: Config, fields: Mapping[str, Any]) -> None:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the keys of the text tower, if it is converted."""
+    """Returns the key map entries of the text tower, if it is converted."""
     return {} if ours.text_config is None else text_keys(text_prefix(shapes))
 
 
@@ -356,7 +356,10 @@ def refuse_siglip_texts(config: Config, shapes: Shapes) -> str:
 
 
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields for an open_clip_config.json with an image tower of timm and, if supported, a text tower."""
+    """Returns the fields of `HfViTConfig` for an open_clip_config.json whose image tower is a SigLIP model of timm.
+
+    The text tower is included if it is supported.
+    """
     model = config["model_cfg"]
     vision, text = model["vision_cfg"], {**TEXT_DEFAULTS, **model.get("text_cfg", {})}
     check_image_tower({**SIGLIP_LEFT_OUT, **vision}, SIGLIP_FIXED, SIGLIP_KNOWN)

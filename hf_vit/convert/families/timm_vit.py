@@ -69,14 +69,13 @@ COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
 HEAD_SIZES = ((r"test_vit\d?", 32), (r"vit_7b_.*", 128))
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
-# Arguments of timm models (`model_args`). `ARGUMENTS`: written by an export, with the field of `HfViTConfig`.
-# `RENAMED_ARGUMENTS`: read, with the field. `TOLD_ARGUMENTS`: ignored, as tensors contain the same information or they
-# are used in training only.
+# Arguments of timm models that an export writes, and the corresponding fields of `HfViTConfig`
 ARGUMENTS = (
     "img_size=image_size patch_size in_chans=num_channels embed_dim=hidden_size depth=num_hidden_layers "
     "num_heads=num_attention_heads qkv_bias proj_bias qk_norm=use_qk_norm init_values=layerscale_value "
     "class_token=use_cls_token reg_tokens=num_register_tokens fc_norm=norm_after_pooling"
 )
+# Arguments of timm models that are read, and the corresponding fields of `HfViTConfig`
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",
@@ -85,6 +84,7 @@ RENAMED_ARGUMENTS = {
     "rope_temperature": "rope_theta",
     "ref_feat_shape": "rope_grid_size",
 }
+# Arguments of timm models that are ignored: they can be inferred from tensors, or are used in training only
 # fmt: off
 TOLD_ARGUMENTS = (
     "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",

@@ -30,7 +30,7 @@ PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a ViTConfig, including the objective if there is a pixel decoder."""
+    """Returns the fields of `HfViTConfig` for a ViTConfig, including the objective if there is a pixel decoder."""
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
@@ -117,13 +117,13 @@ def without_cls(positions: Tensor) -> Tensor:
 
 
 def adapt_mae(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the keys of the decoder's blocks."""
+    """Returns the key map entries of the blocks of MAE's decoder."""
     (theirs,) = [name for name in MAE_BLOCKS if f"{name}.0.layernorm_before.weight" in shapes] or MAE_BLOCKS[:1]
     return block_keys(f"{MAE_HEAD}.layers.*", f"{theirs}.*", BLOCK)
 
 
 def configure_mae(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a ViTMAEConfig."""
+    """Returns the fields of `HfViTConfig` for a ViTMAEConfig."""
     options = given_fields(config, HfViTMaskedImageModelingConfig.options_of("mae"), norm_pix_loss=False)
     ratio = config.get("mask_ratio", 0.75)
     if 0 < ratio < 1:  # A ratio of 0 is set for feature extraction; it is not a training option.
@@ -173,7 +173,7 @@ def adapt_yolos(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def configure_yolos(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a YolosConfig."""
+    """Returns the fields of `HfViTConfig` for a YolosConfig."""
     return {
         **transformers_fields(config, shapes, image_size=[512, 864], layer_norm_eps=1e-12),
         "detection_config": {

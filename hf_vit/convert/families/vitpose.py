@@ -35,7 +35,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a VitPoseConfig or VitPoseBackboneConfig."""
+    """Returns the fields of `HfViTConfig` for a VitPoseConfig or VitPoseBackboneConfig."""
     backbone = config.get("backbone_config", config)
     check_backbone(config.get("backbone_config", {}), "ViTPose", "vitpose_backbone")
     fields = architecture_fields(backbone, image_size=[256, 192], patch_size=[16, 16], layer_norm_eps=1e-12)

@@ -76,17 +76,17 @@ def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
         scores = 1 / (1 + np.exp(-logits)) if several else np.exp(logits - logits.max())
         scores = scores if several else scores / scores.sum()
         return {LABELS[str(number)]: round(float(scores[number]), 6) for number in np.argsort(-scores)[:MOST]}
-    if "probabilities" in outputs:  # of objects
+    if "probabilities" in outputs:  # Object detection
         scores, boxes = outputs["probabilities"][0], outputs["pred_boxes"][0]
         best = np.argsort(-scores.max(axis=1))[:MOST]
         found = [(LABELS[str(scores[i].argmax())], float(scores[i].max()), boxes[i].tolist()) for i in best]
         return {"label, score, box as center and size relative to the image": found}
-    if "heatmaps" in outputs:  # of keypoints
+    if "heatmaps" in outputs:  # Keypoint detection
         maps = outputs["heatmaps"][0]
         places = [np.unravel_index(one.argmax(), one.shape) for one in maps]
         points = {LABELS[str(k)]: (int(x), int(y), float(maps[k].max())) for k, (y, x) in enumerate(places)}
         return {f"x, y on heatmaps of {maps.shape[2]}x{maps.shape[1]}, and score": points}
-    if "class_queries_logits" in outputs:  # of segments; the last class stands for none
+    if "class_queries_logits" in outputs:  # Universal segmentation; the last class means "no segment".
         logits = outputs["class_queries_logits"][0].astype(np.float64)
         scores = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))[:, :-1]
         best = np.argsort(-scores.max(axis=1))[:MOST]
