@@ -1,4 +1,4 @@
-"""Published checkpoints of other libraries: in, checked, and out again."""
+"""Conversion of checkpoints of other libraries: import, comparison with the source, and export."""
 
 from .export import LAYOUTS, export_checkpoint
 from .families import list_families

@@ -1,4 +1,4 @@
-"""Our models and image processors as checkpoints of other libraries."""
+"""Export of hf_vit models and image processors as checkpoints of other libraries."""
 
 import json
 import os
@@ -26,7 +26,8 @@ from .key_map import export_weights, parts, strip_prefix
 
 
 Weights = Mapping[str, Tensor]
-# What timm's plain class has no argument for, or, for the norm before the blocks, no bias in the patches
+# Required field values: timm's VisionTransformer has no argument for other values. With a norm before the blocks, its
+# patch embedding has no bias.
 REQUIRED_BY_TIMM = {"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True}
 REQUIRED_WITH_DISTILLATION = {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}
 TIMM_ARGUMENTS = {name: str(field) for name, field in parts("", "", ARGUMENTS).items()}
@@ -34,8 +35,8 @@ TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
 RESAMPLING = ("position_interpolation", "position_antialias", "position_interpolation_offset")
-# Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
-# out, and that no layout holds.
+# Fields that no layout can store and whose loss is accepted: they affect neither the outputs at the native image size
+# nor inference, or belong to heads that are not exported.
 NOT_CARRIED = {
     *TASK_CONFIGS,
     *RESAMPLING,
@@ -45,7 +46,7 @@ NOT_CARRIED = {
 }
 
 
-# Layouts to export to, and the families that read them back
+# Export layouts, and the families that read them back
 LAYOUTS: Mapping[str, Family] = {
     "vit": VIT,
     "deit": DEIT,
@@ -53,7 +54,7 @@ LAYOUTS: Mapping[str, Family] = {
     "dinov2_with_registers": DINOV2_WITH_REGISTERS,
     "timm": TIMM,
 }
-# The classes of transformers: the model and the classifier
+# Model class and classifier class of transformers for each layout
 CLASSES = {
     "vit": ("ViTModel", "ViTForImageClassification"),
     "deit": ("DeiTModel", "DeiTForImageClassificationWithTeacher"),
@@ -63,7 +64,7 @@ CLASSES = {
 
 
 def transformers_config(layout: str, config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Return the config.json of a layout of transformers; raise `ValueError` if its classes fail with the sizes."""
+    """Return config.json for a layout of transformers; raise `ValueError` if its classes do not support the sizes."""
     fields = given_fields(config.to_dict(), (*VIT_FIELDS, *LABELS))
     if layout.startswith("dinov2"):
         fields = dinov2_fields(config, fields)
@@ -73,20 +74,20 @@ def transformers_config(layout: str, config: HfViTConfig, is_classifier: bool) -
 
 
 def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a Dinov2Config, given those that it shares with ViTConfig."""
+    """Return the fields of a Dinov2Config, given the fields that it shares with ViTConfig."""
     for name in ("image_size", "patch_size"):
         height, width = to_pair(vars(config)[name])
         if height != width:
             raise ValueError(
-                f"The DINOv2 classes of transformers fail with {name}={vars(config)[name]}, which is not square. "
-                f"Export another layout, or load the model with {name}={width} first, which resamples its weights."
+                f"The DINOv2 classes of transformers do not support {name}={vars(config)[name]}, which is not square. "
+                f"Export to another layout, or load the model with {name}={width} first, which resamples its weights."
             )
-    # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
+    # Dinov2Config reduces the width of a SwiGLU MLP to two thirds, rounded up to a multiple of 8.
     factor = 1.5 if config.use_gated_mlp else 1
     fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
     return {
         **fields,
-        # Dinov2Config takes the activation of the plain MLP only.
+        # In a Dinov2Config, hidden_act applies to the plain MLP only.
         "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
         "use_swiglu_ffn": config.use_gated_mlp,
         "layerscale_value": config.layerscale_value,
@@ -96,19 +97,21 @@ def dinov2_fields(config: HfViTConfig, fields: dict[str, Any]) -> dict[str, Any]
 
 
 def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns timm's config.json of a model of its plain class, with every argument given."""
+    """Return timm's config.json for its VisionTransformer class, with all arguments explicit."""
     of_distilled = REQUIRED_WITH_DISTILLATION if config.use_distillation_token else {}
     for required, condition in ((REQUIRED_BY_TIMM, ""), (of_distilled, " with use_distillation_token=True")):
         for name, value in required.items():
             if vars(config)[name] != value:
-                raise ValueError(f"timm cannot express {name}={vars(config)[name]!r}{condition}, only {value!r}.")
+                raise ValueError(f"timm does not support {name}={vars(config)[name]!r}{condition}, only {value!r}.")
     if config.use_distillation_token and not is_classifier:
         raise ValueError(
-            "timm cannot express use_distillation_token=True without classifiers: its output is then the mean of both "
-            "tokens, not pooler_output. Export an HfViTForImageClassification."
+            "timm does not support use_distillation_token=True without classifiers: its output is then the mean of "
+            "both tokens, not pooler_output. Export an HfViTForImageClassification."
         )
     if config.proj_bias != config.mlp_bias:
-        raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
+        raise ValueError(
+            f"timm does not support proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}: both must be equal."
+        )
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
     arguments = {name: vars(config)[field] for name, field in TIMM_ARGUMENTS.items()} | {
         "mlp_ratio": config.intermediate_size / config.hidden_size,
@@ -130,7 +133,7 @@ def timm_config(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
 
 
 def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
-    """Adds zeros as positions of the registers, which timm has where CLS has a position."""
+    """Return weights with zero position embeddings for the registers, which timm requires if CLS has a position."""
     first = config.num_prefix_positions
     if first == 0 or config.num_register_tokens == 0:
         return weights
@@ -140,14 +143,14 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
-    """Returns the options of the same image processing in the file of another library.
+    """Return the image processor options in the file format of another library.
 
     Args:
-        image_processor: One of ours.
-        layout: "timm" for its `pretrained_cfg`, else preprocessor_config.json of transformers.
+        image_processor: Image processor of hf_vit.
+        layout: "timm" for timm's `pretrained_cfg`, any other layout for preprocessor_config.json of transformers.
 
     Raises:
-        ValueError: if that library cannot do the same.
+        ValueError: If that library does not support an option.
     """
     options = image_processor.to_dict()
     exported = timm_options(options) if layout == "timm" else transformers_options(options)
@@ -156,20 +159,23 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
     ignored = {"crop_rounding", "do_convert_rgb", "image_processor_type", "auto_map"}
     lost = sorted(name for name in options.keys() - ignored if options[name] != back.get(name))
     if lost:
-        described = ", ".join(f"{name}={options[name]!r} (there {back.get(name)!r})" for name in lost)
-        raise ValueError(f"The image processor does not fit the layout {layout!r}: {described}. Leave it out.")
+        described = ", ".join(f"{name}={options[name]!r} (read back as {back.get(name)!r})" for name in lost)
+        raise ValueError(
+            f"The layout {layout!r} does not support these image processor options: {described}. Export the model "
+            "without its image processor."
+        )
     return exported
 
 
 def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
+    """Return preprocessor_config.json: `ViTImageProcessor` only resizes, `BitImageProcessor` (DINOv2) also crops."""
     kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
     shared = {name: options[name] for name in SHARED if options.get(name) is not None}
     return {"image_processor_type": kind, **shared}
 
 
 def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns `pretrained_cfg`: the center crop of an image, and the size of the image before it."""
+    """Return timm's `pretrained_cfg`, whose `crop_pct` is the ratio of the center crop to the resized image."""
     size = options["size"]
     crop = options["crop_size"] if options.get("do_center_crop") else size
     edge = crop.get("height", size.get("shortest_edge"))
@@ -190,23 +196,23 @@ def export_checkpoint(
     layout: str,
     image_processor: BaseImageProcessor | None = None,
 ) -> None:
-    """Saves a model in the layout of another library, which opens it without us; the weights stay bit by bit.
+    """Save a model in the layout of another library, which loads it without hf_vit. Weights are kept bit for bit.
 
     Args:
-        model: `HfViTModel` or `HfViTForImageClassification`. A mask token for which the layout has no place is left
-            out, with a warning.
+        model: `HfViTModel` or `HfViTForImageClassification`. If the layout has no mask token, that of the model is
+            dropped with a warning.
         save_directory: New or empty folder.
         layout: "vit", "deit", "dinov2" or "dinov2_with_registers" of transformers, or "timm".
-        image_processor: Goes along, where the layout can express it.
+        image_processor: Image processor to save with the model.
 
     Raises:
-        ValueError: if there is no such layout, if it cannot express the model or the image processor, or the folder
-            holds something.
+        ValueError: If the layout is unknown, does not support the model or the image processor, or the folder is not
+            empty.
     """
     if layout not in LAYOUTS:
-        raise ValueError(f"There is no layout {layout!r} to export to. Choose one of {', '.join(LAYOUTS)}.")
+        raise ValueError(f"Unknown export layout {layout!r}. Choose one of {', '.join(LAYOUTS)}.")
     if not isinstance(model, HfViTModel | HfViTForImageClassification):
-        raise ValueError(f"{type(model).__name__} has no counterpart there. Export its backbone: model.base_model.")
+        raise ValueError(f"{type(model).__name__} cannot be exported. Export its backbone, model.base_model, instead.")
     is_classifier = isinstance(model, HfViTForImageClassification)
     own, weights = without_mask_token(model, layout)
     config = timm_config(own, is_classifier) if layout == "timm" else transformers_config(layout, own, is_classifier)
@@ -226,11 +232,11 @@ def export_checkpoint(
 
 
 def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTConfig, dict[str, Tensor]]:
-    """Returns configuration and weights of a model, without a mask token for which a layout has no place."""
+    """Return configuration and weights of a model, without the mask token if the layout has none."""
     config: HfViTConfig = model.config
     if layout.startswith("dinov2") or not config.use_mask_token:
         return config, model.state_dict()
-    logger.warning(f"The layout {layout!r} has no mask token: it is left out. Only bool_masked_pos uses it.")
+    logger.warning(f"The layout {layout!r} has no mask token, so it is dropped. Only bool_masked_pos uses it.")
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mask_token")}
     return HfViTConfig.from_dict({**config.to_dict(), "use_mask_token": False}), weights
 
@@ -238,7 +244,7 @@ def without_mask_token(model: HfViTPreTrainedModel, layout: str) -> tuple[HfViTC
 def rename(
     model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], layout: str
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model under the names of a layout; `ValueError` if it has no place for one of them."""
+    """Return the weights under the names of a layout; raise `ValueError` if the layout has no place for a tensor."""
     family = LAYOUTS[layout]
     keys = {**family.keys, **({"norm": "fc_norm"} if config.norm_after_pooling and layout == "timm" else {})}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -247,8 +253,8 @@ def rename(
     try:
         exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
     except ValueError as error:
-        raise ValueError(f"{type(model).__name__} does not fit the layout {layout!r}: {error}") from error
-    prefix = "".join(family.prefixes) if heads else ""  # of the base model in a model with a classifier
+        raise ValueError(f"The layout {layout!r} does not support {type(model).__name__}: {error}") from error
+    prefix = "".join(family.prefixes) if heads else ""  # Models with a classifier prefix the names of the base model.
     completed = complete_timm(config, exported) if layout == "timm" else exported
     named = {prefix + name: tensor for name, tensor in completed.items()}
     return {**named, **exported_heads}
@@ -257,7 +263,10 @@ def rename(
 def check_expressible(
     config: HfViTConfig, exported: Mapping[str, Any], weights: Mapping[str, Tensor], layout: str, is_classifier: bool
 ) -> None:
-    """Raises `ValueError` unless the exported configuration reads back as ours; warns of what gets lost."""
+    """Raise `ValueError` if the exported configuration does not convert back to the original one.
+
+    Log a warning if only the resampling of position embeddings differs.
+    """
     family = LAYOUTS[layout]
     shapes = {strip_prefix(name, family.prefixes): tuple(tensor.shape) for name, tensor in weights.items()}
     read = HfViTConfig(**family.configure(exported, shapes))
@@ -267,22 +276,22 @@ def check_expressible(
         changed.discard("id2label")
     if lost := sorted(changed - NOT_CARRIED):
         ours, theirs = config.to_dict(), read.to_dict()
-        described = ", ".join(f"{name}={ours.get(name)!r} (there {theirs.get(name)!r})" for name in lost)
-        raise ValueError(f"The layout {layout!r} cannot express {described}.")
+        described = ", ".join(f"{name}={ours.get(name)!r} (read back as {theirs.get(name)!r})" for name in lost)
+        raise ValueError(f"The layout {layout!r} does not support {described}.")
     if resampled := sorted(name for name in changed if name in RESAMPLING):
         logger.warning(
-            f"At other image sizes than {config.image_size} the outputs of the exported model differ: it resamples "
-            f"positions in another way ({', '.join(f'{name}={back[name]}' for name in resampled)})."
+            f"At image sizes other than {config.image_size}, the exported model has different outputs: it resamples "
+            f"position embeddings differently ({', '.join(f'{name}={back[name]}' for name in resampled)})."
         )
 
 
 def comparable(config: HfViTConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration in one form, for those that can say the same in several ways."""
+    """Return the fields of a configuration in a normalized form, so that equivalent configurations compare equal."""
     return {
         **config.to_dict(),
         "image_size": to_pair(config.image_size),
         "patch_size": to_pair(config.patch_size),
-        # What LayerScale starts from means nothing once it is trained.
+        # The initial value of LayerScale has no meaning after training; only its presence matters.
         "layerscale_value": config.layerscale_value is not None,
         "prefix_has_position": config.num_prefix_positions > 0,
     }

@@ -1,4 +1,4 @@
-"""The image processor that belongs to a published checkpoint, as keyword arguments of `HfViTImageProcessor`."""
+"""Conversion of the image processors of other libraries to keyword arguments of `HfViTImageProcessor`."""
 
 import math
 import re
@@ -24,7 +24,7 @@ OPENAI: Options = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-# What every class of transformers does with keys that its file and the class leave out
+# Values that image processors of transformers use for keys missing from both the file and the class defaults
 SHARED_DEFAULTS: Options = {
     "do_resize": True,
     "resample": BILINEAR,
@@ -33,20 +33,21 @@ SHARED_DEFAULTS: Options = {
     "rescale_factor": 1 / 255,
     "do_normalize": True,
 }
-# Options by the same names and with the same meaning there and here; files that we exported have `num_channels`.
+# Options with the same name and meaning in transformers and hf_vit. Only files exported by hf_vit have `num_channels`.
 SHARED = (*SHARED_DEFAULTS, "size", "crop_size", "image_mean", "image_std", "num_channels")
-# `default_to_square` says what an int `size` means: a square, or the shortest edge.
+# `default_to_square` selects the meaning of an integer `size`: a square, or the shortest edge.
 HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
-# Keys that leave the pixels of an image as they are
+# Keys that do not affect the pixels of an image
 WITHOUT_EFFECT = re.compile(
     "image_processor_type|feature_extractor_type|_?processor_class|_valid_processor_keys|_valid_kwargs_names|"
     "(input_)?data_format|return_tensors|device|disable_grouping|(do_)?reduce_labels|ignore_index|format|"
     "do_convert_annotations"
 )
 ADVICE = (
-    "Give the options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+    "Create an image processor with similar options instead: HfViTImageProcessor(size=..., image_mean=..., "
+    "image_std=...)."
 )
-# The classes that are known, by their names without ending, and the model types whose files may name no class
+# Supported image processor classes, by their name without suffix, and the model types that use each class
 MODEL_TYPES = {
     "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
     "DeiT": ("deit",),
@@ -62,11 +63,11 @@ MODEL_TYPES = {
     "DeformableDetr": ("lw_detr",),
     "Yolos": ("yolos",),
 }
-# How logits are read that come without probabilities
+# Activation that converts the class logits of detection models to probabilities, by image processor class
 CLASS_SCORES = {"DeformableDetr": "sigmoid", "Yolos": "softmax"}
 MODEL_CLASSES = {model_type: name for name, model_types in MODEL_TYPES.items() for model_type in model_types}
 
-# What timm does with keys that its file leaves out
+# Values that timm uses for keys missing from its config.json
 TIMM_DEFAULTS: Options = {
     "input_size": (3, 224, 224),
     "interpolation": "bicubic",
@@ -76,7 +77,7 @@ TIMM_DEFAULTS: Options = {
     "std": IMAGENET["image_std"],
 }
 
-# What OpenCLIP does with keys that its file leaves out
+# Values that OpenCLIP uses for keys missing from its configuration file
 OPEN_CLIP_DEFAULTS: Options = {
     "mean": OPENAI["image_mean"],
     "std": OPENAI["image_std"],
@@ -84,13 +85,14 @@ OPEN_CLIP_DEFAULTS: Options = {
     "resize_mode": "shortest",
 }
 
-# How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
-# the exact size), filter, colors. All crop by torchvision.
-# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; at 224 pixels the same as in the code
-# of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose files look alike
+# Evaluation transforms of the original code, for weights without image processor options: ratio of the center crop to
+# the resized edge (`None` resizes to the exact size without crop), resampling filter, mean and standard deviation.
+# All crops follow torchvision.
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py. At 224 pixels, it is equal to the code
+# of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose weights have the same tensor names.
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
-# JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py, whose files timm evaluates in
-# another way (bicubic, crop 0.9)
+# JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py. timm evaluates the same
+# weights with other options (bicubic, crop 0.9).
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
@@ -99,14 +101,14 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
 
 
 def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
-    """Returns our options for the file of another library's image processor.
+    """Returns options of `HfViTImageProcessor` for the image processor file of another library.
 
     Args:
-        content: preprocessor_config.json of transformers, or config.json of timm.
-        model_type: `model_type` of the checkpoint, which decides where the former does not name its class.
+        content: Content of preprocessor_config.json of transformers, or of config.json of timm.
+        model_type: `model_type` of the checkpoint; selects the class if preprocessor_config.json does not name it.
 
     Raises:
-        ValueError: as `image_processor_options` and `timm_image_processor_options`.
+        ValueError: if the image processor is not supported.
     """
     if "pretrained_cfg" in content:
         return timm_image_processor_options(content["pretrained_cfg"])
@@ -114,13 +116,19 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 
 
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
-    """Returns our options for the image processor of a checkpoint of transformers, by its preprocessor_config.json.
+    """Returns options of `HfViTImageProcessor` for a preprocessor_config.json of transformers.
 
-    Pixels are within one gray level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
-    original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
-    aspect ratio bounds only the number of patches: here images become the square of as many. Models of YOLOS see the
-    padding of a batch there, and do not here. The `model_type` of the checkpoint decides where the file does not name
-    its class. `ValueError` if the class is not known, or a key would change pixels in a way that ours cannot.
+    Resulting pixels differ from those of transformers by at most one gray level, except for fewer than 0.2 % of them,
+    where bicubic resampling overshoots and the original resizes in another order. DINOv3 resizes floats, which are
+    not rounded to whole gray levels. SigLIP 2 for any aspect ratio limits only the number of patches: here images are
+    resized to a square with that number. YOLOS models of transformers attend to batch padding; those of hf_vit do not.
+
+    Args:
+        preprocessor_config: Content of preprocessor_config.json.
+        model_type: `model_type` of the checkpoint; selects the class if the file does not name it.
+
+    Raises:
+        ValueError: if the class is unknown, or an option is not supported.
     """
     name = _class_name(preprocessor_config, model_type)
     options = {**class_defaults(name), **_with_effect(preprocessor_config)}
@@ -129,7 +137,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         options["size"] = {"height": side, "width": side}
     if name == "VitPose":
         options["do_affine_crop"] = options.pop("do_affine_transform")
-        if options["normalize_factor"] == 200:  # by which it divides and multiplies
+        if options["normalize_factor"] == 200:  # The default is divided out again and does not affect pixels.
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
@@ -138,14 +146,14 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     foreign = {key: value for key, value in options.items() if key not in HONORED and value is not False}
     if foreign:
         raise ValueError(
-            f"The image processor {name}ImageProcessor of this checkpoint has options that HfViTImageProcessor cannot "
-            f"honor: {foreign}. {ADVICE}"
+            f"The image processor {name}ImageProcessor of this checkpoint has options that HfViTImageProcessor does "
+            f"not support: {foreign}. {ADVICE}"
         )
     is_square, crop_size = options.pop("default_to_square"), options.pop("crop_size", None)
     options["size"] = dict(to_size_dict(options["size"], "size", default_to_square=is_square) or {})
     if options["do_center_crop"] and crop_size is not None:
         options["crop_size"] = dict(to_size_dict(crop_size, "crop_size", forms=EXACT_KEYS) or {})
-    # Ours converts images to three channels if it has three channels, and only then.
+    # Values that describe the default behavior. HfViTImageProcessor converts images to RGB if num_channels is 3.
     neutral = {"keep_aspect_ratio": False, "ensure_multiple_of": 1, "do_convert_rgb": True}
     honored = {key: options[key] for key in options if key in HONORED and options[key] != neutral.get(key)}
     scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
@@ -153,8 +161,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
 
 def class_defaults(name: str) -> Options:
-    """Returns what an image processor of transformers does with keys that its file leaves out, by the class."""
-    if name == "DINOv3ViT":  # which needs torchvision there
+    """Returns the default options of an image processor class of transformers."""
+    if name == "DINOv3ViT":  # Written out, because the class of transformers needs torchvision.
         return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
     options = _with_effect(original().to_dict())
@@ -167,9 +175,15 @@ def _with_effect(options: Mapping[str, Any]) -> Options:
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
-    """Returns our options for timm's evaluation transform of a checkpoint, by `pretrained_cfg` of its config.json.
+    """Returns options of `HfViTImageProcessor` for timm's evaluation transform.
 
-    `ValueError` if it resizes in a way that ours cannot. Source: timm.data.resolve_data_config and create_transform.
+    Source: timm.data.resolve_data_config and create_transform.
+
+    Args:
+        pretrained_cfg: `pretrained_cfg` of timm's config.json.
+
+    Raises:
+        ValueError: if its crop mode or interpolation is not supported.
     """
     config = TIMM_DEFAULTS | {name: value for name, value in pretrained_cfg.items() if value is not None}
     (num_channels, height, width), crop_mode = config["input_size"], config["crop_mode"]
@@ -178,13 +192,13 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
         scaled = {"shortest_edge": scaled["height"]}
     elif crop_mode != "squash":
         raise ValueError(
-            f"crop_mode={crop_mode!r} with input_size={(num_channels, height, width)} has no counterpart: known are "
+            f"crop_mode={crop_mode!r} with input_size={(num_channels, height, width)} is not supported. Supported are "
             f"'squash', and 'center' for square images. {ADVICE}"
         )
     interpolation = config["interpolation"].upper()
     if interpolation not in PILImageResampling.__members__:
         known = ", ".join(name.lower() for name in PILImageResampling.__members__)
-        raise ValueError(f"interpolation={config['interpolation']!r} is not known. Known are: {known}.")
+        raise ValueError(f"interpolation={config['interpolation']!r} is unknown. It must be one of {known}.")
     return {
         "num_channels": num_channels,
         **_cropped(scaled, height, width),
@@ -195,15 +209,21 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
 
 
 def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_size: Size) -> Options:
-    """Returns our options for OpenCLIP's evaluation transform, by `preprocess_cfg` of open_clip_config.json.
+    """Returns options of `HfViTImageProcessor` for OpenCLIP's evaluation transform.
 
-    `ValueError` if it resizes in a way that ours cannot.
     Source: https://github.com/mlfoundations/open_clip, src/open_clip/transform.py.
+
+    Args:
+        preprocess_cfg: `preprocess_cfg` of open_clip_config.json.
+        image_size: Height and width of the model's input in pixels.
+
+    Raises:
+        ValueError: if its resize mode is not supported.
     """
     config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
     if config["resize_mode"] not in ("shortest", "squash"):
         raise ValueError(
-            f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. {ADVICE}"
+            f"resize_mode={config['resize_mode']!r} is not supported, only 'shortest' and 'squash' are. {ADVICE}"
         )
     options = original_image_processor_options("clip", image_size) | {
         "resample": BILINEAR if config["interpolation"] == "bilinear" else BICUBIC,
@@ -214,7 +234,12 @@ def open_clip_image_processor_options(preprocess_cfg: Mapping[str, Any], image_s
 
 
 def original_image_processor_options(family: str, image_size: Size = 224) -> Options:
-    """Returns our options for weights that come without any, as `family` of `ORIGINALS` evaluates them."""
+    """Returns options of `HfViTImageProcessor` for weights without options, as in the original code of a family.
+
+    Args:
+        family: Key of `ORIGINALS`.
+        image_size: Height and width of the model's input in pixels.
+    """
     crop_ratio, resample, colors = ORIGINALS[family]
     height, width = to_pair(image_size)
     options: Options = {"resample": resample, **{name: list(values) for name, values in colors.items()}}
@@ -231,10 +256,10 @@ def _cropped(size: dict[str, int], height: int, width: int) -> Options:
 def resize_image_processor(
     processor_options: Mapping[str, Any], image_size: Size | None = None, num_channels: int | None = None
 ) -> Options:
-    """Returns options for a model whose image size, in pixels, or number of channels has been changed.
+    """Returns options adapted to a new image size in pixels, or a new number of channels.
 
-    Where images are cropped, the size before grows with the crop. One channel takes the mean of the others' means and
-    deviations, more channels repeat them in turn.
+    If images are cropped, the size before the crop scales with the crop size. For a single channel, the means and
+    standard deviations of all channels are averaged; for more channels they are repeated in turn.
     """
     options = dict(processor_options)
     if image_size is not None:
@@ -246,31 +271,31 @@ def resize_image_processor(
 
 
 def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
-    """Returns the class that a file was written by, without the endings that come and go."""
+    """Returns the image processor class of a file, without the suffix, which depends on the transformers version."""
     named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
     if named is None and model_type not in MODEL_CLASSES:
         raise ValueError(
-            f"The file names no image processor, and that of model type {model_type!r} is not known. Known are: "
-            f"{', '.join(MODEL_CLASSES)}."
+            f"The file does not name its image processor class, and model_type={model_type!r} is unknown. Known model "
+            f"types are {', '.join(MODEL_CLASSES)}."
         )
     name = MODEL_CLASSES[model_type] if named is None else re.sub("(FeatureExtractor|ImageProcessor).*", "", named)
     if name not in MODEL_TYPES:
         known = ", ".join(f"{known}ImageProcessor" for known in MODEL_TYPES)
-        raise ValueError(f"The image processor {named!r} is not known. Known are: {known}. {ADVICE}")
+        raise ValueError(f"Unknown image processor {named!r}. Known image processors are {known}. {ADVICE}")
     return name
 
 
 def _take_padding(options: Options) -> Options:
-    """Takes out of options how DETR and its descendants pad the images of a batch, and returns it in our terms."""
+    """Removes the padding options of DETR-like models from `options` and returns those of `HfViTImageProcessor`."""
     size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
-    if isinstance(size, int):  # as the files of their first releases have it
+    if isinstance(size, int):  # Files of the first releases have an integer.
         options["size"] = {"shortest_edge": size, "longest_edge": longest}
     has_one_size = not isinstance(size, int) and "height" in size
     return {} if has_one_size else {"ensure_multiple_of": 16, "do_pad": do_pad}
 
 
 def _padded(size: dict[str, int]) -> Options:
-    """Returns how EoMT pads images, with black that the model sees: the shortest edge high, the longest wide."""
+    """Returns the padding options of EoMT: black pixels, visible to the model, up to (shortest, longest) edge."""
     height = size["shortest_edge"]
     pad_size = {"height": height, "width": size.get("longest_edge", height)}
     return {"do_pad": True, "hide_padding": False, "pad_size": pad_size}
@@ -283,7 +308,7 @@ def _resized(options: Options, height: int, width: int) -> Options:
     if not options.get("do_center_crop"):
         return {"size": target, **({"keep_aspect_ratio": False} if options.get("keep_aspect_ratio") else {})}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
-    if {*size} != {*target}:  # the image must still cover the crop
+    if {*size} != {*target}:  # With a single ratio, the resized image still covers the crop.
         ratios = dict.fromkeys(size, max(ratios.values()))
     return {"size": {side: round(pixels * ratios[side]) for side, pixels in size.items()}, "crop_size": target}
 

@@ -1,4 +1,4 @@
-"""Key maps, which say how the tensors of a published layout become ours, and the functions that apply them."""
+"""Key maps, which describe how source tensors are converted to those of hf_vit, and functions that apply them."""
 
 import math
 import re
@@ -17,14 +17,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """Our tensor is several of theirs, concatenated along the first dimension."""
+    """The tensor is a concatenation of source tensors along the first dimension."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Our tensor is some rows of theirs: parts `start` up to but without `stop` of `of` equal parts."""
+    """The tensor consists of rows of a source tensor: the parts `start` to `stop` - 1 of `of` equal parts."""
 
     names: tuple[str, ...]
     start: int
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Made:
-    """Our tensor is made from theirs by a function; there is no way back."""
+    """The tensor is computed from source tensors by a function. Export does not support this rule."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -42,37 +42,40 @@ class Made:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """Our tensor is one of theirs in another shape."""
+    """The tensor is a source tensor in another shape."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None  # our dimensions in the order in which theirs run, where that differs
-    back: tuple[int, ...] | None = None  # their shape, where it is exported, as `Tensor.reshape` takes it
+    order: tuple[int, ...] | None = None  # Dimensions of the tensor in the order of the source, if permuted.
+    back: tuple[int, ...] | None = None  # Shape for `Tensor.reshape` on export.
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """We have a bias where they have none."""
+    """The tensor is a bias that the source does not have. It is filled with zeros."""
 
     names: tuple[str, ...] = ()
 
 
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
-# Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
-# part of the tensor's name (`weight`, `bias`) is the same on both sides.
+# Maps names of hf_vit to rules with names of the source. A `*` stands for the number of a block. A name is that of a
+# tensor, or that of a module: then the last part of the tensor names (`weight`, `bias`) is the same on both sides.
 KeyMap = Mapping[str, Rule]
 
-# Parts of our blocks, in the order in which `block_keys` takes the names of theirs
+# Parts of a block of hf_vit, in the order of the arguments of `block_keys`
 PARTS = (
     *("norm1", "attention.qkv", "attention.projection", "norm2", "mlp.fc1", "mlp.fc2"),
     *("layer_scale1.scale", "layer_scale2.scale"),
 )
-GATED = ((0, "gate"), (1, "up"))  # halves of a layer that holds both
+GATED = ((0, "gate"), (1, "up"))  # Halves of a source layer that contains both projections
 
 
 def parts(ours: str, theirs: str, names: str) -> KeyMap:
-    """Return the keys of parts of the module `ours`, which is named `theirs` there; "" is the model itself.
+    """Return key map entries for the parts of a module.
 
-    `names` holds entries "ours=theirs" separated by spaces. One name alone is the same on both sides.
+    Args:
+        ours: Name of the module in hf_vit; "" is the model itself.
+        theirs: Name of the module in the source; "" is the model itself.
+        names: Entries "ours=theirs", separated by spaces. A name without "=" is the same on both sides.
     """
     before, before_theirs = (module and f"{module}." for module in (ours, theirs))
     entries = (entry.partition("=") for entry in names.split())
@@ -80,29 +83,35 @@ def parts(ours: str, theirs: str, names: str) -> KeyMap:
 
 
 def block_keys(ours: str, theirs: str, rules: Sequence[Rule]) -> KeyMap:
-    """Return the keys of the blocks `ours`: a rule for each of the first `PARTS`, its names relative to `theirs`."""
+    """Return the key map entries of all blocks.
+
+    Args:
+        ours: Name of a block in hf_vit.
+        theirs: Name of a block in the source.
+        rules: One rule for each of the first `PARTS` of a block, with names relative to `theirs`.
+    """
     pairs = zip(PARTS, rules, strict=False)
     return {f"{ours}.{part}": renamed(rule, lambda name: f"{theirs}.{name}") for part, rule in pairs}
 
 
 def gated_mlp_keys(mlp: str, gate_and_up: str, down: str) -> KeyMap:
-    """Return the keys of gated MLPs named `mlp`, whose layer `gate_and_up` holds two of ours, the gate first."""
+    """Return the key map entries of gated MLPs whose source layer `gate_and_up` joins two layers, the gate first."""
     halves = {f"encoder.layers.*.mlp.{part}": Rows((f"{mlp}.{gate_and_up}",), i, i + 1, 2) for i, part in GATED}
     return {**halves, "encoder.layers.*.mlp.down": f"{mlp}.{down}"}
 
 
 def join_qkv(prefix: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj")) -> Joined:
-    """Return the rule of our joint projection of query, key and value, whose names there begin with `prefix`."""
+    """Return the rule that joins the query, key and value projections of the source, whose names have a `prefix`."""
     return Joined(tuple(prefix + name for name in names))
 
 
 def renamed(rule: Rule, rename: Callable[[str], str]) -> Rule:
-    """Return a rule that reads other names."""
+    """Return a rule whose source names are changed by `rename`."""
     return rename(rule) if isinstance(rule, str) else replace(rule, names=tuple(map(rename, rule.names)))
 
 
 def find_rule(keys: KeyMap, name: str) -> Rule | None:
-    """Returns the rule for our tensor `name`, its names made concrete; None if there is none."""
+    """Return the rule for the tensor `name`, with block numbers filled in; None if there is none."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
     module, _, leaf = pattern.rpartition(".")
@@ -117,7 +126,7 @@ def find_rule(keys: KeyMap, name: str) -> Rule | None:
 
 
 def names_of(rule: Rule) -> tuple[str, ...]:
-    """Returns the names of their tensors that a rule reads."""
+    """Return the names of the source tensors that a rule reads."""
     return (rule,) if isinstance(rule, str) else rule.names
 
 
@@ -129,13 +138,19 @@ def convert_weights(
     prefixes: Iterable[str] = (),
     dropped: Mapping[str, str],
 ) -> dict[str, Tensor]:
-    """Converts published weights to our names; `ValueError` if a tensor is missing, left over or of another shape.
+    """Convert published weights to tensors of hf_vit.
 
-    The error lists all missing and left over ones. `expected` holds names and shapes of ours, without the prefix of
-    the base model: the result has all of them. All names of theirs may have one of `prefixes`, and those that match a
-    regular expression of `dropped`, which says why, are left out on purpose.
+    Args:
+        weights: The source tensors.
+        keys: The key map.
+        expected: Names and shapes of all tensors of the result, without the prefix of the base model.
+        prefixes: Prefixes that the names of all source tensors may have.
+        dropped: Regular expressions of source tensors that are ignored on purpose, with the reason.
+
+    Raises:
+        ValueError: If tensors are missing, left over, or have another shape.
     """
-    # An empty tensor has no meaning: DINOv3 without registers keeps one in their place.
+    # Empty tensors are ignored: DINOv3 without registers has one in their place.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
@@ -146,27 +161,34 @@ def convert_weights(
         raise ValueError(describe_misfit(weights, missing, unknown))
     for pattern, names in left_out.items():
         if names:
-            logger.info(f"Left out of {str(weights.files[0])!r}: {len(names)} tensors {pattern}, {dropped[pattern]}.")
+            logger.info(f"Ignored {len(names)} tensors {pattern} of {str(weights.files[0])!r}: {dropped[pattern]}.")
     converted = {}
     for name, rule in rules.items():
         assert rule is not None
         sources = {theirs[source]: weights.shapes[theirs[source]] for source in names_of(rule)}
         try:
             tensor = read_rule(weights, rule, theirs, expected[name])
-        except RuntimeError as error:  # torch's, for tensors that do not go together
-            raise ValueError(f"{describe_shapes(weights, sources)} make no {name}: {error}") from error
+        except RuntimeError as error:  # torch raises it for incompatible shapes.
+            raise ValueError(f"{describe_shapes(weights, sources)} cannot be converted to {name}: {error}") from error
         if tuple(tensor.shape) != expected[name]:
             raise ValueError(
-                f"{describe_shapes(weights, sources)} make {name} of shape {tuple(tensor.shape)}, but by its "
-                f"configuration it is {expected[name]}. Weights and configuration are of different models, or the "
-                "file is damaged."
+                f"{describe_shapes(weights, sources)} is converted to {name} of shape {tuple(tensor.shape)}, but the "
+                f"configuration requires {expected[name]}. Weights and configuration belong to different models, or "
+                "the file is damaged."
             )
         converted[name] = tensor
     return converted
 
 
 def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
-    """Returns our tensor that `rule` makes, in our `shape` where the sizes agree; `theirs` gives the full names."""
+    """Return the tensor made by a rule.
+
+    Args:
+        weights: The source tensors.
+        rule: The rule to apply.
+        theirs: Maps the source names in the rule to full names with prefix.
+        shape: Expected shape. The result has it if the number of elements matches.
+    """
     match rule:
         case str():
             return weights.read(theirs[rule])
@@ -189,7 +211,10 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
-    """Returns our tensors, named without the prefix of the base model, under published names, bit by bit."""
+    """Return tensors of hf_vit, named without the prefix of the base model, under the names of a published layout.
+
+    Values are kept bit for bit.
+    """
     exported: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in weights.items():
@@ -203,13 +228,13 @@ def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Ten
             case Reshaped((theirs,), None, tuple(shape)):
                 exported[theirs] = tensor.reshape(shape)
             case _:
-                raise ValueError(f"The format has no place for {name}.")
+                raise ValueError(f"The layout has no tensor for {name}.")
     exported.update({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in parts.items()})
     return exported
 
 
 def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
-    """Returns `name` without the first of `prefixes` that it starts with."""
+    """Return `name` without the first of `prefixes` that it starts with."""
     for prefix in prefixes:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -217,20 +242,20 @@ def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
 
 
 def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Names the file of some tensors, and their shapes, for an error."""
+    """Return the file, names and shapes of tensors for an error message."""
     file = weights.file_of(next(iter(shapes)))
     return f"{str(file)!r}: {', '.join(f'{name!r} {shape}' for name, shape in shapes.items())}"
 
 
 def describe_misfit(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
-    """Returns an error that lists missing and left over tensors."""
+    """Return an error message that lists at most `limit` missing and `limit` left over tensors."""
 
     def listed(names: list[str]) -> str:
         return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
-    parts = [f"The weights in {', '.join(repr(str(file)) for file in weights.files)} do not fit their configuration."]
+    parts = [f"The weights in {', '.join(repr(str(file)) for file in weights.files)} do not match the configuration."]
     if missing:
         parts.append(f"Missing: {listed(missing)}.")
     if unknown:
         parts.append(f"Left over: {listed(unknown)}.")
-    return " ".join([*parts, "The file is of another model, or incomplete."])
+    return " ".join([*parts, "The file is incomplete or belongs to another model."])

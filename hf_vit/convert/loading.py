@@ -1,4 +1,4 @@
-"""Published checkpoints as our models."""
+"""Conversion of published checkpoints to models of hf_vit."""
 
 import os
 import resource
@@ -26,26 +26,26 @@ from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
 def find_class(path: str) -> Any:
-    """Returns one of our classes by its path in `AUTO_MAP`, such as "modeling_hf_vit.HfViTModel"."""
+    """Returns a class of hf_vit, given its path in `AUTO_MAP`, such as "modeling_hf_vit.HfViTModel"."""
     module, name = path.split(".")
     return vars(import_module(f"..model.{module}", __package__))[name]
 
 
 logger = logging.get_logger(__name__)
 TASKS = {"features": HfViTModel} | {task: find_class(class_path(task)) for task in list_tasks()}
-# Options that make a text tower another one; of fewer blocks it is the same
+# Options of a text tower whose change makes its weights unusable. The number of blocks can be reduced.
 TEXT_SHAPE = (
     *("encoder_config", "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"),
     "max_position_embeddings",
 )
-# The tasks of published checkpoints with a head, by a tensor of it
+# Task of a published checkpoint, by the name of a tensor in its head
 HEADS = {
     "classifier.weight": "image-classification",
     "universal_segmentation_head.queries.weight": "universal-segmentation",
     "detection_head.queries.weight": "object-detection",
     "detection_head.query_features.weight": "object-detection",
     "depth_head.dpt.predictor.weight": "depth-estimation",
-    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # whose name there is that of "classic" too
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # In ViTPose, the "classic" head has the same name.
     "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
     "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
     "contrastive_head.text_projection.weight": "zero-shot-image-classification",
@@ -54,13 +54,13 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Converted:
-    """A published checkpoint in our terms.
+    """A published checkpoint, converted to hf_vit.
 
     Args:
         name: Folder, file, or name on the Hub.
-        family: What it is.
-        config: Its configuration; the architecture is that of the source.
-        model_class: Our class of the same architecture.
+        family: Family of the checkpoint.
+        config: Configuration with the architecture of the source.
+        model_class: Class of hf_vit with the same architecture.
         weights: All tensors of that class, by name.
     """
 
@@ -77,34 +77,34 @@ def convert_pretrained(
     model_class: type[HfViTPreTrainedModel] = HfViTModel,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
+    """Converts a published checkpoint of another library. Called by `from_pretrained` of the models.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
-        geometry: Fields of `HfViTConfig` that will be changed in the loaded model; a file of weights alone may need
-            them to be understood (`image_size`, …).
-        model_class: What it will be opened as.
+        geometry: Fields of `HfViTConfig` that will be changed in the loaded model (`image_size`, …). A file of weights
+            without a configuration may need them.
+        model_class: Class of the model that will be loaded.
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
-            tell (`num_attention_heads`, …); `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's;
-            `dataset_index`, which expert of ViTPose+ is taken, the first by default; where the files are on the Hub
-            (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`, `device_map`, …).
+            contain (`num_attention_heads`, …); `architecture`, timm's name of the model
+            ("vit_base_patch16_siglip_224", …), for a file of weights of timm or DeiT III; `dataset_index`, the index
+            of the expert of ViTPose+, 0 by default; the location on the Hub (`revision`, `token`, …); and further
+            arguments of `from_pretrained` (`dtype`, `device_map`, …).
 
     Returns:
-        Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
+        Arguments of `from_pretrained`: `config`, `state_dict` and the further ones.
 
     Raises:
-        ValueError: if the checkpoint is of no family that is known, its tensors do not fit its configuration, or the
-            model would compare texts and the text tower of the checkpoint is none that ours can be.
+        ValueError: if the checkpoint belongs to no supported family, its tensors do not match its configuration, or
+            the model needs a text tower and that of the checkpoint is not supported.
         OSError: if there is no such checkpoint, or a file is damaged.
     """
     if "config" in kwargs:
         raise ValueError(
-            f"{str(name_or_path)!r} brings its own configuration. Leave out config= and pass fields alone."
+            f"{str(name_or_path)!r} has its own configuration. Remove config= and pass individual fields instead."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
-    known -= {"dtype"}  # as an argument it is that of the weights
+    known -= {"dtype"}  # As an argument of `from_pretrained`, it is the dtype of the weights, not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry)
@@ -118,33 +118,34 @@ def convert_pretrained(
 
 
 def check_texts(source: Source, converted: Converted) -> None:
-    """Raises `ValueError` if the text tower of a checkpoint was not converted, and would be drawn at random."""
+    """Raises `ValueError` if the text tower of a checkpoint cannot be converted and would have random weights."""
     reason = converted.family.refuse_texts(source.config, shapes_of(source, converted.family))
     if reason:
         raise ValueError(
-            f"The text tower of {source.name!r} cannot be opened, and would have been drawn at random: {reason}. Open "
-            "the images' alone (HfViTModel), give another tower (text_config=), or use the library that it is of."
+            f"The text tower of {source.name!r} is not supported and would have random weights: {reason}. Load only "
+            "the image tower (HfViTModel), choose another text tower (text_config=), or use the original library."
         )
 
 
 def without_other_texts(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
-    """Returns the weights without the text tower, and what compares it with images, where `config` has another one."""
+    """Returns the weights without text tower and contrastive head if `config` has a different text tower."""
     before, after = (HfViTTextConfig.of(part.text_config) for part in (converted.config, config))
     other = [name for name in TEXT_SHAPE if vars(before)[name] != vars(after)[name]]
     left_out = [name for name in converted.weights if name.startswith(("text_model.", "contrastive_head."))]
     if not other or not left_out:
         return converted.weights
     logger.warning(
-        f"{converted.name!r} has a text tower of another {', '.join(other)} than text_config. It is left out with "
-        "what compares it with images, and both start afresh."
+        f"The text tower of {converted.name!r} differs from text_config in {', '.join(other)}. Text tower and "
+        "contrastive head are not loaded and have random weights."
     )
     return {name: tensor for name, tensor in converted.weights.items() if name not in left_out}
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with other fields, options of a task one by one.
+    """Returns `config` with the given fields replaced; dictionaries of task options are merged.
 
-    Labels and stages that say the same in two ways are replaced together.
+    Fields that describe the same property (`id2label` and `label2id`, `out_features` and `out_indices`) are replaced
+    together.
     """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
@@ -165,17 +166,17 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 
     Args:
         source: The checkpoint.
-        **given: Fields of `HfViTConfig` to go by where files do not say as much as config.json of transformers;
-            `num_hidden_layers` is how many blocks they hold at least.
+        **given: Fields of `HfViTConfig` that the files do not contain, unlike config.json of transformers;
+            `num_hidden_layers` is the minimum number of blocks in the files.
 
     Raises:
-        ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
+        ValueError: if it belongs to no supported family, or its tensors do not match its configuration.
     """
     family, config = describe(source, **given)
     shapes = shapes_of(source, family)
     keys = {**family.keys, **family.adapt(known_config(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
-    with torch.device("meta"), no_init_weights():  # only names and shapes are wanted
+    with torch.device("meta"), no_init_weights():  # Only names and shapes of the tensors are needed.
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
@@ -187,32 +188,32 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 
 
 def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
-    """Returns the family of a checkpoint and its configuration in our terms; see `convert_checkpoint`."""
+    """Returns the family of a checkpoint and its `HfViTConfig`; see `convert_checkpoint`."""
     family = find_family(source)
     for name, value in family.fixed.items():
         if source.config.get(name, value) != value:
             raise ValueError(
-                f"{source.name!r} has {name}={source.config[name]!r} in its configuration; of {family.name}, only "
-                f"{name}={value!r} is known here. Open it with transformers."
+                f"{source.name!r} has {name}={source.config[name]!r} in its configuration, but {family.name} supports "
+                f"only {name}={value!r}. Use transformers for this checkpoint."
             )
     if "dataset_index" in source.config and not family.has_experts:
-        raise ValueError(f"{source.name!r} is of {family.name}, which has no experts. Leave out dataset_index.")
+        raise ValueError(f"{source.name!r} is a {family.name} model, which has no experts. Remove dataset_index.")
     try:
         config = HfViTConfig(**family.configure(known_config(source, family, given), shapes_of(source, family)))
     except StrictDataclassError as error:
-        raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
+        raise ValueError(f"The configuration of {source.name!r} is invalid: {error}") from error
     if not family.model_types and given.get("num_hidden_layers", 0) > config.num_hidden_layers:
         raise ValueError(
-            f"{source.name!r} holds {config.num_hidden_layers} blocks, not num_hidden_layers="
-            f"{given['num_hidden_layers']}. The file is incomplete, or of another model."
+            f"{source.name!r} has {config.num_hidden_layers} blocks, fewer than num_hidden_layers="
+            f"{given['num_hidden_layers']}. The file is incomplete or belongs to another model."
         )
     return family, config
 
 
 def known_config(source: Source, family: Family, given: Config) -> Config:
-    """Returns what is known of a checkpoint: its config.json alone if that is of transformers, which is complete.
+    """Returns the source configuration, completed by the fields in `given` if it is not a config.json of transformers.
 
-    All but the size of images, where that counts.
+    For families that are sized by images, the image processor options are added.
     """
     if family.is_sized_by_images:
         return {**source.config, "image_processor": read_image_processor(source)}
@@ -220,12 +221,12 @@ def known_config(source: Source, family: Family, given: Config) -> Config:
 
 
 def shapes_of(source: Source, family: Family) -> Shapes:
-    """Returns the shapes of the tensors of a checkpoint, by their names in the layout of `family`."""
+    """Returns the shapes of the source tensors by name, without the prefixes of `family`."""
     return {strip_prefix(name, family.prefixes): shape for name, shape in source.weights.shapes.items()}
 
 
 def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]:
-    """Returns our class with the head that the weights hold, or the model alone."""
+    """Returns the model class for the head found in the weights, `HfViTModel` if there is none."""
     for name, task in HEADS.items():
         rule = find_rule(keys, name)
         if rule is not None and set(names_of(rule)) <= shapes.keys():
@@ -234,7 +235,7 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 
 def find_family(source: Source) -> Family:
-    """Returns the family of a checkpoint, by its configuration or by the names of its tensors."""
+    """Returns the family of a checkpoint, found by its configuration or the names of its tensors."""
     if source.config and (configured := find_configured(source.config)) is not None:
         return configured
     for family in FAMILIES:
@@ -243,22 +244,22 @@ def find_family(source: Source) -> Family:
     if not source.config:
         known = [f"{family.name} ({', '.join(family.marks)})" for family in FAMILIES if family.marks]
         raise ValueError(
-            f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
-            f"{', '.join(list(source.weights.shapes)[:6])}, … Known by these names are: {'; '.join(known)}. For a "
-            'file of timm give architecture="vit_base_patch16_224" or the like.'
+            f"{source.name!r} has no config.json, and its tensor names match no supported family: "
+            f"{', '.join(list(source.weights.shapes)[:6])}, … Supported families and names: {'; '.join(known)}. For a "
+            'file of timm, give the name of its architecture, for example architecture="vit_base_patch16_224".'
         )
     if source.config.get("model_type") == HfViTConfig.model_type:
-        raise ValueError(f"{source.name!r} holds weights of one of our own models. Give its folder.")
+        raise ValueError(f"{source.name!r} is a file of a checkpoint saved by hf_vit. Give its folder instead.")
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
         f"{source.name!r} has model type {source.config.get('model_type')!r} "
-        f"({', '.join(source.config.get('architectures') or [])}), which is no plain ViT that is known here. "
-        f"Known are: {', '.join(known)}."
+        f"({', '.join(source.config.get('architectures') or [])}), which is not supported. "
+        f"Supported model types are {', '.join(known)}."
     )
 
 
 def find_configured(config: Config) -> Family | None:
-    """Returns the family that a config.json is of, if it is one of ours."""
+    """Returns the family of a configuration, or None if no family supports it."""
     for family in FAMILIES:
         is_of_type = not family.model_types or config.get("model_type") in family.model_types
         if not family.marks and is_of_type and family.reads(config):
@@ -267,9 +268,9 @@ def find_configured(config: Config) -> Family | None:
 
 
 def peak_memory() -> int:
-    """Returns the largest memory in MiB that this process has had.
+    """Returns the peak memory of this process in MiB.
 
-    On Linux from the kernel's own account of the process: `getrusage` there counts what it was forked from too.
+    On Linux, it is read from /proc, as `getrusage` also includes the memory of the parent before the fork.
     """
     status = Path("/proc/self/status")
     if status.is_file():

@@ -1,4 +1,4 @@
-"""The card of a converted checkpoint, and the table of families."""
+"""Model cards of converted checkpoints, and the table of supported model families."""
 
 import os
 import re
@@ -19,14 +19,14 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 
 
 def families_table() -> str:
-    """Returns a Markdown table of the families, their sources and the outputs that are equal."""
+    """Returns a Markdown table of the model families, their sources, and the outputs that equal the source's."""
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def escape_markdown(text: str) -> str:
-    """Returns a text in one line that Markdown and HTML show as it is, in cells of tables too, without any link."""
+    """Returns a text as one line, escaped so that Markdown and HTML show it literally, also in table cells."""
     line = " ".join(text.split())
     markup = r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\."
     line = re.sub(markup, lambda match: "".join(f"\\{character}" for character in match[0]), line, flags=re.I)
@@ -41,20 +41,20 @@ def write_conversion_card(
     rows: Sequence[OutputParity],
     changes: dict[str, Any],
 ) -> None:
-    """Writes README.md: where the weights are from, how to open them, how equal they are.
+    """Writes README.md with the source of the weights, example code, and the comparison with the source.
 
     Args:
-        folder: Where the model is saved.
-        name: What the result is called.
-        model: What was saved.
-        converted: The checkpoint it came from, unchanged.
-        rows: The parity report; empty if there is none.
+        folder: Folder of the saved model.
+        name: Title of the card.
+        model: The saved model.
+        converted: The converted checkpoint, before any changes.
+        rows: Differences from the source implementation; empty if they were not measured.
         changes: Fields of the configuration that differ from the checkpoint.
     """
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    # The stock pipeline that opens the model; all models give features.
+    # The pipeline tag of the model; models without a task have the feature extraction tag.
     pipeline = next(iter(CUSTOM_PIPELINES.get(class_name, {FEATURES: {}})))
     card_data = ModelCardData(
         library_name="transformers",
@@ -66,7 +66,7 @@ def write_conversion_card(
         card_data,
         template_path=str(TEMPLATE),
         name=escape_markdown(name),
-        # A folder of this machine means nothing to others.
+        # Local paths are reduced to the folder name: other readers do not have them.
         source=(Path(source).name if Path(source).exists() else source).replace("`", "'"),
         family=converted.family,
         auto_class=auto_class,

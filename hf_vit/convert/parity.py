@@ -1,4 +1,4 @@
-"""Numeric parity: a converted checkpoint beside the implementation that it was published for."""
+"""Numerical comparison of a converted checkpoint with its source implementation."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -21,65 +21,66 @@ from .loading import Converted
 from .source import Source
 
 
-# Models with a tower for images and one for texts
+# Models with an image tower and a text tower
 TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
-# How much of an image is masked where a decoder predicts it
+# Fraction of masked patches in the comparison of masked image modeling decoders
 MASK_RATIO = 0.75
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
-# Of the largest value of an output, in float32
+# Largest accepted difference in float32, relative to the largest value of an output
 TOLERANCE = 1e-4
-# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
+# Not comparable: CLIP of transformers normalizes only the CLS token, hf_vit all tokens. The hidden states before the
+# final norm are compared instead.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Whose code takes images of the native size only, or square ones only
+# Model types whose source implementation supports only images of the native size, or only square images
 NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 
 
 def named(outputs: Mapping[str, Any]) -> Outputs:
-    """Returns the tensors of a model's output by name, hidden states one by one."""
+    """Returns the tensors of a model's output by name, with one entry for each hidden state."""
     tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
     states = outputs.get("hidden_states") or ()
     return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
 
 
 class NoReferenceError(ImportError):
-    """There is no source implementation to compare with."""
+    """Raised if the source implementation is not installed or unknown."""
 
 
 def open_reference(source: Source) -> Run:
-    """Opens a checkpoint with the library it was published for, or raises `NoReferenceError`."""
+    """Opens a checkpoint with the library that it was published for; raises `NoReferenceError` if not possible."""
     if "architecture" in source.config and not Path(source.name).is_file():
         return _open_timm(source)
     if "model_type" in source.config and not Path(source.name).is_file():
         config = source.config
         name = (config.get("architectures") or ["AutoModel"])[0]
         if name not in dir(transformers):
-            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is no class of transformers.")
+            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is not a class of transformers.")
         options = {"dtype": torch.float32, "trust_remote_code": False, **source.hub}
         model = getattr(transformers, name).from_pretrained(source.name, **options).eval()
         run: Callable[..., Outputs] = RUNNERS.get(config["model_type"], run_plain)
         chosen = {name: config[name] for name in ("dataset_index",) if name in config}
         return lambda images: run(model, images, **chosen)
-    raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
+    raise NoReferenceError(f"{source.name!r} is a file of weights, which no installed library can load by itself.")
 
 
 def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model of transformers that takes images."""
+    """Runs a model of transformers on images and returns its output tensors by name."""
     if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
         kwargs["interpolate_pos_encoding"] = True
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
 
 
 def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
-    """Returns a mask (B, N) bool of patches of images, True for the last three quarters: those that are masked."""
+    """Returns a bool mask (B, N) of patches that is True for the last three quarters."""
     side = to_pair(patch_size)
     num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
     return (torch.arange(num_patches) >= int(num_patches * (1 - MASK_RATIO))).expand(len(images), -1)
 
 
 def run_vit(model: Any, images: Tensor) -> Outputs:
-    """Runs a model; one with a decoder of pixels, which takes images of its own size alone, also with a mask."""
+    """Runs a ViT. A model with a pixel decoder also runs with masked patches, at its native image size only."""
     if not isinstance(model, transformers.ViTForMaskedImageModeling):
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
@@ -90,9 +91,9 @@ def run_vit(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vit_mae(model: Any, images: Tensor) -> Outputs:
-    """Runs the encoder with nothing masked, and with noise in order, so that nothing is shuffled either.
+    """Runs the encoder of MAE without masking, and with ascending noise, so that patches are not shuffled.
 
-    A decoder, which resamples positions of patches as if they were one row, runs at its own image size alone.
+    The decoder runs at its native image size only: its source interpolates position embeddings as a single row.
     """
     encoder = model.base_model
     mask = mask_most_patches(images, encoder.config.patch_size)
@@ -109,7 +110,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
 
 
 def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
-    """Runs a tower for images; one with a tower for texts beside it also with some texts, which it returns too."""
+    """Runs an image tower. A model with a text tower also runs on random texts, returned as `input_ids`."""
     if not isinstance(model, TWO_TOWERS):
         return run_tower(model, images)
     texts = draw_texts(model.config.text_config)
@@ -118,16 +119,16 @@ def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = r
 
 
 def draw_texts(config: Any) -> Tensor:
-    """Returns random texts (3, S) of the greatest length for a text tower of transformers, with an end."""
+    """Returns random texts (3, S) of maximum length, with an end token, for a text tower of transformers."""
     shape, known = (3, config.max_position_embeddings), config.vocab_size
     texts = torch.randint(known, shape, generator=torch.Generator().manual_seed(0))
-    # CLIP reads 2 as the largest number
+    # With eos_token_id=2, CLIP takes the largest token number as the end of a text.
     texts[:, -1] = config.eos_token_id if 2 < (config.eos_token_id or 0) < known else known - 1
     return texts
 
 
 def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
-    """Runs a model that takes patches, their pixels row by row with the channels last."""
+    """Runs a model whose input is patches (B, N, p·p·C), flattened row by row with channels last (SigLIP 2)."""
     config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
     side = config.patch_size
     patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
@@ -139,7 +140,7 @@ def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
 
 
 def run_eomt(model: Any, images: Tensor) -> Outputs:
-    """Runs a model whose queries come first and moves them to the end; its last hidden state stands twice."""
+    """Runs EoMT and moves its queries, which come first, to the end. Its duplicate last hidden state is removed."""
     outputs = run_plain(model, images)
     del outputs[f"hidden_states[{model.config.num_hidden_layers}]"]
     length, num_queries = outputs["last_hidden_state"].shape[1], model.config.num_queries
@@ -150,12 +151,12 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
-    """Runs a model that takes for each image the dataset whose expert it goes to."""
+    """Runs ViTPose, whose `dataset_index` selects an expert for each image."""
     return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
 
 
 def run_lw_detr(model: Any, images: Tensor) -> Outputs:
-    """Runs a model whose encoder has its patches window by window and puts them in rows again."""
+    """Runs LW-DETR and reorders its hidden states, which are grouped by window, to row-major order."""
     backbone = model.model.backbone.backbone
     side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
     grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
@@ -200,13 +201,13 @@ def _open_timm(source: Source) -> Run:
 
 @dataclass(frozen=True)
 class OutputParity:
-    """How one output of both implementations compares.
+    """Difference of one output between the source and the converted model.
 
     Args:
         size: Height and width of the images in pixels.
         output: Name of the output.
-        absolute: Largest difference.
-        relative: The same as a fraction of the largest value of the source.
+        absolute: Largest absolute difference.
+        relative: Largest absolute difference, divided by the largest value of the source output.
     """
 
     size: tuple[int, int]
@@ -216,7 +217,7 @@ class OutputParity:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the difference is no more than rounding in float32; false for NaN."""
+        """Whether the difference is within the tolerance for float32; false for NaN."""
         return self.relative <= TOLERANCE
 
 
@@ -225,15 +226,15 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
 
     Args:
         source: The published checkpoint.
-        converted: What became of it.
+        converted: The converted checkpoint.
 
     Yields:
-        The worst of every output that both have (of all hidden states, of the logits, …), at the native image size and
-        at another one that is not square, where the source takes such.
+        The largest difference of each output that both models have (hidden states, logits, …), at the native image
+        size and, if the source supports it, at a non-square size.
 
     Raises:
-        NoReferenceError: if the source implementation is not installed, or the checkpoint does not say which it is.
-        ValueError: if nothing can be compared.
+        NoReferenceError: if the source implementation is not installed, or cannot be identified.
+        ValueError: if the models have no output in common.
     """
     run_source = open_reference(source)
     model = converted.model_class.from_pretrained(
@@ -248,14 +249,14 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
             actual = run_ours(model, images, expected.get("input_ids"))
         names = [name for name in expected if name in actual and name not in skipped]
         if not names:
-            raise ValueError(f"{source.name!r} has no output in common with {type(model).__name__} to compare.")
+            raise ValueError(f"{source.name!r} and {type(model).__name__} have no output in common to compare.")
         rows = [compare(size, name, actual[name], expected[name]) for name in names]
         for _, same in groupby(rows, key=lambda row: row.output):
             yield max(same, key=lambda row: (row.relative != row.relative, row.relative))
 
 
 def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) -> OutputParity:
-    """Measures the largest difference; infinite where the shapes differ. `hidden_states[3]` is of `hidden_states`."""
+    """Returns the largest difference, infinite if shapes differ. "hidden_states[3]" is reported as "hidden_states"."""
     output = name.partition("[")[0]
     if actual.shape != expected.shape:
         return OutputParity(size, output, torch.inf, torch.inf)
@@ -264,7 +265,7 @@ def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) 
 
 
 def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
-    """Returns the native image size and one of another shape, in pixels; other sources have less choice."""
+    """Returns the native image size and, if the source supports it, one of another shape, in pixels."""
     rows, columns = config.grid_size
     other = (max(1, rows * 3 // 4), columns * 5 // 4)
     if model_type in SQUARE_ONLY:
@@ -275,9 +276,10 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 
 
 def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
-    """Returns all outputs of one of our models for images and texts, those of its base model included."""
+    """Returns all outputs of a model of hf_vit and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    if isinstance(model, HfViTForMaskedImageModeling):  # whose hidden states are those of visible patches
+    # With a mask, hidden states cover only the visible patches, so those of the base model without mask are compared.
+    if isinstance(model, HfViTForMaskedImageModeling):
         masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
     if isinstance(model, HfViTForZeroShotImageClassification):

@@ -1,4 +1,4 @@
-"""The image processor and tokenizer that belong to a checkpoint."""
+"""Loading of the image processor and the tokenizer of a checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -38,22 +38,22 @@ def load_image_processor(
     given: Mapping[str, Any] | None = None,
     **hub: Any,
 ) -> BaseImageProcessor:
-    """Returns the image processor that belongs to a checkpoint, ours or published.
+    """Returns the image processor of a checkpoint, saved by hf_vit or published by another library.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub. Where it has no image processor, what its family
-            usually does with images takes its place.
-        image_size: Height and width in pixels of the model's input; None leaves them as they are.
-        num_channels: Number of image channels of the model; None leaves it as it is.
-        patch_size: Height and width in pixels of the model's patches. Images that are no whole number of them are made
-            smaller: see `in_whole_patches`. None leaves them as they are.
-        given: What else `from_pretrained` was given, fields of `HfViTConfig` or timm's `architecture`: a file of
-            weights alone may need it to be understood.
-        **hub: Where on the Hub it is: `HUB_ARGUMENTS`.
+        name_or_path: Folder, file of weights, or name on the Hub. If a published checkpoint has no image processor,
+            the usual options of its model family are used.
+        image_size: Height and width in pixels of the model's input; None keeps the size of the checkpoint.
+        num_channels: Number of image channels of the model; None keeps the number of the checkpoint.
+        patch_size: Height and width in pixels of the model's patches. Image sizes that are not a multiple of it are
+            rounded down: see `in_whole_patches`. None keeps them.
+        given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or timm's `architecture`. A file of
+            weights without a configuration may need them.
+        **hub: Location of the checkpoint on the Hub, see `HUB_ARGUMENTS`.
 
     Raises:
-        OSError: if there is no such checkpoint, or one of ours lacks its image processor.
-        ValueError: if the checkpoint's image processor does what ours cannot.
+        OSError: if there is no such checkpoint, or a checkpoint of hf_vit has no image processor.
+        ValueError: if `HfViTImageProcessor` does not support an option of the checkpoint's image processor.
     """
     path = Path(name_or_path)
     try:
@@ -72,27 +72,28 @@ def load_image_processor(
 
 
 def usual_options(source: Source, **given: Any) -> dict[str, Any]:
-    """Returns how images of a checkpoint without a file of options are processed at its native size."""
+    """Returns image processor options, at the native image size, for a checkpoint without an image processor file."""
     family, native = describe(source, **given)
     if source.config.get("preprocess_cfg"):
         options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)
     elif family.images:
         options = original_image_processor_options(family.images, native.image_size)
     else:
-        logger.warning(f"{source.name!r} does not say how its images are processed. Its family's options apply.")
+        logger.warning(f"{source.name!r} has no image processor options. The defaults of its model family are used.")
         if "model_type" in source.config:
             options = image_processor_options({}, model_type=source.config["model_type"])
-        else:  # timm, whose older files hold the options beside the architecture
+        else:  # Older config.json files of timm hold these options at the top level.
             side = max(to_pair(native.image_size))
             options = timm_image_processor_options({"input_size": (3, side, side), **source.config})
     return resize_image_processor(options, native.image_size, native.num_channels)
 
 
 def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
-    """Returns options whose images have whole patches, by making them smaller where they are of one size.
+    """Returns image processor options whose fixed image size is rounded down to whole patches.
 
-    Models with patches of 14 pixels that were published for 384 leave the rest out at the right and at the bottom.
-    Ours refuse it, and get all of the image in 378 pixels: up to 6 pixels off from what the source sees.
+    Published models with patches of 14 pixels and images of 384 ignore the last 6 pixels at the right and at the
+    bottom. Models of hf_vit require whole patches, so the whole image is resized to 378 pixels instead, which shifts
+    its content by up to 6 pixels compared with the source.
     """
     size = options["crop_size"] if options.get("do_center_crop") else options["size"]
     if "height" not in size or options.get("ensure_multiple_of"):
@@ -102,8 +103,8 @@ def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any
     if tuple(whole) == sides:
         return options
     logger.warning(
-        f"Images of {sides[0]}x{sides[1]} pixels make no whole number of patches of {patch_size}. They become "
-        f"{whole[0]}x{whole[1]}, where the source leaves out what remains at the right and at the bottom."
+        f"The image size {sides[0]}x{sides[1]} is not a multiple of patch_size={patch_size}. Images are resized to "
+        f"{whole[0]}x{whole[1]} instead; the source model ignores the remaining pixels at the right and bottom."
     )
     return resize_image_processor(options, whole)
 
@@ -111,9 +112,12 @@ def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any
 def load_processor(
     model: HfViTPreTrainedModel, name_or_path: str | os.PathLike[str], **options: Any
 ) -> BaseImageProcessor | HfViTProcessor:
-    """Returns the image processor of a checkpoint, opened as `model`, with its tokenizer if the model takes texts.
+    """Returns the image processor of a checkpoint, combined with its tokenizer if the model takes texts.
 
-    `options` are arguments of `load_image_processor`.
+    Args:
+        model: The model that was loaded from the checkpoint.
+        name_or_path: Folder, file of weights, or name on the Hub.
+        **options: Arguments of `load_image_processor`.
     """
     image_processor = load_image_processor(name_or_path, **options)
     if not isinstance(model, HfViTForZeroShotImageClassification) or Path(name_or_path).is_file():
@@ -127,29 +131,30 @@ def load_processor(
 def load_tokenizer(
     model: HfViTForZeroShotImageClassification, name_or_path: str | os.PathLike[str], **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a checkpoint, which truncates texts to the length of a text tower of our own.
+    """Returns the tokenizer of a checkpoint, limited to the maximum text length of an `HfViTTextConfig` text tower.
 
-    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer, `ValueError` if it brings code of its own, or fills
-    texts up with another token than the text tower attends to.
+    Raises:
+        OSError: if the checkpoint has no tokenizer.
+        ValueError: if the tokenizer needs custom code, or its padding token is not the one of the text tower.
     """
-    with refusing_code(name_or_path, "Its tokenizer must be one of the library."):
+    with refusing_code(name_or_path, "Use a tokenizer class of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
     options = model.text_options
     if options.pad_token_id not in (None, tokenizer.pad_token_id):
         raise ValueError(
-            f"The tokenizer of {str(name_or_path)!r} fills texts up with token {tokenizer.pad_token_id}, but the text "
-            f"tower was trained to see {options.pad_token_id}. Set tokenizer.pad_token, or pass "
+            f"The tokenizer of {str(name_or_path)!r} pads with token {tokenizer.pad_token_id}, but the text "
+            f"tower was trained with padding token {options.pad_token_id}. Set tokenizer.pad_token, or pass "
             f"text_config={{'pad_token_id': {tokenizer.pad_token_id}}}."
         )
     if is_canonicalized(name_or_path, **hub):
         tokenizer = canonicalized(tokenizer)
-    if options.encoder_config is None:  # else the tokenizer alone knows
+    if options.encoder_config is None:  # A text encoder of transformers has its length limit in its tokenizer.
         tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
     return tokenizer
 
 
 def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
-    """Returns whether OpenCLIP leaves case and punctuation out of the texts for a model, before its tokenizer."""
+    """Returns whether OpenCLIP lowercases texts and removes punctuation before it tokenizes them for this model."""
     names = ("config.json", "open_clip_config.json")
     of_transformers, of_open_clip = (find_file(str(name_or_path), name, **hub) for name in names)
     if of_transformers is not None or of_open_clip is None:
@@ -159,8 +164,9 @@ def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
 
 
 def canonicalized(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Returns a tokenizer with the same tokens that leaves out case, punctuation and repeated spaces, also when saved.
+    """Returns a copy of a tokenizer that lowercases texts and removes punctuation and repeated spaces.
 
+    The copy keeps these steps when it is saved.
     Source: canonicalize_text of https://github.com/google-research/big_vision (evaluators/proj/image_text).
     """
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -172,7 +178,7 @@ def canonicalized(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase
         normalizers.Strip(),
     ]
     backend.normalizer = normalizers.Sequence([*clean, *filter(None, [backend.normalizer])])
-    # The classes for one model each build their normalizer anew when they are opened.
+    # Model-specific tokenizer classes rebuild their normalizer on loading; the generic class keeps it.
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         **tokenizer.special_tokens_map,

@@ -1,4 +1,4 @@
-"""Published checkpoints as files: configuration, and weights of any format, read tensor by tensor."""
+"""Files of published checkpoints: the configuration, and weights of several formats, read tensor by tensor."""
 
 import argparse
 import json
@@ -22,9 +22,9 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from ..model.remote_code import check_reachable
 
 
-# Arguments of `from_pretrained` that say where on the Hub files are.
+# Arguments of `from_pretrained` that locate files on the Hub
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# Names of configurations, and of the weights that go with each, the safest first.
+# Names of configuration files, and names of the weight files that belong to each, safest format first
 NAMES: Mapping[str, tuple[str, ...]] = {
     "config.json": (
         *("model.safetensors", "model.safetensors.index.json"),
@@ -32,15 +32,18 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
-# Where training code puts the weights among other things, outermost first.
+# Keys under which training code stores the weights in a checkpoint dictionary, outermost first
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
 
 
 class Weights:
-    """Tensors by name, in one file or in several shards of one format; nothing is read before it is asked for.
+    """Tensors by name, in one file or several shards of one format, read lazily.
 
-    Files are `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`), which are opened with
-    `weights_only=True`, so that no code in them runs. `OSError` if one is damaged, cut off, or no file of weights.
+    Files are `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`). Pickled files are loaded with
+    `weights_only=True`, so no code in them runs.
+
+    Raises:
+        OSError: if a file is damaged, truncated, or not a file of weights.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -54,17 +57,18 @@ class Weights:
                 self._file_of[name], self.shapes[name], self._tensors[name] = file, shape, tensor
 
     def file_of(self, name: str) -> Path:
-        """Returns the file that holds a tensor, or would hold it."""
+        """Returns the file that contains a tensor, or the first file if none does."""
         return self._file_of.get(name, self.files[0])
 
     def read(self, name: str) -> Tensor:
-        """Returns one tensor; of a safetensors file its memory is the file's, without a copy."""
+        """Returns one tensor. Tensors of safetensors files are memory-mapped, not copied."""
         return self._tensors[name][...]
 
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors that will be made into others, until `release` is called.
+        """Returns tensors that are only needed until `release` is called, as inputs of a conversion.
 
-        Those of a safetensors file are mapped again: their memory can then go back while that of `read` stays.
+        Tensors of a safetensors file come from a separate memory mapping, so that `release` can free their memory
+        while tensors returned by `read` stay valid.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
@@ -74,7 +78,7 @@ class Weights:
         return [self._mapped_anew[self.file_of(name)].get_tensor(name) for name in names]
 
     def release(self) -> None:
-        """Gives the memory of what was read to be changed back."""
+        """Frees the memory of the tensors returned by `read_to_change`."""
         self._mapped_anew.clear()
 
 
@@ -83,10 +87,10 @@ class Source:
     """A published checkpoint.
 
     Args:
-        name: Folder, file, or name on the Hub, as the user gave it.
-        config: Its configuration; empty for a lone file of weights.
-        weights: Its tensors.
-        hub: Where on the Hub it is: `HUB_ARGUMENTS`.
+        name: Folder, file, or name on the Hub, as given by the user.
+        config: Configuration of the checkpoint; empty for a file of weights without one.
+        weights: Tensors of the checkpoint.
+        hub: Location on the Hub, see `HUB_ARGUMENTS`.
     """
 
     name: str
@@ -101,11 +105,11 @@ def open_source(
     """Opens a published checkpoint without reading its tensors.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub. Of the configurations in `NAMES` the first that is
-            there counts, also beside a file.
-        architecture: timm's name of the model, where no configuration says it.
-        dataset_index: Which of several experts is taken, where there is one for each dataset.
-        **hub: `HUB_ARGUMENTS`.
+        name_or_path: Folder, file of weights, or name on the Hub. The first existing configuration file of `NAMES` is
+            used, also if it is next to a file of weights.
+        architecture: timm's name of the model, for checkpoints whose configuration does not name it.
+        dataset_index: Index of the expert to use, for models with one expert per dataset (ViTPose+).
+        **hub: Location on the Hub, see `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if there is no such checkpoint, it has no weights, or its files are damaged.
@@ -122,24 +126,24 @@ def open_source(
         if config_file is not None:
             content = {**told, **read_json(config_file)}
             return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
-    raise OSError(f"There is no {' or '.join(NAMES)} in {place!r}. Give the folder or repository of a model.")
+    raise OSError(f"{place!r} contains no {' or '.join(NAMES)}. Give the folder or repository of a model.")
 
 
 def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
-    """Returns the file `name` of a folder or repository, if there is one."""
+    """Returns the path of the file `name` in a folder or repository, or None if there is none."""
     file = cached_file(name_or_path, name, **hub, _raise_exceptions_for_missing_entries=False)
     return None if file is None else Path(file)
 
 
 def read_image_processor(source: Source) -> dict[str, Any]:
-    """Returns the options of the image processor beside a checkpoint; empty if there are none."""
+    """Returns the content of preprocessor_config.json next to a checkpoint, empty if there is none."""
     path = Path(source.name)
     file = find_file(str(path.parent) if path.is_file() else source.name, "preprocessor_config.json", **source.hub)
     return {} if file is None else read_json(file)
 
 
 def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
-    """Returns the files of weights of a folder or repository, all shards of the first of `names` that is there."""
+    """Returns the weight files of a folder or repository: the first of `names` that exists, with all its shards."""
     for name in names:
         file = find_file(name_or_path, name, **hub)
         if file is None:
@@ -152,24 +156,24 @@ def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Pa
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Returns the dictionary in a JSON file; `OSError` if it holds none."""
+    """Returns the dictionary in a JSON file; raises `OSError` if the file is not JSON or not a dictionary."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise OSError(f"{str(file)!r} is no JSON file: {error}") from error
+        raise OSError(f"{str(file)!r} is not a JSON file: {error}") from error
     if not isinstance(content, dict):
-        raise OSError(f"{str(file)!r} must hold a JSON object, not {type(content).__name__}.")
+        raise OSError(f"{str(file)!r} must contain a JSON object, not {type(content).__name__}.")
     return content
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    """Yields name, shape and tensor (or what reads it) of everything in a file."""
+    """Yields the name, shape, and tensor (or an object that reads it when indexed) of all tensors in a file."""
     if not file.is_file():
         raise OSError(f"There is no file {str(file)!r}.")
     match file.suffix:
         case ".safetensors":
             with _open_safetensors(file) as handle:
-                for name in handle.keys():  # noqa: SIM118 - the handle is no dictionary
+                for name in handle.keys():  # noqa: SIM118 - the handle is not a dictionary
                     tensor = handle.get_slice(name)
                     yield name, tuple(tensor.get_shape()), tensor
         case ".npz":
@@ -178,7 +182,9 @@ def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
             for name, tensor in _open_pickled(file).items():
                 yield name, tuple(tensor.shape), tensor
         case _:
-            raise OSError(f"{str(file)!r} is no file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file.")
+            raise OSError(
+                f"{str(file)!r} is not a file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file."
+            )
 
 
 def _open_safetensors(file: Path) -> Any:
@@ -186,13 +192,13 @@ def _open_safetensors(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise OSError(
-            f"{str(file)!r} is damaged or cut off: {error}. Download it again (force_download=True)."
+            f"{str(file)!r} is damaged or truncated: {error}. Download it again (force_download=True)."
         ) from error
 
 
 @dataclass(frozen=True)
 class _NpzArray:
-    """An array in a `.npz` file, read where it is indexed."""
+    """An array in a `.npz` file, read when it is indexed."""
 
     file: Path
     name: str
@@ -211,7 +217,7 @@ def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
                 shape, _, dtype = read(stream)
             name = entry.removesuffix(".npy")
             if dtype.kind not in "fiub":
-                raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")
+                raise OSError(f"{str(file)!r} contains {name!r} with dtype {dtype}, which torch does not support.")
             yield name, shape, _NpzArray(file, name)
 
 
@@ -220,7 +226,7 @@ def _readable(file: Path) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
-        raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
+        raise OSError(f"{str(file)!r} is damaged or truncated: {error}. Download it again.") from error
 
 
 def _open_pickled(file: Path) -> dict[str, Tensor]:
@@ -229,42 +235,43 @@ def _open_pickled(file: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise OSError(f"{str(file)!r} holds no dictionary of tensors. Save the model's state_dict().")
+        raise OSError(f"{str(file)!r} does not contain a dictionary of tensors. Save the model's state_dict().")
     return content
 
 
 def _unpickle(file: Path) -> Any:
     check_pickled(file)
     try:
-        # The command line that a model was trained with is often beside its weights; as data it is harmless.
+        # Checkpoints often include the command line of the training run as an argparse.Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except UnpicklingError as error:  # torch's own words, which would follow, advise to let the code run
+    except UnpicklingError as error:  # torch's message is not repeated: it suggests running the code in the file.
         code = re.search(r"GLOBAL (\S+)", str(error))
         if code is None:
-            raise OSError(f"{str(file)!r} is damaged or cut off. Download it again.") from None
+            raise OSError(f"{str(file)!r} is damaged or truncated. Download it again.") from None
         raise OSError(
-            f"{str(file)!r} holds more than weights ({code[1]}), and running code from a file is refused. Save the "
-            "model's state_dict() alone."
+            f"{str(file)!r} contains objects other than weights ({code[1]}). Loading them could run code in the file, "
+            "which is not allowed. Save only the model's state_dict()."
         ) from None
-    except Exception as error:  # the unpickler fails on damaged files in many ways
+    except Exception as error:  # The unpickler raises many types of errors for damaged files.
         raise OSError(
-            f"{str(file)!r} is damaged or cut off: {type(error).__name__}: {error}. Download it again."
+            f"{str(file)!r} is damaged or truncated: {type(error).__name__}: {error}. Download it again."
         ) from error
 
 
 def check_pickled(file: Path) -> None:
-    """Raises `OSError` if a file is none that `torch.save` writes, going by how it begins."""
+    """Raises `OSError` if the first bytes of a file show that `torch.save` did not write it."""
     if zipfile.is_zipfile(file):
         with _readable(file), zipfile.ZipFile(file) as archive:
             names = archive.namelist()
         if any(name.endswith("/constants.pkl") for name in names):
             raise OSError(
-                f"{str(file)!r} is a TorchScript archive, which holds code besides weights. Use the same model from "
-                "the Hub (OpenAI's ViT-B-32.pt is openai/clip-vit-base-patch32), or save its state_dict() as a file."
+                f"{str(file)!r} is a TorchScript archive, which contains code in addition to weights. Use the model "
+                "from the Hub (OpenAI's ViT-B-32.pt is openai/clip-vit-base-patch32), or save its state_dict() to a "
+                "file."
             )
         return
     with file.open("rb") as stream:
         start = stream.read(16)
-    if not start.startswith((b"PK", b"\x80")):  # a zip archive that is cut off, or a bare pickle of older releases
-        raise OSError(f"{str(file)!r} begins with {start!r}, which no file of weights does. Download it again.")
+    if not start.startswith((b"PK", b"\x80")):  # Prefixes of a truncated zip archive, and of pickles by older releases
+        raise OSError(f"{str(file)!r} begins with {start!r}, so it is not a file of weights. Download it again.")

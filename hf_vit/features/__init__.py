@@ -1,4 +1,4 @@
-"""Extraction of the features of images to files, and their evaluation."""
+"""Extraction of image features to files, and evaluation of these features."""
 
 from .encoder import open_encoder
 from .evaluation import evaluate_features, report

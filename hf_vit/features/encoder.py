@@ -1,6 +1,6 @@
-"""Features of images: tokens of a model, and as baselines raw pixels and those of an untrained model.
+"""Image features: tokens of a model, and as baselines raw pixels and tokens of an untrained model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N patches that show the image, P prefix tokens, D hidden size.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N patches without padding, P prefix tokens, D hidden size.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
 
 FEATURES = {
     "cls": "the CLS token",
-    "mean": "the mean of the patches",
-    "patches": "all patches",
+    "mean": "the mean of the patch tokens",
+    "patches": "all patch tokens",
     "pixels": f"raw pixels at {RAW_SIZE} x {RAW_SIZE}",
-    "untrained_cls": "the CLS token of the same model with fresh weights",
-    "untrained_mean": "the mean of its patches",
+    "untrained_cls": "the CLS token of the same model with random weights",
+    "untrained_mean": "the mean of the patch tokens of the same model with random weights",
 }
 UNTRAINED = "untrained_"
 UNTRAINED_SEED = 0
@@ -33,22 +33,22 @@ class ImageEncoder:
 
     Args:
         model: The model.
-        processor: Its image processor.
+        processor: Image processor of the model.
         features: Keys of `FEATURES`.
 
     Raises:
-        ValueError: if the CLS token is wanted of a model that has none.
+        ValueError: if a feature needs a CLS token and the model has none.
     """
 
     def __init__(self, model: HfViTModel, processor: BaseImageProcessor, features: Sequence[str]) -> None:
         if wanted := [name for name in features if name.endswith("cls") and not model.config.use_cls_token]:
-            raise ValueError(f"The model has no CLS token, and so no {' and '.join(wanted)}. Give --features mean.")
+            raise ValueError(f"The model has no CLS token, required for {' and '.join(wanted)}. Give --features mean.")
         self.model, self.processor, self.features = model.eval(), processor, tuple(features)
         self.untrained = _untrained(model) if any(name.startswith(UNTRAINED) for name in features) else None
 
     @property
     def widths(self) -> dict[str, int]:
-        """The number of values of each feature, of patches that of each of them."""
+        """The vector length of each feature; for "patches", the length of the vector of one patch."""
         config = self.model.config
         pixels = config.num_channels * RAW_SIZE**2
         return {name: pixels if name == "pixels" else config.hidden_size for name in self.features}
@@ -61,8 +61,8 @@ class ImageEncoder:
             images: B tensors (C, H_i, W_i), not resized.
 
         Returns:
-            (B, D) of each feature; of "patches" for each image (N_i, D), row by row, and "grid" (B, 2) int32, their
-            rows and columns.
+            A tensor (B, D) for each feature. "patches" is a list of tensors (N_i, D), one per image, in row-major
+            order, and is returned with "grid" (B, 2) int32, the numbers of rows and columns of patches.
         """
         inputs = self.processor(images=list(images), input_data_format="channels_first", return_tensors="pt")
         inputs = inputs.to(self.model.device)
@@ -80,7 +80,7 @@ class ImageEncoder:
 
 
 def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Tensor | list[Tensor]]:
-    """Runs a model; `real` (B, h, w) is True where a patch shows the image and no padding."""
+    """Runs a model and returns its features by name; `real` (B, h, w) is False for padding patches."""
     hidden_states = model(**inputs).last_hidden_state  # (B, P + h·w, D)
     seen = real.flatten(1).bool()  # (B, h·w)
     patches = hidden_states[:, model.config.num_prefix_tokens :]  # (B, h·w, D)
@@ -91,7 +91,7 @@ def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Te
 
 
 def _untrained(model: HfViTModel) -> HfViTModel:
-    """Returns a model of the same kind with fresh weights, always the same ones."""
+    """Returns a model with the same configuration and random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(UNTRAINED_SEED)
         fresh = HfViTModel(model.config, add_pooling_layer=False)
@@ -104,15 +104,15 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
         features: Keys of `FEATURES`.
-        device: Where it runs.
+        device: Device to run the model on.
 
     Raises:
-        OSError: if there is no such model, or it lacks its image processor.
-        ValueError: if it is of another kind, or has no such features.
+        OSError: if there is no such model, or it has no image processor.
+        ValueError: if the type of model is not supported, or it does not have the features.
     """
-    with without_load_report():  # which would list the head, that features do without
+    with without_load_report():  # It would list the weights of the head, which are unused on purpose.
         model, info = load_with_info(HfViTModel, name_or_path, {})
-    # tokens do not go through the pooling
+    # Features are taken before pooling layers, so their weights may be missing.
     check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])
     processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
     return ImageEncoder(model.float().to(device), processor, features)

@@ -1,6 +1,6 @@
-"""Evaluation of features: nearest neighbors, a linear probe, and retrieval of images of the same class.
+"""Evaluation of features by k-nearest neighbors, a linear probe, and retrieval of images of the same class.
 
-Shapes: M training images, B test images, D features.
+Shapes: M training images, B test images, D feature size.
 """
 
 import json
@@ -18,7 +18,7 @@ from ..training.checkpoints import write_whole
 from .files import FeatureSplit
 
 
-# Titles and formats of the columns of the table
+# Title and number format of each column of the printed table
 COLUMNS = {
     "knn_accuracy": ("k-NN", ".2%"),
     "linear_probe_accuracy": ("linear probe", ".2%"),
@@ -27,20 +27,20 @@ COLUMNS = {
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
-PAIRS_AT_A_TIME = 2**24  # of a test image and one that it is compared with
+PAIRS_AT_A_TIME = 2**24  # Pairs of images compared at once, which limits memory
 FILE_NAME = "evaluation.json"
 
 
 def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]:
-    """Evaluates every feature that is one vector an image.
+    """Evaluates all features that have one vector per image.
 
     Args:
-        train: Features to train on, and to search.
-        test: Features that are evaluated.
+        train: Features of the training images.
+        test: Features of the test images.
 
     Returns:
-        By feature, and for the baseline of the most frequent class of the training images, the scores
-        that `COLUMNS` names, in [0, 1]; beside them the splits, their sizes and the model.
+        The model, the splits, their sizes, and "scores" with the metrics of `COLUMNS`, in [0, 1], for each feature and
+        for the baseline that always predicts the most frequent training class.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -66,10 +66,17 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
-    """Returns the scores of features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
+    """Returns the metrics of one feature.
+
+    Args:
+        known: Features of the training images, (M, D).
+        classes: Class numbers of the training images, (M,).
+        features: Features of the test images, (B, D).
+        truth: Class numbers of the test images, (B,).
+    """
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
-    # as many queries at a time as can be compared with all others
+    # Queries are processed in chunks to limit the memory for their distances to all other images.
     for rows in torch.arange(len(truth)).split(max(1, PAIRS_AT_A_TIME // max(len(truth), len(classes)))):
         queries, own = features[rows], truth[rows]
         neighbors.append(classify_by_neighbors(queries, known, classes))
@@ -85,7 +92,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
 
 
 def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns scores by feature as lines of text."""
+    """Returns a text table with one line of metrics for each feature."""
     rows = [["", *(title for title, _ in COLUMNS.values())]]
     for name, found in scores.items():
         cells = (format(found[column], spec) if column in found else "-" for column, (_, spec) in COLUMNS.items())
@@ -96,19 +103,19 @@ def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable[[str], None]) -> None:
-    """Evaluates features, writes evaluation.json and reports what is in it.
+    """Evaluates features, writes evaluation.json, and prints the scores as a table.
 
     Args:
-        train: Features to train on, and to search.
-        test: Features that are evaluated.
-        folder: Where to write.
+        train: Features of the training images.
+        test: Features of the test images.
+        folder: Folder for evaluation.json.
         echo: Prints lines of text for the user.
     """
     found = evaluate_features(train, test)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
     echo(
-        f"{len(test.labels):,} {test.name} images of {found['classes']} classes beside {len(train.labels):,} of train"
+        f"{len(test.labels):,} {test.name} images and {len(train.labels):,} train images of {found['classes']} classes"
     )
     echo(format_table(found["scores"]))
-    echo(f"The same as JSON: {folder / FILE_NAME}")
+    echo(f"Scores written to {folder / FILE_NAME}")

@@ -1,4 +1,4 @@
-"""Extraction of the features of images to files: on any number of processes, resumed where it was interrupted.
+"""Extraction of image features to files, on any number of processes. An interrupted extraction can be resumed.
 
 Shapes: C channels, H W pixels.
 """
@@ -46,7 +46,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 @dataclass
 class ExtractionArguments(SourceArguments):
-    """Which features to extract, and from which images."""
+    """Options of a feature extraction: images, model, features and output."""
 
     loader_options = (*SourceArguments.loader_options, "label_column_name")
     takes_several = True
@@ -68,36 +68,36 @@ class ExtractionArguments(SourceArguments):
     features: list[str] = extraction_option(
         ["mean"], "Some of: " + "; ".join(f"{name}, {what}" for name, what in FEATURES.items()) + "."
     )
-    dtype: str = extraction_option("float32", "Type of the numbers that are written, or float16.")
-    batch_size: int = extraction_option(32, "Images that go through the model at a time.", COUNT)
+    dtype: str = extraction_option("float32", "Data type of the written features: float32 or float16.")
+    batch_size: int = extraction_option(32, "Number of images per forward pass of the model.", COUNT)
     rows_per_shard: int = extraction_option(
-        4096, "Images of a file: what one process does, and at most loses if it is killed.", COUNT
+        4096, "Number of images per file. A process that is killed loses at most the images of one file.", COUNT
     )
     num_workers: int = extraction_option(
-        0, "Processes that read images, for each that runs the model.", NOT_NEGATIVE, synonyms="workers"
+        0, "Number of processes that read images, per process that runs the model.", NOT_NEGATIVE, synonyms="workers"
     )
     skip_unreadable: bool = extraction_option(
-        False, "Leave images out that cannot be read, rather than stop.", resume="free"
+        False, "Skip images that cannot be read instead of stopping with an error.", resume="free"
     )
     use_cpu: bool = extraction_option(
-        False, "Leave GPUs alone.", brief="Leave GPUs alone.", synonyms="cpu no_cuda", resume="free"
+        False, "Run on the CPU.", brief="Run on the CPU.", synonyms="cpu no_cuda", resume="free"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.model_name_or_path:
-            raise ValueError("No model is given. Set --model_name_or_path path/to/model, or to a name on the Hub.")
+            raise ValueError("No model is given. Set --model_name_or_path to a path or a name on the Hub.")
         if not self.features or {*self.features} - {*FEATURES}:
-            raise ValueError(f"features={self.features} are not all known. Choose among {', '.join(FEATURES)}.")
+            raise ValueError(f"features={self.features} must be one or more of {', '.join(FEATURES)}.")
         if len({*self.features}) < len(self.features):
-            raise ValueError(f"features={self.features} names one twice.")
+            raise ValueError(f"features={self.features} contains duplicates. Give each feature once.")
         check_apart(self.sources, self.output_dir)
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not known. Choose {' or '.join(DTYPES)}.")
+            raise ValueError(f"dtype={self.dtype!r} must be {' or '.join(DTYPES)}.")
 
 
 def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Features:
-    """Returns the columns of a file, for vectors of length D (`widths`) of each feature."""
+    """Returns the columns of a parquet file; `widths` contains the vector length of each feature."""
     columns = Features({"file": Value("string"), **({"label": Value("string")} if has_labels else {})})
     for name, width in widths.items():
         vector = List(Value(dtype), length=width)
@@ -108,27 +108,27 @@ def columns_of(widths: Mapping[str, int], dtype: str, has_labels: bool) -> Featu
 
 
 def round_vectors(vectors: Tensor, name: str, dtype: str) -> np.ndarray:
-    """Returns a feature of an image as an array, or raises `ValueError` if half precision cannot hold a number."""
+    """Returns a feature of one image as an array; raises `ValueError` if a value exceeds the range of `dtype`."""
     rounded = vectors if name == "grid" else vectors.to(DTYPES[dtype])
     if rounded.isfinite().all() or not vectors.isfinite().all():
         return rounded.numpy(force=True)
     raise ValueError(
-        f"The feature {name!r} goes up to {float(vectors.abs().max()):g}, and {dtype} to "
-        f"{torch.finfo(rounded.dtype).max:g}. Give --dtype float32, and another --output_dir."
+        f"The feature {name!r} has values up to {float(vectors.abs().max()):g}, but the largest value of {dtype} is "
+        f"{torch.finfo(rounded.dtype).max:g}. Give --dtype float32 and another --output_dir."
     )
 
 
 class ReadImage(NamedTuple):
-    """An image, or what is wrong with it."""
+    """A decoded image, or the reason why it cannot be read."""
 
     file: str
-    label: str | None  # name of its class, if that is known
-    pixels: Tensor | None  # (C, H, W) uint8 or float32; None where it cannot be read
-    fault: str = ""  # why it cannot
+    label: str | None  # Class name, None if unknown
+    pixels: Tensor | None  # (C, H, W) uint8 or float32; None if the image cannot be read
+    fault: str = ""  # Reason why the image cannot be read
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Images of a split of `load_unlabeled_images`, with as many channels as an image processor takes."""
+    """Images of a split of `load_unlabeled_images`, with the number of channels that the image processor expects."""
 
     def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
         self.rows = rows.cast_column("image", Image(decode=False))
@@ -150,21 +150,22 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
 
 
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
-    """Writes the features of images to parquet files, `rows_per_shard` images each.
+    """Writes the features of images to parquet files with `rows_per_shard` images each.
 
-    Each process does a share of the files that are not there yet, whole ones, so that neither processes nor
-    interruptions change what is in them. The columns are `file`, `label` where classes are known, and the features,
-    lists of numbers: of "patches" one for each patch, row by row, with the rows and columns in `grid`.
+    Missing files are distributed among processes. Each file is written by one process, so the content of files does
+    not depend on the number of processes or on interruptions. The columns are `file`, `label` if classes are known,
+    and one list of numbers per feature. For "patches", there is one list per patch, in row-major order, and `grid`
+    contains the numbers of rows and columns.
 
     Args:
-        args: Which features of which images.
+        args: Options of the extraction.
 
     Returns:
-        The number of images of each split, on every process, which may be done before the others are.
+        The number of images of each split. It is returned on every process as soon as that process is done.
 
     Raises:
-        OSError: if model or images are missing, or an image cannot be read.
-        ValueError: if the data are wrong, or the folder holds other features.
+        OSError: if the model or images are missing, or an image cannot be read.
+        ValueError: if the data are invalid, or the folder contains other features.
     """
     check_writable(Path(args.output_dir))
     state = PartialState(cpu=args.use_cpu)
@@ -187,7 +188,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
         settings.start(folder)
     shards = plan_shards(settings.images, args.rows_per_shard)
     missing = [shard for shard in shards if not (folder / shard.name).is_file()]
-    state.wait_for_everyone()  # from now on there are more and more
+    state.wait_for_everyone()  # No process writes files before all have listed the missing ones.
     own = missing[state.process_index :: state.num_processes]
     total = sum(shard.stop - shard.start for shard in own)
     with logging.tqdm(total=total, desc="Extracting", unit=" images", disable=not state.is_main_process) as bar:
@@ -204,11 +205,20 @@ def write_shard(
     args: ExtractionArguments,
     count: Callable[[int], object],
 ) -> None:
-    """Writes the features of a range of a split's images; calls `count` with the number of images of every batch."""
+    """Writes the features of one shard to a file.
+
+    Args:
+        folder: Folder for the file.
+        shard: Range of images.
+        split: All images of the split.
+        encoder: Computes the features.
+        args: Options of the extraction.
+        count: Called after each batch with the number of its images.
+    """
     images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
     columns = columns_of(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
     file = folder / shard.name
-    unfinished = file.with_suffix(".part")  # which gets its name once it is complete
+    unfinished = file.with_suffix(".part")  # Renamed when the file is complete
     with ParquetWriter(path=str(unfinished), features=columns, writer_batch_size=args.batch_size) as writer:
         for batch in DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list):
             readable = _readable(batch, args.skip_unreadable)
@@ -226,19 +236,19 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
     for image in (image for image in batch if image.pixels is None):
         if not skip_unreadable:
             raise OSError(
-                f"{image.file} cannot be read: {image.fault}. Repair it and resume by the same command, or leave such "
-                "images out with --skip_unreadable true."
+                f"{image.file} cannot be read: {image.fault}. Repair it and resume with the same command, or skip "
+                "unreadable images with --skip_unreadable true."
             )
-        logger.warning("Left out, as it cannot be read: %s: %s", image.file, image.fault)
+        logger.warning("Skipping unreadable image %s: %s", image.file, image.fault)
     return [image for image in batch if image.pixels is not None]
 
 
 def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
-    """Runs an extraction; exits with one line that names the error.
+    """Runs an extraction. Errors end the program with a one-line message.
 
     Args:
-        values: Values of the options of `ExtractionArguments` by name, and maybe a `recipe`.
-        echo: Prints a line of text for the user; called on the first process.
+        values: Values of the options of `ExtractionArguments` by name, and optionally a `recipe`.
+        echo: Prints a line of text for the user; called on the first process only.
     """
     try:
         (args,) = build((ExtractionArguments,), with_recipe(values))
@@ -247,5 +257,5 @@ def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     if PartialState().is_main_process:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
-        echo(f"Features ({', '.join(args.features)}) of images, {sizes}: {args.output_dir}")
-    PartialState().destroy_process_group()  # else several processes can abort while they exit
+        echo(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
+    PartialState().destroy_process_group()  # Avoids crashes of other processes at exit.

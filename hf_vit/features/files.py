@@ -1,4 +1,4 @@
-"""Folders of features: files of one size, what decides about their content, and reading them by column."""
+"""Feature folders: the settings that determine their content, division into files, and reading by column."""
 
 import json
 import math
@@ -17,23 +17,23 @@ from ..training.checkpoints import write_whole
 
 
 SETTINGS_NAME = "features.json"
-PLACES = ("model", "dataset")  # where things lay, which does not decide what the features are
+PLACES = ("model", "dataset")  # Paths, which may change without changing the features
 
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """What decides about the features in a folder; a file beside them, so that it never holds those of two models.
+    """Settings that determine the features in a folder, saved with them so that different features are never mixed.
 
     Args:
         model: Name or path of the model.
-        dataset: Where the images were.
+        dataset: Path or name of the images.
         weights: Digest of the model's weights.
-        image_processor: Digest of the settings of its image processor.
+        image_processor: Digest of the image processor's settings.
         files: Digest of the names and contents of the images.
         images: Number of images of each split.
         features: Names of the features.
-        dtype: Type of the numbers.
-        rows_per_shard: Number of images of a full file.
+        dtype: Data type of the features.
+        rows_per_shard: Number of images per file; the last file of a split may have fewer.
     """
 
     model: str
@@ -48,14 +48,14 @@ class FeatureSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "FeatureSettings":
-        """Reads the settings of a folder of features, or raises `OSError`."""
+        """Reads the settings of a feature folder; raises `OSError` if there are none."""
         file = folder / SETTINGS_NAME
         if not file.is_file():
-            raise OSError(f"{folder} holds no features, as there is no {file}. Make some: extract_features.py.")
+            raise OSError(f"{folder} contains no features: there is no {file}. Run extract_features.py first.")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def start(self, folder: Path) -> None:
-        """Writes the settings into a new folder; raises `ValueError` if it holds other features, or other files."""
+        """Writes the settings to a new folder; raises `ValueError` if it contains other features or other files."""
         file = folder / SETTINGS_NAME
         if file.is_file():
             found = FeatureSettings.read(folder)
@@ -63,28 +63,28 @@ class FeatureSettings:
             if changed := [name for name in now if name not in PLACES and then[name] != now[name]]:
                 differences = "; ".join(f"{name}: {then[name]} then, {now[name]} now" for name in changed)
                 raise ValueError(
-                    f"{folder} holds features of {found.model} on {found.dataset}, made with other settings "
-                    f"({differences}). Resume with these, or give another --output_dir."
+                    f"{folder} contains features of {found.model} on {found.dataset} with other settings "
+                    f"({differences}). Resume with the same settings, or give another --output_dir."
                 )
             return
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
-            raise ValueError(f"{folder} holds {listed(others)}, which are no features. Give another --output_dir.")
+            raise ValueError(f"{folder} contains {listed(others)}, which are not features. Give another --output_dir.")
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(asdict(self), indent=2) + "\n")
 
     def check_comparable(self, other: "FeatureSettings") -> None:
-        """Raises `ValueError` if other features are of another model or another image processor."""
+        """Raises `ValueError` if `other` was made with another model or another image processor."""
         for name in ("weights", "image_processor"):
             if vars(self)[name] != vars(other)[name]:
                 raise ValueError(
-                    f"The features are of two models: their {name} differ ({self.model} and {other.model}). Extract "
-                    "both with the same one."
+                    f"Training and test features come from two models, {self.model} and {other.model}: {name} differ. "
+                    "Extract both with the same model."
                 )
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of the images of a split, from `start` to `stop`, whose features are in file `number` of `count`."""
+    """The images `start` to `stop` - 1 of a split, whose features are in file `number` of `count` files."""
 
     split: str
     number: int
@@ -94,12 +94,12 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The name of the file, as on the Hub."""
+        """The file name, in the naming scheme of the Hub."""
         return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
 
 
 def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
-    """Divides splits of so many images; neither processes nor restarts change it."""
+    """Divides splits into shards, given the number of images of each split."""
     return [
         Shard(split, number, math.ceil(size / rows_per_shard), start, min(start + rows_per_shard, size))
         for split, size in images.items()
@@ -109,14 +109,14 @@ def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
 
 @dataclass(frozen=True)
 class FeatureSplit:
-    """The features of a split whose images have a class.
+    """The features of the labeled images of a split.
 
     Args:
         name: Name of the split.
         files: Parquet files, in order.
-        labels: Name of the class of each image.
-        is_labeled: (rows,) bool, False for images without a class, which are left out.
-        settings: What they are of.
+        labels: Class name of each labeled image.
+        is_labeled: (rows,) bool, False for unlabeled images, which are skipped.
+        settings: Settings of the extraction.
     """
 
     name: str
@@ -127,11 +127,11 @@ class FeatureSplit:
 
     @property
     def vectors(self) -> list[str]:
-        """Names of the features that are one vector an image."""
+        """The names of the features that have one vector per image."""
         return [name for name in self.settings.features if name != "patches"]
 
     def read(self, feature: str) -> Tensor:
-        """Returns the vectors (M, D) float32 of the images that have a class."""
+        """Returns the vectors (M, D) float32 of the labeled images."""
         table = pa.concat_tables(pq.read_table(file, columns=[feature]) for file in self.files)
         width = table.schema.field(feature).type.list_size
         chunks = [chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, width) for chunk in table[feature].chunks]
@@ -142,30 +142,30 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     """Opens the features of a split.
 
     Args:
-        folder: As `extract_features` has left it.
-        names: The first of these splits that it has is taken.
+        folder: Output folder of `extract_features`.
+        names: Names of splits; the first existing one is opened.
 
     Raises:
-        OSError: if the folder holds no features.
-        ValueError: if it has none of the splits, they are not complete, or no classes are known.
+        OSError: if the folder contains no features.
+        ValueError: if none of the splits exists, files are missing, or the images have no labels.
     """
     settings = FeatureSettings.read(folder)
     name = next((name for name in names if name in settings.images), None)
     if name is None:
         raise ValueError(
-            f"{folder} holds features of {listed(list(settings.images))}, and not of {' or '.join(names)}. Give "
-            "the folder of the training images, and after it that of the test images."
+            f"{folder} contains the splits {listed(list(settings.images))}, but not {' or '.join(names)}. Give the "
+            "feature folder of the training images, followed by that of the test images."
         )
     shards = plan_shards({name: settings.images[name]}, settings.rows_per_shard)
     files = tuple(folder / shard.name for shard in shards)
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(
-            f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Let "
-            "extract_features.py finish them, by the same command."
+            f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Run "
+            "extract_features.py again with the same options to complete them."
         )
     if "label" not in pq.read_schema(files[0]).names:
         raise ValueError(
-            f"The features in {folder} are of images without classes. Extract them from folders of classes, or with "
+            f"The features in {folder} have no class labels. Extract them from class folders, or with "
             "--label_column_name."
         )
     labels = pa.concat_tables(pq.read_table(file, columns=["label"]) for file in files)["label"]
@@ -174,15 +174,16 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
 
 
 def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureSplit]:
-    """Opens features to train on, and others to evaluate.
+    """Opens the features of training and test images.
 
     Args:
-        folders: One folder with several splits, of which "test", else "validation" is evaluated, or two: that of the
-            training images, and that of the test images, of whatever split.
+        folders: One folder whose split "test" or, if there is none, "validation" is evaluated; or two folders: that
+            of the training images, and that of the test images with any split.
 
     Raises:
-        OSError: if a folder holds no features.
-        ValueError: if a split is missing or not complete, has fewer than two classes, or they are of two models.
+        OSError: if a folder contains no features.
+        ValueError: if a split is missing or incomplete, the features come from two models, there are fewer than two
+            training classes, or no test image is labeled.
     """
     train = open_split(folders[0], ["train"])
     others = SPLITS[::-1] if len(folders) == 2 else SPLITS[:0:-1]  # "test" first
@@ -190,7 +191,7 @@ def open_train_and_test(folders: Sequence[Path]) -> tuple[FeatureSplit, FeatureS
     train.settings.check_comparable(test.settings)
     if len(set(train.labels)) < 2 or not test.labels:
         raise ValueError(
-            f"The training images are of {len(set(train.labels))} classes, and {len(test.labels)} test images "
-            "have one. There must be at least 2 and 1."
+            f"The features have {len(set(train.labels))} training classes and {len(test.labels)} labeled test images. "
+            "At least 2 training classes and 1 labeled test image are required."
         )
     return train, test

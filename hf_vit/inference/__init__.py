@@ -1,1 +1,1 @@
-"""What happens to a trained model: predictions, optimization, exports."""
+"""Inference with trained models: prediction, optimization and export."""

@@ -1,7 +1,7 @@
-"""Compilation of a model for images of one shape, in a process of its own that can be stopped when it takes too long.
+"""Ahead-of-time compilation of a model for images of one shape, in a separate process with a time limit.
 
-The process runs this very file, so it imports nothing but torch. The compiled program has the weights in it, packed as
-the matrix products of the processor read them, and is called without a guard or a line of Python between its kernels.
+The process runs this file as a script, so the file imports only torch. The compiled program contains the weights,
+packed for the matrix multiplications of the processor, and runs without guards or Python code between kernels.
 """
 
 import os
@@ -21,55 +21,55 @@ from torch.utils import _pytree as pytree
 
 
 class CompilationError(RuntimeError):
-    """A model cannot be compiled here; the text says why, in one line."""
+    """Raised if a model cannot be compiled on this machine; the message is the reason, in one line."""
 
 
 class FlatOutputs(nn.Module):
-    """A model whose outputs are the tensors in them, without their names."""
+    """Wraps a model to return a flat list of its output tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> list[Tensor]:
-        """(B, C, H, W) to the tensors in the order of the output's fields."""
+        """Returns the output tensors for images (B, C, H, W), in the order of the output's fields."""
         return list(pytree.tree_leaves(self.model(pixel_values=pixel_values)))
 
 
 def check_compiler() -> None:
-    """Raises `CompilationError` where there is no C++ compiler."""
+    """Raises `CompilationError` if there is no C++ compiler."""
     from torch._inductor import config
 
     name = config.cpp.cxx[-1]
     if shutil.which(name) is None:
-        raise CompilationError(f"there is no C++ compiler: {name} is not found. Install it, or set CXX")
+        raise CompilationError(f"no C++ compiler found: {name} is missing. Install it, or set CXX")
 
 
 def compile_flat(model: nn.Module, images: Tensor, max_seconds: float) -> Callable[[Tensor], list[Tensor]]:
     """Compiles a model that returns a list of tensors for images (B, C, H, W) of one shape and dtype.
 
     Args:
-        model: In evaluation mode, on a CPU.
-        images: Of the shape and dtype that the program will take. It does not check them.
-        max_seconds: Time after which the compilation is given up.
+        model: Model in evaluation mode, on the CPU.
+        images: Images of the shape and dtype to compile for. The program does not check its inputs.
+        max_seconds: Time limit of the compilation.
 
     Raises:
-        CompilationError: if the model cannot be exported or compiled, or that takes too long.
+        CompilationError: if the model cannot be exported or compiled within the time limit.
     """
     check_compiler()
     with tempfile.TemporaryDirectory(prefix="hf_vit_") as folder:
         exported, package = Path(folder) / "exported.pt2", Path(folder) / "compiled.pt2"
         try:
             torch.export.save(torch.export.export(model, (images,), strict=False), exported)
-        except Exception as error:  # tracing fails in many ways
-            raise CompilationError(f"torch.export fails: {first_line(error)}") from error
+        except Exception as error:  # Tracing raises many types of errors.
+            raise CompilationError(f"torch.export failed: {first_line(error)}") from error
         _run_apart(str(exported), str(package), max_seconds)
         program = torch._inductor.aoti_load_package(str(package))
     return lambda pixel_values: program(pixel_values)
 
 
 def _run_apart(exported: str, package: str, max_seconds: float) -> None:
-    """Compiles in another process, which ends with all that it has started after `max_seconds`."""
+    """Compiles in another process, which is killed with its child processes after `max_seconds`."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), exported, package, str(torch.get_num_threads())]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -77,24 +77,24 @@ def _run_apart(exported: str, package: str, max_seconds: float) -> None:
     try:
         _, errors = process.communicate(timeout=max(max_seconds, 0))
     except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"not compiled after max_seconds: {max_seconds:.0f} s were left") from error
+        raise CompilationError(f"compilation exceeded max_seconds: {max_seconds:.0f} s were left") from error
     finally:
         if process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the C++ compiler is a child of that process
+                os.killpg(process.pid, signal.SIGKILL)  # Also kills the C++ compiler, a child of the process.
             process.communicate()
     if process.returncode or not os.path.exists(package):
         lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
-        raise CompilationError(f"the compiler fails: {lines[-1][:200]}")
+        raise CompilationError(f"the compiler failed: {lines[-1][:200]}")
 
 
 def first_line(error: Exception) -> str:
-    """Returns the kind of an error and the first line of its text."""
+    """Returns the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 def _compile(exported: str, package: str, num_threads: str) -> None:
-    """Compiles what `torch.export` has saved; the program uses `num_threads`."""
+    """Compiles a program saved by `torch.export`. The result runs with `num_threads` threads."""
     torch.set_num_threads(int(num_threads))
     program: Any = torch.export.load(exported)
     with torch.no_grad():

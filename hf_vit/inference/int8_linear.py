@@ -1,4 +1,4 @@
-"""Linear layers in 8-bit integers, for processors with such matrix products (VNNI, AMX).
+"""Linear layers with 8-bit integers, for processors with 8-bit matrix multiplication (VNNI, AMX).
 
 Shapes: M rows, K inputs, N outputs.
 """
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 
 
-LEVELS = 255  # of an activation: 0 to 255
-LEVELS_OF_WEIGHT = 127  # on either side of 0
+LEVELS = 255  # Activations are quantized to 0…255.
+LEVELS_OF_WEIGHT = 127  # Weights are quantized to -127…127.
 
 
 class Int8Linear(nn.Module):
-    """A linear layer whose weights, per output, and inputs, all with one scale, are 8-bit integers.
+    """A linear layer with 8-bit weights, scaled per output channel, and 8-bit inputs with a single scale.
 
     Args:
-        linear: The layer that it stands for.
-        low: (K,), the least value of each input over images like those to come.
-        high: (K,), the largest.
+        linear: The layer to quantize.
+        low: (K,), the smallest value of each input channel on calibration images.
+        high: (K,), the largest value of each input channel on calibration images.
     """
 
-    # Channels of the input are evened out at the cost of the weights: SmoothQuant (https://arxiv.org/abs/2211.10438),
-    # at its default of one half.
+    # SmoothQuant (https://arxiv.org/abs/2211.10438) with its default strength of one half: large input channels are
+    # scaled down, and the corresponding weights are scaled up.
 
     inverse: Tensor
     weight: Tensor
@@ -52,23 +52,28 @@ class Int8Linear(nn.Module):
         self.dtype = linear.weight.dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., K) to (..., N)."""
+        """Maps inputs (..., K) to outputs (..., N)."""
         rows = inputs.flatten(0, -2)  # (M, K)
         integers = (rows * self.inverse + self.zero_point).round().clamp(0, LEVELS).to(torch.uint8)
-        # What compiles does this once and for all.
+        # The compiler folds this constant.
         packed = torch.ops.onednn.qlinear_prepack(self.weight, list(rows.shape))
-        post_operation = ("none", [0.0], "")  # with an argument, as torch.export cannot save an empty list
+        post_operation = ("none", [0.0], "")  # With a dummy argument, as torch.export cannot save an empty list
         inputs_and_weights = (integers, self.scale, self.zero_point, packed, self.weight_scale, self.zeros, self.bias)
         outputs = torch.ops.onednn.qlinear_pointwise(*inputs_and_weights, 1.0, 0, self.dtype, *post_operation)
         return outputs.unflatten(0, inputs.shape[:-1])
 
 
 def quantize_blocks(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Replaces the linear layers of all blocks by ones in 8 bits, for the range of inputs that they have in `run`."""
+    """Replaces the linear layers of all transformer blocks by 8-bit ones.
+
+    Args:
+        model: The model to change.
+        run: Runs the model on calibration images, on which the ranges of inputs are measured.
+    """
     found = {
         f"{name}.{inner}": layer
         for name, block in model.named_modules()
-        if type(block).__name__ == "HfViTLayer"  # ours, or the copy that a checkpoint brings
+        if type(block).__name__ == "HfViTLayer"  # By name: a checkpoint may come with its own copy of the class.
         for inner, layer in block.named_modules()
         if isinstance(layer, nn.Linear)
     }

@@ -1,6 +1,6 @@
-"""One call that makes a model fast on the machine at hand: precision, compilation, int8.
+"""Optimization of a model for inference on the current machine by precision, compilation and int8.
 
-Everything is measured here, on the task and the image size of the model, and nothing is kept that is not faster.
+Each variant is measured with the task and the image size of the model, and kept only if it is faster.
 """
 
 import copy
@@ -26,25 +26,25 @@ from .int8_linear import quantize_blocks
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
 Run = Callable[[Tensor], Any]
 
-LEAST_GAIN = 1.05  # times as fast: less is not kept
-ROUNDS, MIN_SECONDS = 9, 0.1  # of a measurement; in each round either is repeated for that long at least
-# What int8 may change: of the likeliest classes, or else of the outputs (root mean square)
+LEAST_GAIN = 1.05  # Minimum speedup for a variant to be kept
+ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round
+# Largest accepted changes by int8: fraction of changed predicted classes, or else relative change of the outputs (RMS)
 MOST_CHANGED, MOST_CHANGED_OUTPUTS = 0.01, 0.05
-# Largest difference to the outputs of the model given, as a share of the largest value of each
+# Largest accepted difference from the outputs of the original model, relative to the largest value of each output
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One thing that was tried.
+    """Measurement of one variant of a model.
 
     Args:
-        name: What it is.
-        seconds: Of a batch, the median; None where it did not come to run.
-        ratio: How many times as fast as the model given.
-        difference: The largest to the outputs of the model given, as a share of the largest value.
-        kept: Whether it was faster than all before it, and its outputs close enough.
-        note: Why not, or what is to be known.
+        name: Description of the variant.
+        seconds: Median time per batch in seconds; None if the variant was not timed.
+        ratio: Speedup compared with the original model.
+        difference: Largest difference from the outputs of the original model, relative to the largest value.
+        kept: Whether it was faster than all variants before, with outputs within the tolerance.
+        note: Reason for rejection, or a remark.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Trial:
 
 @dataclass
 class OptimizationReport:
-    """What `optimize_for_inference` tried, in order; printed, it is a table.
+    """Results of `optimize_for_inference` for all variants, in order. Its string form is a Markdown table.
 
     Args:
-        shape: (B, C, H, W) of the images that it was measured on.
-        trials: The first is the model as it was given.
+        shape: Shape (B, C, H, W) of the images used for timing.
+        trials: Measurements; the first is the original model.
     """
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class OptimizationReport:
 
     @property
     def best(self) -> Trial:
-        """What the optimized model runs."""
+        """The variant that the optimized model uses."""
         return [trial for trial in self.trials if trial.kept][-1]
 
     def __str__(self) -> str:
@@ -80,19 +80,19 @@ class OptimizationReport:
         for trial in self.trials:
             seconds = None if trial.seconds is None else trial.seconds * 1000
             numbers = (cell(seconds, ".2f"), cell(trial.ratio, ".2f"), cell(trial.difference, ".1e"))
-            verdict = "kept" if trial.kept else "left out"
+            verdict = "kept" if trial.kept else "not kept"
             rows.append((trial.name, *numbers, f"{verdict}: {trial.note}" if trial.note else verdict))
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 class CompiledProgram:
-    """A compiled program, which cannot leave this process; a copy of its model shares it."""
+    """A compiled program, which is bound to this process. Copies of a model share it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def __call__(self, pixel_values: Tensor) -> Any:
-        """Runs the program."""
+        """Runs the compiled program on images."""
         return self.run(pixel_values)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledProgram":
@@ -100,15 +100,16 @@ class CompiledProgram:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "An optimized model holds a program that is compiled for this process, and cannot be pickled. Pickle the "
-            "model that it was made from, and call optimize_for_inference where it is opened."
+            "An optimized model contains a program compiled for this process and cannot be pickled. Pickle the "
+            "original model, and call optimize_for_inference after loading it."
         )
 
 
 class WeightWatch:
-    """Notices in about 0.1 ms whether the weights or parts of a model have changed since this was made."""
+    """Detects changes of the weights or modules of a model since this object was created, in about 0.1 ms."""
 
-    # Fused optimizers and changes by way of `.data` raise no version counter, so a value of each tensor is compared.
+    # Fused optimizers and changes via `.data` do not increment version counters, so one value of each tensor is
+    # compared, too.
 
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         self.model = model
@@ -120,25 +121,25 @@ class WeightWatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.check()
-        return type(self), (self.model,)  # copies have counters of their own
+        return type(self), (self.model,)  # Copied tensors have their own version counters.
 
     def read(self) -> tuple[list[tuple[int, int]], Tensor]:
-        """Returns version and address of each tensor, and its value that was the largest."""
+        """Returns the version and address of each tensor, and the current value at its largest element."""
         return [(version_of(own), own.data_ptr()) for own in self.tensors], torch.stack(self.samples)
 
     def check(self) -> None:
-        """Raises `ValueError` if a weight or part of the model has changed."""
+        """Raises `ValueError` if a weight or module of the model has changed."""
         versions, values = self.read()
         is_same = versions == self.versions and torch.equal(values, self.values)
         if not is_same or any(holder.get(name) is not held for holder, name, held in self.places):
             raise ValueError(
                 f"The weights of {type(self.model).__name__} have changed since it was optimized, and the optimized "
-                "model still has the old ones. Call optimize_for_inference(model) again, or make a new pipeline."
+                "model still uses the old ones. Call optimize_for_inference(model) again, or create a new pipeline."
             )
 
 
 def largest_of(tensor: Tensor) -> Tensor:
-    """Returns a view () of the value of the largest magnitude, which almost any change of a tensor changes."""
+    """Returns a view () of the value of largest magnitude, which almost any update of a tensor changes."""
     return tensor[tuple(map(int, torch.unravel_index(tensor.abs().argmax(), tensor.shape)))]
 
 
@@ -146,11 +147,11 @@ class FastForward:
     """The forward pass of an optimized model.
 
     Args:
-        given: The forward pass of the model as it was given.
-        eager: The model in the precision that was kept; runs images of any shape, and calls with more than images.
-        program: What was compiled from it, for images of one shape; None where nothing was.
-        images: Images of that shape and of the dtype that the program takes.
-        watch: Of the model as it was given.
+        given: Forward pass of the original model.
+        eager: Model in the selected precision; used for images of other shapes, and calls with further arguments.
+        program: Program compiled from `eager` for images of one shape; None if nothing was compiled.
+        images: Example images with the shape and dtype of the program.
+        watch: Detects changes of the original model.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class FastForward:
         self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
 
     def __call__(self, pixel_values: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Takes what `forward` of the model takes, and returns what it returns, without gradients."""
+        """Runs the optimized forward pass, with the arguments and outputs of `forward`, without gradients."""
         self.watch.check()
         has_more = any(args) or any(
             value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
@@ -176,7 +177,7 @@ class FastForward:
             is_fitting = isinstance(pixel_values, Tensor) and pixel_values.shape == self.shape
             if self.program is None or has_more or not is_fitting or pixel_values.device != self.device:
                 outputs = self.eager(pixel_values, *args, **kwargs)
-            else:  # which reads memory as it was compiled for
+            else:  # The compiled program expects contiguous memory and a fixed dtype.
                 outputs = self.program(pixel_values.to(self.dtype).contiguous())
         return pytree.tree_map_only(
             Tensor, lambda value: value.to(self.dtype) if value.is_floating_point() else value, outputs
@@ -194,37 +195,37 @@ def optimize_for_inference(
     max_seconds: float = 120.0,
     images: Tensor | None = None,
 ) -> ModelT:
-    """Makes a model fast on this machine, by trying what may help and keeping what is at least 5 % faster.
+    """Optimizes a model for inference on this machine: tries variants and keeps those that are at least 5 % faster.
 
-    Precision and compilation change outputs by rounding alone, and are left out where it is more: 1e-4 of the largest
-    value in float32, 5e-2 in bfloat16. int8 approximates: it is left out where more than 1 % of the likeliest
-    classes change, or outputs of other tasks by more than 5 %.
+    A change of precision and compilation are rejected if outputs differ by more than rounding: 1e-4 of the largest
+    value in float32, 5e-2 in bfloat16. int8 is an approximation: it is rejected if more than 1 % of the predicted
+    classes change or, for other tasks, outputs change by more than 5 %.
 
     Args:
-        model: In evaluation mode. It stays as it is; the result shares its weights and adds those of its own.
-        batch_size: Images per call to be fast at.
-        image_size: Height and width in pixels to be fast at, or one for both; by default those of `images`, or else of
-            the model.
-        dtype: "auto" takes the faster of float32 and bfloat16; a name or a dtype tries that one alone.
-        compile: Whether to compile with weights packed for the processor, which needs a C++ compiler.
-        int8: Whether to try 8-bit weights and activations too, in what is compiled. Needs `images`.
-        max_seconds: Time that each compilation may take. What takes longer is left out. Unbounded on a GPU.
-        images: (N, C, H, W) as the image processor returns them, some dozens like those to come, to calibrate int8 and
-            to compare answers. Without them noise is compared.
+        model: Model in evaluation mode. It is not changed; the result shares its weights and has additional ones.
+        batch_size: Number of images per call to optimize for.
+        image_size: Height and width in pixels to optimize for, or one number for both; by default the size of
+            `images` if given, or else that of the model.
+        dtype: "auto" selects the faster of float32 and bfloat16; a name or a dtype selects the only one to try.
+        compile: Whether to compile the model with weights packed for the processor. Requires a C++ compiler.
+        int8: Whether to try 8-bit weights and activations when compiling. Requires `images`.
+        max_seconds: Time limit of each compilation; slower ones are rejected. No limit on a GPU.
+        images: Images (N, C, H, W) as returned by the image processor, a few dozen typical ones, to calibrate int8 and
+            to compare predictions. By default, outputs for noise are compared.
 
     Returns:
-        A model of the same class with the same call, configuration and outputs, for inference alone. Its attribute
-        `report` is an `OptimizationReport`. Images of another number or size run uncompiled in the precision that was
-        kept, and so do calls with more than images (padding, hidden states). `save_pretrained` saves the
-        weights of the model given. If these change, or parts of the model are replaced, calls of the result raise
-        `ValueError`, and so does its `train()`. Of a model of images and texts, the image side is optimized.
+        A model of the same class with the same call, configuration and outputs, for inference only. Its attribute
+        `report` is an `OptimizationReport`. Other batch or image sizes, and calls with further arguments (padding,
+        hidden states), run uncompiled in the selected precision. `save_pretrained` saves the weights of the original
+        model. If these weights change, or modules are replaced, calls of the result raise `ValueError`, and so does
+        its `train()`. For a model of images and texts, the image tower is optimized.
 
     Raises:
-        TypeError: if the model is none of this package.
-        ValueError: if an argument or a weight is not as it must be, or outputs are drawn at random.
+        TypeError: if the model is not a model of hf_vit.
+        ValueError: if an argument or a weight is invalid, or outputs are random.
     """
     if not is_a(model, "HfViTPreTrainedModel"):
-        raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
+        raise TypeError(f"model must be an HfViTModel or HfViTFor… of hf_vit, not {type(model).__name__}.")
     has_texts = is_a(model, "HfViTForZeroShotImageClassification")
     part = cast("HfViTPreTrainedModel", model.model if has_texts else model)
     check_options(part, batch_size, int8, max_seconds, images)
@@ -239,12 +240,12 @@ def optimize_for_inference(
 
 
 class Search:
-    """Tries one thing after the other on the best model so far.
+    """Tries variants of a model one after the other, each based on the best one so far.
 
     Args:
-        model: As it was given.
-        images: (B, C, H, W) to measure on.
-        samples: (N, C, H, W) to compare answers on, of the same size; None if there are none.
+        model: The original model.
+        images: Images (B, C, H, W) for timing.
+        samples: Images (N, C, H, W) of the same size for comparing predictions; None if not available.
     """
 
     def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
@@ -254,8 +255,8 @@ class Search:
         self.expected = self.best(images)
         if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:
             raise ValueError(
-                f"{type(model).__name__} gives other outputs for the same images each time, or none that are numbers, "
-                "so nothing can be compared to them. Optimize the model of a task."
+                f"{type(model).__name__} returns random outputs or NaN, so variants cannot be compared with it. "
+                "Optimize a model with deterministic outputs, such as that of a task."
             )
         self.seconds, _ = race(self.best, self.best, images)
         self.report.trials.append(Trial(f"as given, {name_of(model.dtype)}", self.seconds, 1.0, 0.0, True))
@@ -266,14 +267,14 @@ class Search:
         return FastForward(self.model.forward, eager, program, self.images, self.watch)
 
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
-        """Tries to compile the best that there is, as it is or with the blocks in 8 bits."""
+        """Compiles the best variant so far, optionally with 8-bit blocks, and compares the result."""
         eager = self.best.eager
         name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
         try:
             if quantized and self.images.device.type != "cpu":
-                raise CompilationError("int8 is for CPUs")
+                raise CompilationError("int8 is supported on CPUs only")
             source = copy.deepcopy(eager) if quantized else eager
-            if quantized:  # by the ranges that values have on the samples
+            if quantized:  # The samples are the calibration images.
                 quantize_blocks(source, lambda: self.answers(source))
             program = compile_here(source, self.images, max_seconds)
         except CompilationError as error:
@@ -282,19 +283,19 @@ class Search:
             self.compare(name, self.candidate(eager, program), approximates=quantized)
 
     def answers(self, run: Run) -> list[Any]:
-        """Returns the outputs for all samples, a batch each."""
+        """Returns the outputs for all samples, one entry per batch."""
         assert self.samples is not None
         with torch.no_grad():
             return [run(batch) for batch in self.samples.to(self.images).split(self.images.shape[0])]
 
     def compare(self, name: str, candidate: FastForward, approximates: bool = False) -> None:
-        """Keeps a candidate if it is faster than the best so far, and its outputs are close enough to the given's."""
+        """Keeps a candidate if it is faster than the best one so far and its outputs are within the tolerance."""
         difference = difference_of(candidate(self.images), self.expected)
         if approximates:
             note, is_close = self.judge_answers(candidate)
         else:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
-            is_close = difference <= tolerance  # not where it is NaN
+            is_close = difference <= tolerance  # False for NaN
             note = "" if is_close else f"outputs differ by more than {tolerance:g}"
         seconds = ratio = None
         if is_close:
@@ -303,11 +304,11 @@ class Search:
             if gain >= LEAST_GAIN:
                 self.best = candidate
             else:
-                note = f"{gain:.2f} times as fast as the best so far, less than {LEAST_GAIN}"
+                note = f"speedup {gain:.2f} over the best so far, below {LEAST_GAIN}"
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
 
     def judge_answers(self, candidate: FastForward) -> tuple[str, bool]:
-        """Returns in words how much an approximation changes, and whether that is little enough."""
+        """Returns a note on how much an approximation changes predictions, and whether the change is acceptable."""
         pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
         if has_classes(self.model):
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
@@ -320,13 +321,16 @@ class Search:
 
 
 def is_a(model: Any, *names: str) -> bool:
-    """Return whether a model is of a class of one of these names: of ours, or of the copy that a checkpoint brings."""
+    """Returns whether a class of one of these names is among the model's base classes.
+
+    Names are compared because a checkpoint may come with its own copy of the code.
+    """
     return not {base.__name__ for base in type(model).__mro__}.isdisjoint(names)
 
 
 def sharing(model: ModelT, **attributes: Any) -> ModelT:
-    """Returns a model of the same parts, and so the same weights, with other attributes."""
-    # Not by copy.copy, which installs hooks in the parts a second time.
+    """Returns a shallow copy of a model that shares its modules and weights, with other attributes."""
+    # copy.copy would install hooks in the modules a second time.
     other = type(model).__new__(type(model))
     other.__dict__.update(vars(model), _is_optimized=True, **attributes)
     return other
@@ -335,17 +339,20 @@ def sharing(model: ModelT, **attributes: Any) -> ModelT:
 def check_options(
     model: HfViTPreTrainedModel, batch_size: int, int8: bool, max_seconds: float, images: Tensor | None
 ) -> None:
-    """Raises `ValueError` where an option of `optimize_for_inference` is out of range or does not fit the model."""
+    """Raises `ValueError` if an option of `optimize_for_inference` is invalid."""
     shape = None if images is None else tuple(images.shape)
     checks = [
-        (model.training, "The model is in training mode, where dropout is random. Call model.eval() first."),
+        (model.training, "The model is in training mode, in which outputs are random. Call model.eval() first."),
         (batch_size < 1, f"batch_size={batch_size} must be at least 1: the number of images per call."),
-        (not max_seconds > 0, f"max_seconds={max_seconds} must be more than 0. compile=False skips compilation."),
+        (not max_seconds > 0, f"max_seconds={max_seconds} must be positive. To skip compilation, use compile=False."),
         (
             shape is not None and (len(shape) != 4 or shape[0] < batch_size),
             f"images must be (N, channels, height, width) with N at least batch_size={batch_size}, not {shape}.",
         ),
-        (int8 and shape is None, "int8=True needs images=, some dozens from the image processor, to measure ranges."),
+        (
+            int8 and shape is None,
+            "int8=True needs calibration images. Pass a few dozen processed images as images=.",
+        ),
     ]
     for is_wrong, message in checks:
         if is_wrong:
@@ -355,10 +362,10 @@ def check_options(
 def measured_images(
     model: HfViTPreTrainedModel, batch_size: int, image_size: Size | None, images: Tensor | None
 ) -> Tensor:
-    """Returns the images (B, C, H, W) to measure on: the first of those given, or noise."""
+    """Returns the images (B, C, H, W) for timing: the first of `images`, or noise."""
     if images is not None:
         if image_size is not None and to_pair(image_size) != tuple(images.shape[2:]):
-            raise ValueError(f"image_size={image_size} must be that of images, {tuple(images.shape[2:])}.")
+            raise ValueError(f"image_size={image_size} must be the size of images, {tuple(images.shape[2:])}.")
         return images[:batch_size].to(model.device, model.dtype).contiguous()
     size = to_pair(model.config.image_size if image_size is None else image_size)
     noise = torch.randn(batch_size, model.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
@@ -366,7 +373,7 @@ def measured_images(
 
 
 def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
-    """Returns the precisions that `dtype` names beside that of the model; `ValueError` if it names none."""
+    """Returns the precisions to try, other than that of the model; raises `ValueError` if `dtype` is invalid."""
     wanted = [known for known in TOLERANCES if dtype in (known, name_of(known))]
     if dtype == "auto":
         wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
@@ -377,16 +384,16 @@ def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list
 
 
 def has_classes(model: HfViTPreTrainedModel) -> bool:
-    """Whether the answers of a model are the likeliest classes, of images or of pixels."""
+    """Returns whether a model predicts one class per image or pixel."""
     is_classifier = is_a(model, "HfViTForImageClassification", "HfViTForSemanticSegmentation")
     several_or_values = model.config.problem_type in ("multi_label_classification", "regression")
     return is_classifier and model.config.num_labels > 1 and not several_or_values
 
 
 def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
-    """Compiles a model for images of one shape; `CompilationError` if that fails.
+    """Compiles a model for images of one shape; raises `CompilationError` if that fails.
 
-    For a CPU, it is compiled ahead of time; for a GPU at the first call, with CUDA graphs and not bounded in time.
+    On a CPU, the model is compiled ahead of time. On a GPU, it is compiled with CUDA graphs, without a time limit.
     """
     if images.device.type == "cpu":
         with torch.no_grad():
@@ -397,18 +404,18 @@ def compile_here(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float
 
     def run(pixel_values: Tensor) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        # copies, as the next call writes to the same memory
+        # Outputs are copied because the next call overwrites their memory.
         return pytree.tree_map_only(Tensor, torch.clone, compiled(pixel_values=pixel_values))
 
     try:
         run(images)
-    except Exception as error:  # compilers fail in many ways
+    except Exception as error:  # Compilers raise many types of errors.
         raise CompilationError(first_line(error)) from error
     return run
 
 
 def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
-    """Returns the median seconds of a candidate, and the median of how many times as fast as another one it is."""
+    """Returns the median time of a candidate in seconds, and its median speedup over another variant."""
 
     def seconds(run: Run, repeats: int = 1) -> float:
         synchronize = torch.cuda.synchronize if images.is_cuda else int
@@ -430,7 +437,10 @@ def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
 
 
 def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float:
-    """Returns the norm of the difference of two outputs, relative to that of each of their tensors: the largest."""
+    """Returns the largest relative difference between two outputs, in the vector norm of the given order.
+
+    For each tensor, the norm of the difference is divided by the norm of the expected tensor.
+    """
     norm = partial(torch.linalg.vector_norm, ord=order)
     differences = [
         (norm(own.float() - other.float()) / norm(other.float()).clamp_min(1e-12)).item()
@@ -440,5 +450,5 @@ def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Returns the name of a precision without that of torch."""
+    """Returns the name of a dtype without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""Predictions of a saved model on image files: the stock pipeline of its task, and what is written of its answers.
+"""Prediction for image files with the transformers pipeline of a saved model, and output to files.
 
-Any task that a pipeline answers for single images: classes, segmentation, depth, objects, keypoints. Models of
-transformers' own classes work too.
+Supported tasks are image classification, segmentation, depth estimation, object detection and keypoint detection, for
+models of hf_vit and of transformers.
 """
 
 import json
@@ -38,9 +38,9 @@ logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-BATCHED = {"image-classification", "keypoint-detection"}  # the other pipelines choose the size of their batches
-MAX_TILES = 100  # of one picture of many images
-PICTURE = "_picture.png"  # how the name of the picture of one image ends
+BATCHED = {"image-classification", "keypoint-detection"}  # Other pipelines choose their own batch size
+MAX_TILES = 100  # Maximum number of images in `picture`
+PICTURE = "_picture.png"  # Suffix for the name of the picture of one image
 
 
 def predict_files(
@@ -59,33 +59,36 @@ def predict_files(
     trust_remote_code: bool = False,
     overwrite: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Predicts image files, one after the other, and writes what is asked for.
+    """Predicts image files one after the other and writes predictions and pictures to files if requested.
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
-        inputs: Image files, folders that are searched for them, and parquet files, tar files and tables of images.
-        output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for a picture of the first 100 images; further pages are `name-2.png` and so on.
-        top_k: Labels per image, the likeliest first.
-        batch_size: Images to be classified, or objects with keypoints, per pass of a model of ours.
-        threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
-            model has chosen, or else 0.5 for a segment or an object, none for a keypoint.
-        nms_threshold: Overlap (IoU) from which on the less sure of two objects of a class is left out, if given.
-        boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
-        subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
-        optimize: Whether the model, one of ours, is first made fast on this machine by `optimize_for_inference`.
-        trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
-        overwrite: Whether to replace files of an earlier run; other files and inputs never are.
+        inputs: Image files, folders of images, or parquet files, tar files and tables with images.
+        output_dir: Folder for the predictions and a picture of each image.
+        picture: File for a picture of the first 100 images; further pages are named `name-2.png` and so on.
+        top_k: Number of labels per image, most likely first.
+        batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
+        threshold: Lowest score of a segment, an object or a keypoint; by default the threshold selected in training,
+            or else 0.5 for segments and objects, and none for keypoints.
+        nms_threshold: Overlap (IoU) above which the object with the lower score of two of the same class is removed;
+            by default none are removed.
+        boxes: File of detected objects as JSON lines, see `read_box_file`; by default, each whole image is an object.
+        subtask: "panoptic", "instance" or "semantic"; by default that of the image processor.
+        optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
+        trust_remote_code: Whether to run Python code from the model's repository; models of hf_vit and of transformers
+            do not need it.
+        overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
 
     Yields:
-        For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. Where
-        nothing passes the threshold there is the `best_score` too; a warning tells if that is so in all images. A file
-        that cannot be read yields `file` and `error`.
+        For each image, a JSON-compatible dictionary with `file`, the prediction and, with `output_dir`, the list of
+        files in `written`. If no score reaches the threshold, it contains the `best_score`; if this is the case for
+        all images, a warning is logged. For a file that cannot be read, it contains `file` and `error`.
 
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, model or option do not fit, its code is not trusted, or a file must stay.
+        ValueError: if there are no images, an option is invalid for the model, its code is not trusted, or an existing
+            file would be replaced.
     """
     _check_places(output_dir, picture)
     sources = find_sources(inputs)
@@ -97,7 +100,7 @@ def predict_files(
     pages, stems, planned = _plan_outputs(writer, files, output_dir, picture)
     check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
     options, tiles = _call_options(writer, pipe, given), list[Image.Image]()
-    missed = list[float | None]()  # the best score of an image in which nothing passes the threshold, else None
+    missed = list[float | None]()  # Best score of each image if none reaches the threshold, else None
     for line in _lines(pipe, writer, options, Inputs(sources, boxes_of, pipe), stems, tiles, bool(picture)):
         missed += [line.get("best_score")] if "error" not in line else []
         yield line
@@ -113,27 +116,27 @@ def _save_pages(tiles: Sequence[Image.Image], files: Sequence[Path]) -> None:
 
 
 def _check_places(output_dir: Path | None, picture: Path | None) -> None:
-    """Raises `ValueError` or `OSError` if nothing can be written to a folder or a picture."""
+    """Raises `ValueError` or `OSError` if the output folder or the picture cannot be written."""
     if picture is not None and Image.registered_extensions().get(picture.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"No picture can be written to {picture}, because of its suffix. Use .png or .jpg.")
+        raise ValueError(f"Pictures cannot be saved as {picture}: its suffix is not supported. Use .png or .jpg.")
     for folder in filter(None, (output_dir, picture and picture.parent)):
         check_writable(folder)
 
 
 def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, draws: bool) -> Writer:
-    """Returns how the answers of a model are written; raises `ValueError` if options do not fit it."""
+    """Returns the writer for a model; raises `ValueError` if options are not valid for the model."""
     nms_threshold = given["nms_threshold"]
     check_thresholds(threshold=given["threshold"], nms_threshold=nms_threshold)
     config = read_config(model)
     name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
     if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
-        raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
+        raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} is not.")
     if nms_threshold is not None and name != "HfViTForObjectDetection":
-        raise ValueError(f"--nms_threshold {nms_threshold} is for HfViTForObjectDetection, but {model} is a {name}.")
+        raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     if writer is None:
         raise ValueError(
-            f"{model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
-            "finds objects or keypoints. Give a model that was trained for one of these."
+            f"{model} was saved as {name}, which is not supported. Give a model for image classification, "
+            "segmentation, depth estimation, object detection or keypoint detection."
         )
     if draws and writer.pipeline != "image-classification":
         check_packages("A picture of the predictions", "matplotlib", "scipy")
@@ -141,21 +144,21 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
 
 
 def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust_remote_code: bool) -> Pipeline:
-    """Opens the stock pipeline, and logs what optimization has found."""
+    """Opens the pipeline of a task. With `optimize`, the results of the optimization are logged."""
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
-    with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
+    with refusing_code(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
-    if not isinstance(pipe, BatchedImagePipeline):  # ours have checked it
+    if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit check this themselves.
         check_trained(pipe.model, model)
     elif optimize:
         report, kept = pipe.fast_model.report, pipe.fast_model.report.best
-        logger.warning(f"{report}\nKept: {kept.name}, {kept.ratio:.2f} times as fast as the model given.")
+        logger.warning(f"{report}\nKept: {kept.name}, {kept.ratio:.2f} times as fast as the original model.")
     return pipe
 
 
 def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of the pipeline's call: those given, else chosen by the training, else the writer's."""
+    """Returns the options of the pipeline call, in order of priority: given, selected in training, writer defaults."""
     chosen = {} if writer.task_config is None else chosen_threshold(pipe.model.config, writer.task_config)
     values = {**writer.options, **chosen, **{name: value for name, value in given.items() if value is not None}}
     return {name: values[name] for name in writer.options if values[name] is not None}
@@ -164,7 +167,7 @@ def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> d
 def _plan_outputs(
     writer: Writer, files: Sequence[Path], output_dir: Path | None, picture: Path | None
 ) -> tuple[list[Path], list[Path], list[Path]]:
-    """Returns the files of the pages of a picture, how those of each image start, and all that may be written."""
+    """Returns the files for pages of the picture, the path prefix for each image's files, and all possible files."""
     numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
     pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
     stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
@@ -173,33 +176,33 @@ def _plan_outputs(
 
 
 class Source(NamedTuple):
-    """An image: a file, or a row of a dataset under the name of its file."""
+    """An image: a file, or row `number` of a dataset with a file name."""
 
     file: Path
     rows: datasets.Dataset | None = None
     number: int = 0
 
     def read(self) -> str | bytes:
-        """Returns the path of the file, or the encoded image of the row; raises `OSError` if there is none."""
+        """Returns the path of the file, or the encoded image of the row; raises `OSError` if it has no image."""
         if self.rows is None:
             return str(self.file)
         try:
             return encoded_bytes(self.rows[self.number]["image"], "image")
-        except Exception as error:  # what opens files elsewhere fails in many ways
+        except Exception as error:  # Reading a dataset row raises many types of errors.
             raise OSError(f"{error}") from error
 
     def decode(self) -> Image.Image:
-        """Returns the image upright, as 8-bit colors, as a training sees it; decoders raise errors of many kinds."""
+        """Returns the image upright as 8-bit RGB, decoded as in training. Decoders raise many types of errors."""
         pixels = read_image(self.read(), "it", num_channels=3)  # (3, H, W)
         return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
 
 
 class Inputs(Dataset[Any]):
-    """What a pipeline takes of each image, read when it is asked for: encoded, or of other pipelines decoded.
+    """Inputs of a pipeline, read lazily: encoded images for pipelines of hf_vit, decoded images for others.
 
     Args:
         sources: The images.
-        boxes: The objects of each file, for the pipeline of keypoints; None if whole images are.
+        boxes: Object boxes of each file, for keypoint detection; None to take each whole image as an object.
         pipe: The pipeline.
     """
 
@@ -217,14 +220,14 @@ class Inputs(Dataset[Any]):
 
 
 def _answers(pipe: Pipeline, inputs: Inputs, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the answer to each image, of other pipelines one by one, or `{"error": ...}` if it cannot be read."""
+    """Yields the prediction for each image, or `{"error": ...}` if it cannot be read."""
     if inputs.are_encoded:
         yield from pipe(inputs, on_error="return", **options)
         return
     for index in range(len(inputs)):
         try:
             image = inputs[index]
-        except Exception as error:  # decoders fail in many ways
+        except Exception as error:  # Decoders raise many types of errors.
             yield {"error": str(error)}
         else:
             yield pipe(image, **options)
@@ -239,7 +242,17 @@ def _lines(
     tiles: list[Image.Image],
     collects: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yields what JSON has of each image, writes what is asked for, and collects the pictures of the first ones."""
+    """Yields a dictionary for JSON for each image and writes its files.
+
+    Args:
+        pipe: The pipeline.
+        writer: Converts and writes predictions.
+        options: Options of the pipeline call.
+        inputs: The images.
+        stems: Path prefix for the files of each image; empty to write none.
+        tiles: List to which pictures of the first images are appended.
+        collects: Whether to append pictures to `tiles`.
+    """
     config = pipe.model.config
     for index, answer in enumerate(_answers(pipe, inputs, options)):
         file = inputs.sources[index].file
@@ -253,7 +266,9 @@ def _lines(
         try:
             json.dumps(line, allow_nan=False)
         except ValueError as error:
-            raise ValueError(f"The prediction for {file} is infinite or NaN. Use an earlier checkpoint.") from error
+            raise ValueError(
+                f"The prediction for {file} is infinite or NaN. Use an earlier checkpoint of the model."
+            ) from error
         is_collected = collects and len(tiles) < MAX_TILES
         if stems or is_collected:
             image = inputs.sources[index].decode()
@@ -279,17 +294,30 @@ def _write(
 
 
 def _warn_of_threshold(options: Mapping[str, Any], missed: Sequence[float | None]) -> None:
-    """Warns if nothing passes in any image, given the best score of each in which that is so."""
+    """Logs a warning if no prediction of any image reaches the threshold.
+
+    Args:
+        options: Options of the pipeline call.
+        missed: Best score of each image without a prediction above the threshold, None for other images.
+    """
     scores = [score for score in missed if score is not None]
     if scores and len(scores) == len(missed):
         logger.warning(
-            f"Nothing passes the threshold {options['threshold']:g}: the best score of all images is "
-            f"{max(scores):.3g}. Say --threshold {0.9 * max(scores):.2g} to see what has it."
+            f"No prediction reaches the threshold {options['threshold']:g}: the best score of all images is "
+            f"{max(scores):.3g}. Lower the threshold to see it, for example --threshold {0.9 * max(scores):.2g}."
         )
 
 
 def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
-    """Returns the boxes of each image from lines like `BOX_LINE`; raises `ValueError` if one is wrong or missing."""
+    """Returns the boxes of each image from a file of JSON lines.
+
+    Args:
+        file: Lines in the format of `BOX_LINE`, the output of `predict_files` for object detection.
+        images: Images that need boxes.
+
+    Raises:
+        ValueError: if a line is invalid, or an image has none.
+    """
     boxes = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -297,35 +325,37 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
             boxes[Path(entry["file"])] = [{side: found["box"][side] for side in CORNERS} for found in entry["objects"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"Line {number} of {file} is not {BOX_LINE}, as this script prints it for a model of object "
-                f"detection: {error!r}."
+                f"Line {number} of {file} is not in the format {BOX_LINE} that this script prints for a model for "
+                f"object detection: {error!r}."
             ) from error
     missing = [str(image) for image in images if image not in boxes]
     if missing:
-        raise ValueError(f"{file} says nothing of {missing[0]}, as of {len(missing)} of {len(images)} images.")
+        raise ValueError(f"{file} has no line for {missing[0]} ({len(missing)} of {len(images)} images are missing).")
     return boxes
 
 
 def find_images(inputs: Sequence[Path]) -> list[Path]:
-    """Lists the files among `inputs` and, sorted, the images in folders; raises `ValueError` where there is none."""
+    """Lists the files among `inputs` and the images in folders, sorted; raises `ValueError` if there are none."""
     files: list[Path] = []
     for path in inputs:
         if not path.exists():
             raise ValueError(f"There is no file or folder {path}.")
         found = [path] if path.is_file() else [p for p in files_below(path) if p.suffix.lower() in IMAGE_SUFFIXES]
         if not found:
-            raise ValueError(f"The folder {path} holds no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
+            raise ValueError(
+                f"The folder {path} contains no images: no file name ends in {', '.join(sorted(IMAGE_SUFFIXES))}."
+            )
         files += found
     return files
 
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
-    """Lists the images of files, folders, parquet files, tar files and tables; errors as of `find_images`."""
+    """Lists the images of files, folders, parquet files, tar files and tables; raises errors as `find_images`."""
     return [source for path in inputs for source in find_stored(path) or map(Source, find_images([path]))]
 
 
 def find_stored(path: Path) -> list[Source]:
-    """Lists the images of a parquet file, tar file or table, or of a folder that has no others, by different names."""
+    """Lists images stored in a parquet file, tar file or table, or in a folder of such files, under unique names."""
     is_stored = path.is_file() and path.name.lower().endswith((".parquet", *TAR_SUFFIXES, *TABLE_SUFFIXES))
     if path.is_dir():
         is_stored = all(file.suffix.lower() not in IMAGE_SUFFIXES for file in files_below(path))
@@ -341,15 +371,15 @@ def find_stored(path: Path) -> list[Source]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Opens an image file upright, as 8-bit colors, as a training does; `ValueError` if it cannot be read."""
+    """Returns an image upright as 8-bit RGB, decoded as in training; raises `ValueError` if it cannot be read."""
     try:
         return Source(file).decode()
-    except Exception as error:  # decoders fail in many ways
+    except Exception as error:  # Decoders raise many types of errors.
         raise ValueError(f"{file} cannot be read as an image: {error}") from error
 
 
 def name_outputs(files: Sequence[Path]) -> list[str]:
-    """Returns a name for what is written about each file: its own without the suffix, numbered where it is taken."""
+    """Returns a unique output name for each file: its name without suffix, followed by a number if already used."""
     counts: Counter[str] = Counter()
     names: dict[str, None] = {}
     for file in files:

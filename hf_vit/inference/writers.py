@@ -1,4 +1,4 @@
-"""What is written of the answers of the stock pipelines, task by task: JSON, files and pictures."""
+"""Conversion of pipeline outputs to JSON, files and pictures for each task."""
 
 import csv
 import math
@@ -21,30 +21,30 @@ from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
 
-Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
-Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # parts with their numbers in masks
+Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image
+Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns numbers in a mask to segments
 
-THRESHOLD = 0.5  # least score of a segment or an object, where neither caller nor training has chosen one
-OVERLAP_THRESHOLD = 0.8  # as in the scores of a training: of a segment, at least so much of the mask is its own
-NO_CLASS = 255  # in masks
-# Of families whose configuration does not tell, those that predict meters
+THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one
+OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training
+NO_CLASS = 255  # Value in masks
+# Model types that predict meters, although their configuration does not contain the kind of depth
 METRIC = {"glpn", "hf_vit", "zoedepth"}
-MAX_MILLIMETERS = 65535  # of 16 bits
-MAX_SIDE = 480  # pixels: pictures of larger images are drawn at this size
+MAX_MILLIMETERS = 65535  # Largest 16-bit value
+MAX_SIDE = 480  # Longest side of pictures in pixels; larger images are scaled down
 
 
 @dataclass(frozen=True)
 class Writer:
-    """How the answers of a pipeline are written.
+    """Describes how the output of a pipeline for one image is converted and written.
 
     Args:
-        pipeline: Name of the stock pipeline.
-        describe: Returns an answer as JSON has it.
-        draw: Returns a picture of an image with its answer and a caption.
-        files: Functions that write the answer to an image to a file, by the end of the file's name.
-        scores: Returns the scores of all parts of an answer.
-        options: Those that the pipeline's call takes, with their defaults, None for the pipeline's own.
-        task_config: Field of `HfViTConfig` that holds the threshold that the training has chosen, if the task has one.
+        pipeline: Task name of the pipeline in transformers.
+        describe: Returns the output as a dictionary for JSON.
+        draw: Returns a picture of the image with the output and a caption.
+        files: Functions that write the output to a file, by the suffix of the file name.
+        scores: Returns all scores in the output.
+        options: Options of the pipeline call with their defaults; None keeps the default of the pipeline.
+        task_config: Field of `HfViTConfig` that contains the threshold selected in training, if the task has one.
     """
 
     pipeline: str
@@ -57,8 +57,13 @@ class Writer:
 
 
 def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None:
-    """Return how the answers of a model with this config.json are written, None if its class has no pipeline here."""
-    # timm's checkpoints, which transformers opens too, name no class.
+    """Return the writer for a model with this config.json, or None if its class is not supported.
+
+    Args:
+        config: Content of config.json.
+        subtask: "semantic" selects the writer for semantic segmentation of segmentation models.
+    """
+    # Checkpoints of timm, which transformers can load, have no "architectures"; they are classifiers.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     kind = next((kind for kind in WRITERS if kind in name), None)
     if kind == "Segmentation" and subtask == "semantic":
@@ -71,13 +76,13 @@ def find_writer(config: Mapping[str, Any], subtask: str | None) -> Writer | None
 
 
 def labels_of(config: Config) -> list[str]:
-    """Return the label of each class number, the number itself where there is none."""
+    """Return the label of each class number; classes without a label have their number as label."""
     known = {number: label for label, number in config.label2id.items()}
     return [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
 
 
 def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image above its likeliest label, the score and a caption."""
+    """Return the image with its most likely label, the score and a caption below."""
     score = f"{answer[0]['score']:{'.4g' if config.problem_type == 'regression' else '.1%'}}"
     return draw_label_tile(image, f"{answer[0]['label']} ({score})", caption)
 
@@ -86,22 +91,22 @@ def draw_label(image: Image.Image, answer: Any, config: Config, caption: str) ->
 
 
 def seen(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts that others do not cover."""
+    """Return the segments that have visible pixels."""
     return [part for part in parts if part["mask"].getbbox()]
 
 
 def by_class(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
-    """Return the parts that have pixels, each with the number of its class."""
+    """Return the segments that have visible pixels, each with the number of its class."""
     return [(config.label2id[part["label"]], part) for part in seen(parts)]
 
 
 def by_segment(parts: Sequence[Part], config: Config) -> list[tuple[int, Part]]:
-    """Return the parts that have pixels, numbered."""
+    """Return the segments that have visible pixels, numbered from 0."""
     return list(enumerate(seen(parts)))
 
 
 def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
-    """Return score and share of the pixels of each class, the largest first."""
+    """Return the score and the fraction of pixels of each class, largest fraction first."""
     classes = [
         _entry(number, part, share=round(_area(part) / math.prod(part["mask"].size), 6))
         for number, part in by_class(parts, config)
@@ -110,19 +115,21 @@ def describe_classes(parts: Sequence[Part], config: Config) -> dict[str, Any]:
 
 
 def describe_segments(parts: Sequence[Part], config: Config) -> dict[str, Any]:
-    """Return label, score, area in pixels and box (left, top, right, bottom) of each segment."""
+    """Return the label, score, area in pixels and box (left, top, right, bottom) of each segment."""
     numbered = by_segment(parts, config)
     return {"segments": [_entry(number, own, area=_area(own), box=own["mask"].getbbox()) for number, own in numbered]}
 
 
 def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], config: Config, file: Path) -> None:
-    """Write a PNG that holds the number of each pixel, and shows it in the color of its class."""
+    """Write a palette PNG whose values are class or segment numbers, displayed in the colors of the classes."""
     values = np.full((image.height, image.width), NO_CLASS, dtype=np.uint8)
     colors = segmentation_palette(len(labels_of(config)))
     palette = np.full((NO_CLASS + 1, 3), IGNORED, dtype=np.uint8)
     for number, part in numbered(parts, config):
         if number >= NO_CLASS:
-            raise ValueError(f"A mask holds numbers up to {NO_CLASS - 1}, but {part['label']!r} has {number}.")
+            raise ValueError(
+                f"{part['label']!r} has number {number}, but masks support numbers up to {NO_CLASS - 1} only."
+            )
         values[np.asarray(part["mask"]) > 0] = number
         palette[number] = colors[config.label2id[part["label"]]]
     mask = Image.fromarray(values)
@@ -131,7 +138,7 @@ def write_mask(numbered: Numbered, image: Image.Image, parts: Sequence[Part], co
 
 
 def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
-    """Return the image, and its classes over it in colors that a legend explains."""
+    """Return the image next to a colored overlay of its classes, with a legend."""
     picture = _fitted(image)
     numbers = np.full((picture.height, picture.width), -1)
     for number, part in by_class(parts, config):
@@ -140,7 +147,7 @@ def draw_classes(image: Image.Image, parts: Sequence[Part], config: Config, capt
 
 
 def draw_segments(image: Image.Image, parts: Sequence[Part], config: Config, caption: str) -> Image.Image:
-    """Return the image, and its segments over it, each with an outline and, where there is room, its label."""
+    """Return the image next to an overlay of its segments, each with an outline and, if it fits, its label."""
     picture, found = _fitted(image), seen(parts)
     segments = {
         "masks": np.reshape([_mask(part, picture) for part in found], (-1, picture.height, picture.width)),
@@ -155,13 +162,13 @@ def _entry(number: int, part: Part, **more: Any) -> dict[str, Any]:
 
 
 def _area(part: Part) -> int:
-    """Return the number of pixels of a part."""
+    """Return the number of pixels of a segment."""
     count: int = part["mask"].histogram()[255]
     return count
 
 
 def _mask(part: Part, picture: Image.Image) -> np.ndarray:
-    """Return where a part is in a picture of any size, (H, W)."""
+    """Return the mask (H, W) bool of a segment, resized to a picture."""
     return np.asarray(part["mask"].resize(picture.size, Image.Resampling.NEAREST)) > 0
 
 
@@ -169,7 +176,7 @@ def _mask(part: Part, picture: Image.Image) -> np.ndarray:
 
 
 def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
-    """Write depth in millimeters, 0 where it needs more than 16 bits."""
+    """Write depth in millimeters as a 16-bit PNG; values that exceed 16 bits are set to 0."""
     millimeters = (answer["predicted_depth"].numpy() * 1000).round()
     Image.fromarray(np.where(millimeters > MAX_MILLIMETERS, 0, millimeters).astype(np.uint16)).save(file)
 
@@ -177,7 +184,7 @@ def write_millimeters(image: Image.Image, answer: Any, config: Config, file: Pat
 def draw_depth_map(
     image: Image.Image, answer: Any, config: Config, caption: str, relative: bool = False
 ) -> Image.Image:
-    """Return the image, its depth in colors, the nearest being bright, and the scale of the colors."""
+    """Return the image next to its depth in colors, where near is bright, and a color bar."""
     picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
     values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
     return _figure(caption, draw_depth, [picture], [values], None, relative=relative)
@@ -187,13 +194,13 @@ def draw_depth_map(
 
 
 def write_objects(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
-    """Write a table with an object a row."""
+    """Write a CSV table with one object per row."""
     rows = [[found["label"], found["score"], *found["box"].values()] for found in answer]
     _write_table(file, ["label", "score", *CORNERS], rows)
 
 
 def draw_objects(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with the boxes in the colors of their classes, the surest on top."""
+    """Return the image with boxes in the colors of their classes, highest scores on top."""
     picture = _fitted(image)
     labels, scores = [config.label2id[found["label"]] for found in answer], [found["score"] for found in answer]
     drawn = draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, labels_of(config), scores)
@@ -201,7 +208,7 @@ def draw_objects(image: Image.Image, answer: Any, config: Config, caption: str) 
 
 
 def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path) -> None:
-    """Write a table with a keypoint a row."""
+    """Write a CSV table with one keypoint per row."""
     rows = [
         [number, label, *place, score]
         for number, pose in enumerate(answer)
@@ -211,12 +218,12 @@ def write_keypoints(image: Image.Image, answer: Any, config: Config, file: Path)
 
 
 def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, caption: str) -> Image.Image:
-    """Return the image with boxes, keypoints in a color each, the fainter the less sure, and the skeleton."""
+    """Return the image with boxes, skeleton and keypoints, one color per keypoint, faint for low scores."""
     picture, shape = _fitted(image), (len(answer), len(labels_of(config)))
     points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
     for number, pose in enumerate(answer):
         found = [config.label2id[label] for label in pose["labels"]]
-        # the center of the first pixel is at 0
+        # Coordinates are relative to the center of the first pixel.
         points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
         visibility[number, found], scores[number, found] = 2, pose["scores"]
     skeleton = (config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
@@ -225,7 +232,7 @@ def draw_keypoints_found(image: Image.Image, answer: Any, config: Config, captio
 
 
 def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
-    """Return the boxes (N, 4) of an answer on an image in pixels of a picture of it."""
+    """Return the boxes (N, 4) in pixels of `picture`, a resized copy of `image`."""
     boxes = np.array([[found["box"][side] for side in CORNERS] for found in answer], dtype=float)
     return boxes.reshape(-1, 4) * picture.width / image.width
 
@@ -240,7 +247,7 @@ def _fitted(image: Image.Image) -> Image.Image:
 
 
 def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
-    """Return a figure that is drawn to a file, with a caption below."""
+    """Return the figure that `draw` writes to a file, with a caption below."""
     buffer = BytesIO()
     draw(*values, file=buffer, **options)
     with Image.open(buffer) as figure:
@@ -272,7 +279,7 @@ METRIC_DEPTH = replace(
     draw=draw_depth_map,
     files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
 )
-# By what the names of model classes hold
+# Writers by part of the model class name
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
         "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}

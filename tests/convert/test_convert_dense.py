@@ -290,7 +290,7 @@ def test_other_labels_get_a_fresh_head(tmp_path: Path) -> None:
         ("DPT", {"use_batch_norm_in_fusion_residual": True}, "use_batch_norm_in_fusion_residual=True"),
         ("DPT", {"readout_type": "mean"}, "readout_type"),
         ("Depth Anything", {"backbone_config": {"model_type": "swin"}}, "model_type='swin'"),
-        ("Depth Anything", {"max_depth": 3}, "max_depth=3 scales relative depth"),
+        ("Depth Anything", {"max_depth": 3}, "max_depth=3 is not supported for relative depth"),
         ("Depth Anything", {"depth_estimation_type": "log"}, "depth_estimation_type"),
         ("EoMT", {"hidden_act": "relu"}, "hidden_act='relu'"),
         ("EoMT", {"num_queries": 9}, r"queries.weight of shape \(5, 32\)"),

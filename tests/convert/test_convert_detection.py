@@ -205,8 +205,8 @@ def test_backbone_opens_under_other_classes(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"backbone_config": {"model_type": "dinov2"}}, "backbone_config has model_type='dinov2'"),
-        ({"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 .* it is 128 here"),
-        ({"decoder_cross_attention_heads": 2}, "decoder_cross_attention_heads=2 .* it is 4 here"),
+        ({"decoder_ffn_dim": 64}, "decoder_ffn_dim=64 .* it must be 128"),
+        ({"decoder_cross_attention_heads": 2}, "decoder_cross_attention_heads=2 .* it must be 4"),
         ({"activation_function": "relu"}, "activation_function='relu'"),
         ({"dropout": 0.1}, "dropout=0.1"),
         ({"projector_scale_factors": [4.0]}, r"scale_factors=\[4.0\]"),
@@ -227,7 +227,7 @@ def test_windows_are_those_of_the_images_that_the_processor_makes(tmp_path: Path
     assert (config.image_size, list(config.window_size), list(config.global_attention_layers)) == (32, [2, 2], [1])
     file = tmp_path / "preprocessor_config.json"
     file.write_text(file.read_text().replace("32", "24"))
-    with pytest.raises(ValueError, match="24x24 pixels cannot be cut into 2 windows on each side"):
+    with pytest.raises(ValueError, match="24x24 pixels cannot be divided into 2 windows per side"):
         HfViTForObjectDetection.from_pretrained(tmp_path)
     file.unlink()
     config = HfViTForObjectDetection.from_pretrained(tmp_path).config

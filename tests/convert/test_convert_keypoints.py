@@ -149,9 +149,9 @@ def test_backbone_alone_opens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "chosen", "message"),
     [
-        ("experts", {}, {"dataset_index": 3}, "dataset_index=3 names no expert: the checkpoint has 3, 0 to 2"),
-        ("simple", {}, {"dataset_index": 1}, "dataset_index=1 names no expert: the checkpoint has 1, 0 to 0"),
-        ("simple", {"out_indices": [1]}, {}, r"sees out_indices=\[1\] of num_hidden_layers=2"),
+        ("experts", {}, {"dataset_index": 3}, "dataset_index=3 is out of range: the checkpoint has 3 experts, 0 to 2"),
+        ("simple", {}, {"dataset_index": 1}, "dataset_index=1 is out of range: the checkpoint has 1 experts, 0 to 0"),
+        ("simple", {"out_indices": [1]}, {}, r"uses out_indices=\[1\], but only the last of num_hidden_layers=2"),
         ("simple", {"model_type": "swin"}, {}, "backbone_config has model_type='swin'"),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_has_no_counterpart_is_refused_by_name(
 
 def test_a_choice_among_experts_is_refused_where_a_family_has_none(tmp_path: Path) -> None:
     hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"of ViT, which has no experts. Leave out dataset_index"):
+    with pytest.raises(ValueError, match=r"is a ViT model, which has no experts. Remove dataset_index"):
         HfViTModel.from_pretrained(tmp_path, dataset_index=1)
 
 

@@ -148,7 +148,7 @@ def test_a_position_of_the_cls_token_in_the_decoder_is_refused(tmp_path: Path) -
     save_source("mae", tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({**load_file(file), "decoder.decoder_pos_embed": torch.ones(1, 17, 16)}, file)
-    with pytest.raises(ValueError, match="CLS token has a position in the decoder of MAE that is not zero"):
+    with pytest.raises(ValueError, match="position embedding of the CLS token in the decoder of MAE is not zero"):
         HfViTForMaskedImageModeling.from_pretrained(tmp_path)
 
 

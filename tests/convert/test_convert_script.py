@@ -197,7 +197,7 @@ def test_errors_leave_nothing_behind(vit: Path, tmp_path: Path) -> None:
     weights = vit / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(SystemExit, match=r"model\.safetensors.* is damaged or cut off"):
+    with pytest.raises(SystemExit, match=r"model\.safetensors.* is damaged or truncated"):
         convert(vit, tmp_path / "ours")
     weights.write_bytes(whole)
     tensors = load_file(weights)

@@ -77,7 +77,7 @@ def test_no_architecture_is_left_out() -> None:
 @pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(CONVERTED)))
 def test_what_is_no_plain_vit_is_refused(architecture: str) -> None:
     reason = re.escape(refusal(architecture) or "")
-    with pytest.raises(ValueError, match=f"'{architecture}' is no plain ViT: {reason}"):
+    with pytest.raises(ValueError, match=f"'{architecture}' is not a plain ViT: {reason}"):
         TIMM.configure({"architecture": architecture}, {})
 
 
@@ -152,7 +152,7 @@ def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None
         with pytest.raises(ValueError, match=r"timm.*architecture="):
             convert_checkpoint(lone)
     elif architecture not in CONVERTED:
-        with pytest.raises(ValueError, match="do not fit"):
+        with pytest.raises(ValueError, match="do not match"):
             convert_checkpoint(lone)
     else:
         named = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
@@ -251,12 +251,12 @@ def test_pickled_weights_open_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "vit_base_patch16_xyz_224"}, "'vit_base_patch16_xyz_224' is not known here"),
-        ({"architecture": "convnext_tiny"}, "'convnext_tiny' is not known here"),
+        ({"architecture": "vit_base_patch16_xyz_224"}, "'vit_base_patch16_xyz_224' is not supported"),
+        ({"architecture": "convnext_tiny"}, "'convnext_tiny' is not supported"),
         ({"num_classes": 1000}, "num_classes=1000, but the weights have 5"),
         ({"model_args": {"depth": 3}}, "depth=3, but the weights have 2"),
         ({"model_args": {"global_pool": "max"}}, "global_pool='max'"),
-        ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not known here"),
+        ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not supported"),
         ({"model_args": {"act_layer": "relu6"}}, "act_layer='relu6'"),
         ({"model_args": {"embed_dim": 32}}, "Add num_heads to model_args"),
     ],

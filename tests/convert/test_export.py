@@ -112,35 +112,35 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
 @pytest.mark.parametrize(
     ("layout", "options", "reason"),
     [
-        ("vit", {"num_register_tokens": 2}, "no place for embeddings.register_tokens"),
-        ("vit", {"pooling": "mean"}, "cannot express pooling='mean'"),
-        ("vit", {"position_embedding_type": "sincos2d"}, "position_embedding_type='sincos2d' \\(there 'learned'\\)"),
-        ("vit", {"key_bias": False}, "no place for .*query_bias"),
-        ("deit", {}, "cannot express use_distillation_token=False|no place"),
+        ("vit", {"num_register_tokens": 2}, "no tensor for embeddings.register_tokens"),
+        ("vit", {"pooling": "mean"}, "does not support pooling='mean'"),
+        ("vit", {"position_embedding_type": "sincos2d"}, "type='sincos2d' \\(read back as 'learned'"),
+        ("vit", {"key_bias": False}, "no tensor for .*query_bias"),
+        ("deit", {}, "does not support use_distillation_token=False|no tensor"),
         (
             "dinov2",
             {"layerscale_value": None, "intermediate_size": 64, "pooling": "cls_mean"},
-            r"cannot express layerscale_value=None \(there 1.0\)",
+            r"does not support layerscale_value=None \(read back as 1.0\)",
         ),
-        ("dinov2", {"image_size": (16, 32)}, r"fail with image_size=\(16, 32\), .*load the model with image_size=32"),
-        ("dinov2_with_registers", {"patch_size": (8, 16)}, r"fail with patch_size=\(8, 16\)"),
-        ("dinov2", {"layerscale_value": 1.0}, "cannot express intermediate_size=48"),
-        ("timm", {"layer_norm_eps": 1e-12}, "cannot express layer_norm_eps"),
-        ("timm", {"use_pre_layernorm": True}, "cannot express use_pre_layernorm=True"),
-        ("timm", {"position_embedding_type": "rotary"}, "cannot express position_embedding_type='rotary'"),
-        ("timm", {"position_embedding_type": "none"}, "cannot express position_embedding_type='none'"),
-        ("timm", {"key_bias": False}, "cannot express key_bias=False"),
-        ("timm", {"mlp_bias": False}, "cannot express"),
+        ("dinov2", {"image_size": (16, 32)}, r"support image_size=\(16, 32\), .*load the model with image_size=32"),
+        ("dinov2_with_registers", {"patch_size": (8, 16)}, r"not support patch_size=\(8, 16\)"),
+        ("dinov2", {"layerscale_value": 1.0}, "does not support intermediate_size=48"),
+        ("timm", {"layer_norm_eps": 1e-12}, "does not support layer_norm_eps"),
+        ("timm", {"use_pre_layernorm": True}, "does not support use_pre_layernorm=True"),
+        ("timm", {"position_embedding_type": "rotary"}, "does not support position_embedding_type='rotary'"),
+        ("timm", {"position_embedding_type": "none"}, "does not support position_embedding_type='none'"),
+        ("timm", {"key_bias": False}, "does not support key_bias=False"),
+        ("timm", {"mlp_bias": False}, "does not support"),
         ("timm", {"pooling": "cls_mean"}, "cls_mean"),
         (
             "timm",
             {"use_distillation_token": True, "num_register_tokens": 2},
-            "cannot express num_register_tokens=2 with use_distillation_token=True",
+            "does not support num_register_tokens=2 with use_distillation_token=True",
         ),
-        ("timm", {"use_distillation_token": True, "pooling": "mean"}, "cannot express pooling='mean' with use_dist"),
-        ("timm", {"use_distillation_token": True, "prefix_has_position": False}, "cannot express prefix_has_position"),
-        ("timm", {"hidden_act": "relu"}, "cannot express hidden_act='relu'"),
-        ("swin", {}, "no layout 'swin'.* vit, deit"),
+        ("timm", {"use_distillation_token": True, "pooling": "mean"}, "does not support pooling='mean' with use_dist"),
+        ("timm", {"use_distillation_token": True, "prefix_has_position": False}, "not support prefix_has_position"),
+        ("timm", {"hidden_act": "relu"}, "does not support hidden_act='relu'"),
+        ("swin", {}, "Unknown export layout 'swin'.* vit, deit"),
     ],
 )
 def test_what_a_layout_cannot_express_is_refused(
@@ -167,7 +167,7 @@ def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(
     model, folder = build(HfViTForImageClassification, use_mask_token=True, **options), tmp_path / "exported"
     with caplog.at_level("WARNING", "hf_vit"):
         export_checkpoint(model, folder, layout)
-    assert "has no mask token: it is left out" in caplog.text
+    assert "has no mask token, so it is dropped" in caplog.text
     images = pixels(model.config)
     with torch.no_grad():
         logits = run_theirs(layout, folder, images)["logits"]
@@ -176,7 +176,7 @@ def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(
 
 
 def test_a_backbone_is_refused_with_the_cure(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"HfViTBackbone has no counterpart.*base_model"):
+    with pytest.raises(ValueError, match=r"HfViTBackbone cannot be exported.*base_model"):
         export_checkpoint(build(HfViTBackbone), tmp_path / "exported", "vit")
 
 
@@ -213,6 +213,6 @@ def test_image_processor_goes_along(layout: str, options: dict[str, Any], tmp_pa
 
 def test_image_processing_that_a_layout_cannot_do_is_refused(tmp_path: Path) -> None:
     processor = HfViTImageProcessor(do_pad=True, ensure_multiple_of=8, size={"longest_edge": 64})
-    with pytest.raises(ValueError, match=r"image processor does not fit the layout 'vit'.*do_pad"):
+    with pytest.raises(ValueError, match=r"layout 'vit' does not support these image processor options.*do_pad"):
         export_checkpoint(build(HfViTModel), tmp_path / "exported", "vit", processor)
     assert not list(tmp_path.iterdir())

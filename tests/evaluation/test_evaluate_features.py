@@ -103,7 +103,7 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     accuracy = (classify_by_neighbors(*tensors, classes) == truth).double().mean()
     assert scores["pixels"]["knn_accuracy"] == float(accuracy)
     assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colors are easy
-    assert printed[0] == "21 test images of 3 classes beside 36 of train"
+    assert printed[0] == "21 test images and 36 train images of 3 classes"
     assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
 
 
@@ -148,10 +148,10 @@ def of_two_models(folder: Path, encoder: Path) -> list[Path]:
     ("make", "message"),
     [
         (without_a_file, r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
-        (without_classes, "are of images without classes"),
-        (without_a_test, "holds features of 'train', and not of test or validation"),
-        (of_two_models, "are of two models: their weights differ"),
-        (lambda folder, encoder: [folder], "holds no features"),
+        (without_classes, "have no class labels"),
+        (without_a_test, "contains the splits 'train', but not test or validation"),
+        (of_two_models, "come from two models, .*: weights differ"),
+        (lambda folder, encoder: [folder], "contains no features"),
     ],
 )
 def test_what_cannot_be_evaluated_is_reported(

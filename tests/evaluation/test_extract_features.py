@@ -123,7 +123,9 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     finished = run_script("extract_features", workplace, *command, processes=2)
     assert finished.returncode == 0, finished.stderr
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
-    assert said == [f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"]
+    assert said == [
+        f"Saved features ({', '.join(ALL)}) of images (36 of train, 21 of test) to {tmp_path / 'features'}"
+    ]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
     del found["features.json"], expected["features.json"]  # which says where they lay
     assert found == expected
@@ -217,7 +219,7 @@ def test_features_of_a_changed_image_are_not_kept(workplace: Path, tmp_path: Pat
     extract_to(workplace / "encoder", photos, tmp_path / "features")
     extract_to(workplace / "encoder", photos, tmp_path / "features")  # nothing to do
     Image.new("RGB", (20, 20), "green").save(photos / "1.png")
-    with pytest.raises(ValueError, match=r"made with other settings \(files: \w+ then, \w+ now\)"):
+    with pytest.raises(ValueError, match=r"with other settings \(files: \w+ then, \w+ now\)"):
         extract_to(workplace / "encoder", photos, tmp_path / "features")
 
 
@@ -225,20 +227,20 @@ def test_a_folder_holds_features_of_one_kind(workplace: Path, tmp_path: Path) ->
     places = workplace / "colors", workplace / "features"
     with pytest.raises(ValueError, match=r"other settings \(features: .*; dtype: float32 then, float16 now\)"):
         extract_to(workplace / "encoder", *places, dtype="float16")
-    with pytest.raises(ValueError, match=r"features of .*/encoder on .*/colors, made with .* \(weights: \w+ then"):
+    with pytest.raises(ValueError, match=r"features of .*/encoder on .*/colors with .* \(weights: \w+ then"):
         extract_to(save_encoder(tmp_path / "other", seed=1), *places, features=ALL)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"notes holds 'notes\.txt', which are no features"):
+    with pytest.raises(ValueError, match=r"notes contains 'notes\.txt', which are not features"):
         extract_to(workplace / "encoder", workplace / "colors", tmp_path / "notes")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": ["cls"]}, "has no CLS token, and so no cls. Give --features mean"),
-        ({"features": ["pooled"]}, r"features=\['pooled'\] are not all known. Choose among cls, mean"),
-        ({"dtype": "int8"}, "dtype='int8' is not known. Choose float32 or float16"),
+        ({"features": ["cls"]}, "no CLS token, required for cls. Give --features mean"),
+        ({"features": ["pooled"]}, r"features=\['pooled'\] must be one or more of cls, mean"),
+        ({"dtype": "int8"}, "dtype='int8' must be float32 or float16"),
         ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
         ({"model_name_or_path": "no/such/folder"}, "No model can be read from 'no/such/folder'"),
         ({"dataset_name": "colors,"}, "has a comma with no name"),

@@ -151,7 +151,7 @@ def test_architecture_that_is_no_vit_is_refused(model_class: type[Any], tmp_path
     SwinModel(SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)).save_pretrained(
         tmp_path
     )
-    with pytest.raises(ValueError, match=r"model type 'swin' \(SwinModel\).* Known are: .*\bvit\b"):
+    with pytest.raises(ValueError, match=r"model type 'swin' \(SwinModel\).* Supported model types are .*\bvit\b"):
         model_class.from_pretrained(tmp_path)
 
 

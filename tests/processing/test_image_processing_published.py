@@ -63,7 +63,7 @@ def test_file_without_a_class_has_that_of_the_model_beside_it(tmp_path, backend)
     write(tmp_path / "alone", "preprocessor_config.json", {"size": 224})
     assert backend.from_pretrained(tmp_path / "alone").size == {"height": 224, "width": 224}
     write(folder, "config.json", {"model_type": "sam"})
-    with pytest.raises(ValueError, match="model type 'sam' is not known"):
+    with pytest.raises(ValueError, match="model_type='sam' is unknown"):
         backend.from_pretrained(folder)
 
 
@@ -123,7 +123,7 @@ def test_file_of_weights_is_refused_with_the_cure(tmp_path, backend):
 
 def test_class_that_is_not_known_is_refused_by_name(tmp_path, backend):
     write(tmp_path, "preprocessor_config.json", {"image_processor_type": "SamImageProcessor"})
-    with pytest.raises(ValueError, match="'SamImageProcessor' is not known"):
+    with pytest.raises(ValueError, match="Unknown image processor 'SamImageProcessor'"):
         backend.from_pretrained(tmp_path)
 
 

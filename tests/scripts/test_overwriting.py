@@ -121,7 +121,7 @@ def test_relative_depth_leaves_depth_maps_of_others_alone(tmp_path: Path, photos
 
 @pytest.mark.parametrize("picture", ["all", "all.jsonl", "all.pdq"])
 def test_a_picture_of_unknown_format_is_refused_first(picture: str, models: Path, photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"No picture can be written to .* Use \.png or \.jpg"):
+    with pytest.raises(ValueError, match=r"Pictures cannot be saved as .* Use \.png or \.jpg"):
         hf_vit.predict(models / "classes", photos, picture=photos / picture)
 
 

@@ -207,7 +207,7 @@ def no_labels(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (missing_folder, "There is no file or folder"),
-        (empty_folder, "holds no image: no file ends in .bmp, .gif"),
+        (empty_folder, "contains no images: no file name ends in .bmp, .gif"),
         (folder_without_model, "has no config.json, so it is not a saved model. Train one first: hf-vit train"),
         (no_labels, "top_k=0 must be at least 1. The default is 3."),
     ],
@@ -275,7 +275,7 @@ def test_the_report_of_an_optimization_is_logged(
     assert "| tried | milliseconds | times as fast | difference | verdict |" in report
     assert "| as given, float32 |" in report
     assert "| bfloat16 |" in report
-    assert re.search(r"Kept: .*, [0-9.]+ times as fast as the model given\.", report)
+    assert re.search(r"Kept: .*, [0-9.]+ times as fast as the original model\.", report)
 
 
 def test_only_models_of_ours_are_optimized(tmp_path: Path) -> None:

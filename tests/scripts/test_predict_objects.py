@@ -138,9 +138,9 @@ def test_objects_lead_to_keypoints(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", 'Line 1 of .*boxes.* is not {"file": ..., "objects"'),
-        ("\n", "Line 1 of .* is not .*, as this script prints it for a model of object detection"),
-        ('{"file": "other.png", "objects": []}', "says nothing of .*wide.png, as of 2 of 2 images"),
+        ("{}", 'Line 1 of .*boxes.* is not in the format {"file": ..., "objects"'),
+        ("\n", "Line 1 of .* is not in .* that this script prints for a model for object detection"),
+        ('{"file": "other.png", "objects": []}', "has no line for .*wide.png \\(2 of 2 images"),
         (None, "No such file"),
     ],
 )
@@ -153,7 +153,7 @@ def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path, cont
 
 
 def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
-    with pytest.raises(SystemExit, match=r"says where keypoints are to be found, but .*objects finds none"):
+    with pytest.raises(SystemExit, match=r"requires a model for keypoint detection, but .*objects is not"):
         predict.main([str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
 
 

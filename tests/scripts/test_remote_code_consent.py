@@ -143,7 +143,7 @@ def test_no_script_runs_the_code_of_a_model(
 def test_predictions_need_consent(changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_foreign(tmp_path, **changes)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"'foreign' brings code .* if you trust it say --trust_remote_code\.$"):
+    with pytest.raises(SystemExit, match=r"'foreign' brings code .* set --trust_remote_code\.$"):
         load_script("predict").main(["foreign", "photo.png"])
     assert not (tmp_path / MARKER).exists()
 

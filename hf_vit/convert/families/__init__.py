@@ -1,4 +1,4 @@
-"""The published families, a file for each layout."""
+"""Families of published checkpoints, one module for each layout."""
 
 from ..family import Family
 from .clip import CLIP, SIGLIP, SIGLIP_2
@@ -13,14 +13,14 @@ from .vit import DEIT, DEIT_ONE_HEAD, IJEPA, VIT, VIT_MAE, VIT_MSN, YOLOS
 from .vitpose import VITPOSE
 
 
-# The first that reads a configuration is taken.
+# In order of priority: the first family that supports a configuration is used.
 FAMILIES: tuple[Family, ...] = (
     *(VIT, DEIT_ONE_HEAD, DEIT, VIT_MAE, VIT_MSN, IJEPA),
     *(DINOV2, DINOV2_WITH_REGISTERS, DINOV3),
     *(CLIP, SIGLIP, SIGLIP_2),
     *(YOLOS, LW_DETR, EOMT, EOMT_DINOV3, DPT_SEGMENTATION, DPT, DEPTH_ANYTHING, VITPOSE),
     *(TIMM, OPEN_CLIP_SIGLIP, OPEN_CLIP),
-    # Files without a configuration: the first whose marks are there.
+    # For files without a configuration, the first family whose `marks` are present is used.
     *(GOOGLE, BIG_VISION, DINOV3_FILE, META_FILE, CLIP_FILE),
 )
 
@@ -28,5 +28,5 @@ __all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT",
 
 
 def list_families() -> list[str]:
-    """Returns the names of the families of published checkpoints that open as our models."""
+    """Returns the names of the supported families of published checkpoints."""
     return list(dict.fromkeys(family.name for family in FAMILIES))

@@ -1,4 +1,4 @@
-"""The layout `blocks.0.attn.qkv`, which timm and the code of DINO, DeiT, MAE, DINOv2 and DINOv3 share."""
+"""The layout with tensor names such as `blocks.0.attn.qkv`, shared by timm, DINO, DeiT, MAE, DINOv2 and DINOv3."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,13 +28,13 @@ KEYS: KeyMap = {
     **parts("attention_pooling", "attn_pool", "mlp.fc1 mlp.fc2"),
     **parts("", "", "pre_norm=norm_pre norm classifier=head distillation_classifier=head_dist"),
 }
-# What changes in the key map where a tensor is there; entries that our model does not ask for are not looked at.
+# Changes of the key map, by the source tensor that requires them. Entries that the model does not need are ignored.
 DIALECTS: Mapping[str, KeyMap] = {
     "fc_norm.weight": {"norm": "fc_norm"},
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
     "storage_tokens": {"embeddings.register_tokens": "storage_tokens"},
     "blocks.0.gamma_1": parts(BLOCK, "blocks.*", "layer_scale1.scale=gamma_1 layer_scale2.scale=gamma_2"),
-    # The bias of the key is there, but masked.
+    # The bias of the key exists but is masked, so it is ignored.
     "blocks.0.attn.qkv.bias_mask": {
         f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
         f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
@@ -48,12 +48,13 @@ REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
 
 
 def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what the tensors that are there change in the key map."""
+    """Returns the changes of the key map for the tensors of a checkpoint."""
     keys: dict[str, Any] = {}
     for name, dialect in DIALECTS.items():
         if name in shapes:
             keys.update(dialect)
-    if config.use_pre_layernorm and "patch_embed.proj.bias" not in shapes:  # the norm that follows makes up for it
+    # The patch embedding of hf_vit always has a bias. If the source has none, it is filled with zeros.
+    if config.use_pre_layernorm and "patch_embed.proj.bias" not in shapes:
         keys["embeddings.patch_embeddings.projection.bias"] = Zeros()
     if has_register_positions(shapes, config.grid_size):
         first = config.num_prefix_positions
@@ -64,17 +65,17 @@ def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def add_positions(first: int, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns registers with their positions, which start at row `first` of the table, added for good."""
+    """Returns register tokens with their position embeddings added, which start at row `first` of the table."""
     return tokens + positions[:, first : first + tokens.shape[1]]
 
 
 def without_rows(first: int, stop: int, positions: Tensor) -> Tensor:
-    """Returns a position table (1, rows, D) without the rows from `first` up to but without `stop`."""
+    """Returns a position table (1, rows, D) without the rows `first` to `stop` - 1."""
     return torch.cat((positions[:, :first], positions[:, stop:]), dim=1)
 
 
 def has_register_positions(shapes: Shapes, grid: tuple[int, int]) -> bool:
-    """Returns whether the position table has rows for the registers too."""
+    """Returns whether the position table has rows for the registers."""
     if "pos_embed" not in shapes or "reg_token" not in shapes:
         return False
     return shapes["pos_embed"][1] - grid[0] * grid[1] == _num_tokens(shapes) + shapes["reg_token"][1]
@@ -85,10 +86,12 @@ def _num_tokens(shapes: Shapes) -> int:
 
 
 def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None = None) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` that the shapes of their tensors tell.
+    """Returns the fields of `HfViTConfig` that can be inferred from the shapes of the source tensors.
 
-    `native` is the height and width in pixels of the images that the weights are made for, where config.json says so,
-    `wanted` the same as the user says; see `table_size`.
+    Args:
+        shapes: Shapes of the source tensors by name.
+        native: Height and width in pixels of the images that the weights are made for, from config.json.
+        wanted: Height and width in pixels given by the user; see `table_size`.
     """
     width, channels, *patch = shape_of(shapes, "patch_embed.proj.weight")
     down = "w3" if "blocks.0.mlp.w3.weight" in shapes else "fc2"
@@ -131,13 +134,25 @@ def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None
 def table_size(
     rows: int, counts: Sequence[int], patch: Sequence[int], native: Size | None = None, wanted: Size | None = None
 ) -> tuple[Size, int]:
-    """Returns which images a position table is made for, in whole patches, and how many rows are not those of patches.
+    """Infers the image size of a position table from its number of rows.
 
-    `counts` are the numbers of rows that may come before those of the patches; `patch` is height and width in pixels.
-    The first size that explains the table counts: `native` of the configuration, a square, or `wanted` by the user,
-    which may be that of the model in the end and explain the table by chance only.
+    The first size that matches the table is used: `native`, a square, then `wanted`. The latter is tried last because
+    it may be a new size for the loaded model, which matches the table only by chance.
+
+    Args:
+        rows: Number of rows of the table.
+        counts: Possible numbers of rows for prefix tokens, which come before those of the patches.
+        patch: Height and width of a patch in pixels.
+        native: Image size in pixels of the configuration.
+        wanted: Image size in pixels given by the user.
+
+    Returns:
+        The image size in pixels, a multiple of the patch size, and the number of rows for prefix tokens.
+
+    Raises:
+        ValueError: if no image size matches.
     """
-    # Patches of 14 pixels leave a rest of 384, cut off.
+    # Rounded down: with patches of 14 pixels, published models ignore the last pixels of 384.
     first, last = (
         None if size is None else tuple(side // part for side, part in zip(to_pair(size), patch, strict=True))
         for size in (native, wanted)
@@ -147,12 +162,12 @@ def table_size(
         if rows - grid[0] * grid[1] in counts:
             return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
     raise ValueError(
-        f"The position table has {rows} rows, which neither a square image nor image_size={native or wanted} in "
-        f"patches of {patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as "
+        f"The position table has {rows} rows, which match neither a square image nor image_size={native or wanted} "
+        f"with patches of {patch[0]} x {patch[1]} pixels. Give the image size that the weights are made for as "
         "image_size=(height, width)."
     )
 
 
 def as_size(pair: Sequence[int]) -> Size:
-    """Returns height and width as one number where they are equal."""
+    """Returns height and width as one number if they are equal."""
     return pair[0] if pair[0] == pair[1] else list(pair)

@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and SigLIP 2 of transformers: both towers, or that for images alone.
+"""CLIP, SigLIP and SigLIP 2 of transformers, with both towers or the image tower only.
 
 Sources: https://arxiv.org/abs/2103.00020, 2303.15343 and 2502.14786.
 """
@@ -18,7 +18,7 @@ from ..key_map import KeyMap, Reshaped, Rows, Zeros, block_keys, join_qkv, parts
 
 logger = logging.get_logger(__name__)
 BLOCK = ("layer_norm1", join_qkv("self_attn."), "self_attn.out_proj", "layer_norm2", "mlp.fc1", "mlp.fc2")
-# Those of the tower for images, and of that for texts with what compares it with images
+# Keys that CLIP and SigLIP share, for image tower, text tower and contrastive head
 SHARED: KeyMap = {
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
     **block_keys("encoder.layers.*", "encoder.layers.*", BLOCK),
@@ -36,7 +36,7 @@ KEYS: KeyMap = {
     **parts("contrastive_head", "", "image_projection=visual_projection text_projection"),
 }
 NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
-# Defaults of the class of the text tower of SigLIP, whose fields that of CLIP shares with it and with ours
+# Defaults of SiglipTextConfig. CLIPTextConfig and `HfViTTextConfig` have fields of the same names.
 SIGLIP_TEXT_DEFAULTS = given_fields(
     SiglipTextConfig(bos_token_id=None, eos_token_id=None).to_dict(),
     ("vocab_size", "max_position_embeddings", *BLOCK_FIELDS),
@@ -44,15 +44,16 @@ SIGLIP_TEXT_DEFAULTS = given_fields(
 
 
 def tower_of(config: Config) -> Config:
-    """Returns the configuration of the image tower, which is nested in that of a whole model."""
+    """Returns the configuration of the image tower, which is nested in a configuration with both towers."""
     return config["vision_config"] if config.get("vision_config") is not None else config
 
 
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
-    """Returns the fields of the text tower of CLIP, and of what compares it; `text_config_dict` of older files wins.
+    """Returns the options of CLIP's text tower and contrastive head. `text_config_dict` of older files has priority.
 
-    They end a text at `eos_token_id`, but for 2, which files say that were made before it was read: those go by the
-    largest number. One that is beyond the vocabulary is never found, and then CLIP takes the first token.
+    The end of a text is the token `eos_token_id`. Its value 2 occurs in old files, which were made when it was
+    unused: they take the largest number as the end. If `eos_token_id` is not in the vocabulary, CLIP never finds it
+    and pools the first token.
     """
     tower = config.get("text_config_dict") or config.get("text_config") or {}
     text = given_fields(tower, SIGLIP_TEXT_DEFAULTS, hidden_act="quick_gelu")
@@ -65,14 +66,17 @@ def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a CLIPVisionConfig or CLIPConfig, in older files with `vision_config_dict`, which wins."""
+    """Returns the fields of `HfViTConfig` for a CLIPVisionConfig or CLIPConfig.
+
+    In older files, `vision_config_dict` has priority over `vision_config`.
+    """
     if config.get("vision_config_dict") is not None:
         config = {**config, "vision_config": config["vision_config_dict"]}
     if is_classifier(shapes):
         logger.warning(
-            "The classifier of CLIPForImageClassification is left out, and its labels with it: it takes the mean of "
-            "the patches without the final norm, which ours cannot. A model for classification starts with a fresh "
-            "head."
+            "The classifier of CLIPForImageClassification is left out, and its labels with it: it uses the mean of "
+            "the patch tokens before the final norm, which is not supported. An HfViTForImageClassification starts "
+            "with a new head."
         )
     defaults = {"patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "use_pre_layernorm": True}
     texts = text_fields(config) if "text_projection.weight" in shapes else {}
@@ -87,8 +91,8 @@ CLIP = Family(
     prefixes=("vision_model.",),
     dropped={
         **NUMBERS,
-        r"classifier\..*": "it takes the mean of patches without the final norm",
-        r"visual_projection\..*": "of the comparison with text, which is not there",
+        r"classifier\..*": "a classifier on the mean of patch tokens before the final norm, which is not supported",
+        r"visual_projection\..*": "the image projection of the contrastive head, unused without a text tower",
     },
     outputs="hidden states, pooled; embeddings and logits of images and texts",
 )
@@ -109,9 +113,10 @@ SIGLIP_KEYS: KeyMap = {
 
 
 def siglip_text_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of a text tower of SigLIP, which attends to padding, and of what compares it with images.
+    """Returns the options of SigLIP's text tower and contrastive head.
 
-    Texts must be filled up with padding. Files of SigLIP 2, whose tokenizer is Gemma's, give the token of SigLIP.
+    The text tower attends to padding, so texts must be padded to the maximum length. The padding token is set here
+    because files of SigLIP 2, which uses the tokenizer of Gemma, contain the token of SigLIP.
     """
     text = given_fields(config.get("text_config") or {}, SIGLIP_TEXT_DEFAULTS, **SIGLIP_TEXT_DEFAULTS)
     text |= {"is_causal": False, "pooling": "last", "eos_token_id": None}
@@ -120,7 +125,10 @@ def siglip_text_fields(config: Config) -> dict[str, Any]:
 
 
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a SiglipConfig or SiglipVisionConfig, whose classifier takes the mean of the patches."""
+    """Returns the fields of `HfViTConfig` for a SiglipConfig or SiglipVisionConfig.
+
+    Models with a classifier pool the mean of the patch tokens.
+    """
     tower = tower_of(config)
     has_attention = tower.get("vision_use_head", True) and not is_classifier(shapes)
     return {
@@ -132,7 +140,10 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_siglip_2(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a Siglip2Config or Siglip2VisionConfig, whose table is made for a square of patches."""
+    """Returns the fields of `HfViTConfig` for a Siglip2Config or Siglip2VisionConfig.
+
+    The image size is that of the position table, which is for a square patch grid.
+    """
     fields = configure_siglip(config, shapes)
     return {
         **fields,
@@ -148,14 +159,14 @@ SIGLIP = Family(
     keys=SIGLIP_KEYS,
     configure=configure_siglip,
     prefixes=("vision_model.",),
-    dropped={**NUMBERS, r"head\..*": "the classifier does without the attention pooling"},
+    dropped={**NUMBERS, r"head\..*": "attention pooling, which the classifier does not use"},
     outputs="hidden states, pooled, logits; embeddings and logits of images and texts",
 )
 SIGLIP_2 = replace(
     SIGLIP,
     name="SigLIP 2, any size",
     model_types=("siglip2", "siglip2_vision_model"),
-    # Their patches are flattened with the channels last.
+    # SigLIP 2 flattens patches with the channels last.
     keys={
         **SIGLIP_KEYS,
         "embeddings.patch_embeddings.projection.weight": Reshaped(

@@ -1,4 +1,4 @@
-"""DINOv2, without and with registers, and DINOv3 of transformers, and EoMT on both.
+"""DINOv2 with and without registers, DINOv3, and EoMT on both, in the layout of transformers.
 
 Sources: https://arxiv.org/abs/2304.07193, 2309.16588, 2508.10104 and 2503.19108.
 """
@@ -28,9 +28,10 @@ KEYS_2: KeyMap = {
 
 
 def configure_2(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of a Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
+    """Returns the fields of `HfViTConfig` for a Dinov2Config.
 
-    `defaults` are those of a class for fields that config.json leaves out, where they differ from Dinov2Config.
+    Classifiers use the CLS token and the mean of the patch tokens. `defaults` are values for fields missing from
+    config.json, if they differ from those of Dinov2Config.
     """
     fields = transformers_fields(config, shapes, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
@@ -59,7 +60,7 @@ DINOV2_WITH_REGISTERS = replace(
 
 
 def encoder_keys_3(layer: str) -> KeyMap:
-    """Returns the keys of the encoder of DINOv3 without its norm, by what stands before the parts of a block."""
+    """Returns the key map entries of DINOv3's encoder without its final norm; `layer` is the source name of blocks."""
     qkv = join_qkv("attention.")
     rules = ("norm1", qkv, "attention.o_proj", "norm2", "mlp.up_proj", "mlp.down_proj", *SCALES)
     return {
@@ -78,13 +79,15 @@ DEFAULTS_3 = given_fields(
 
 
 def configure_3(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of a DINOv3ViTConfig.
+    """Returns the fields of `HfViTConfig` for a DINOv3ViTConfig.
 
-    `defaults` are those of a class for fields that config.json leaves out, where they differ from DINOv3ViTConfig.
+    `defaults` are values for fields missing from config.json, if they differ from those of DINOv3ViTConfig.
     """
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:
-        raise ValueError(f"{biases}: only query and value, all three, or none can have a bias here. Use transformers.")
+        raise ValueError(
+            f"{biases} is not supported: allowed are biases of query and value, all three, or none. Use transformers."
+        )
     fields = transformers_fields(config, shapes, **{**DEFAULTS_3, **defaults})
     return {**fields, "qkv_bias": biases["query_bias"], "position_embedding_type": "rotary"}
 
@@ -95,7 +98,7 @@ DINOV3 = Family(
     keys=KEYS_3,
     configure=configure_3,
     dropped={r"rope_embeddings\..*": "computed from the configuration"},
-    # DINOv3ViTBackbone normalizes the last map in any case, and leaves the prefix out of sequences.
+    # DINOv3ViTBackbone always normalizes the last feature map, and its sequences never contain prefix tokens.
     fixed={"apply_layernorm": True, "reshape_hidden_states": True, "return_class_token": False},
     outputs="hidden states, pooled, feature maps",
 )
@@ -114,14 +117,14 @@ EOMT_KEYS: KeyMap = {
     **parts("", "", "embeddings.patch_embeddings.projection"),
     **parts(BLOCK, "layers.*", "attention.projection=attention.out_proj mlp.fc1 mlp.fc2"),
 }
-# Files of transformers before 5.20 have both branches of a gated MLP in one.
+# Keys for files of transformers before 5.20, which store both branches of a gated MLP in one layer
 IN_ONE = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
 OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
 
 
 def head_fields(config: Config) -> dict[str, Any]:
-    """Returns what both configurations say of the head, and of the registers."""
+    """Returns the number of registers and the head options of an EomtConfig or EomtDinov3Config."""
     return {
         "num_register_tokens": config.get("num_register_tokens", 4),
         "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
@@ -129,14 +132,14 @@ def head_fields(config: Config) -> dict[str, Any]:
 
 
 def configure_eomt(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of an EomtConfig, whose prefix has no positions."""
-    # Positions are resampled as in the backbone that the model was trained from.
+    """Returns the fields of `HfViTConfig` for an EomtConfig, whose prefix tokens have no position embeddings."""
+    # Positions are resampled as in its backbone, DINOv2 with registers.
     constants = {"prefix_has_position": False, "position_antialias": True}
     return {**configure_2(config, shapes, **LARGE, patch_size=16, **constants), **head_fields(config)}
 
 
 def configure_eomt_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of an EomtDinov3Config, whose `rope_theta` stands in `rope_parameters`."""
+    """Returns the fields of `HfViTConfig` for an EomtDinov3Config, with `rope_theta` from `rope_parameters`."""
     return {
         **configure_3(config, shapes, **LARGE, intermediate_size=4096, layer_norm_eps=1e-6),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
@@ -151,7 +154,7 @@ EOMT = Family(
     adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
     configure=configure_eomt,
     dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
-    fixed={"hidden_act": "gelu"},  # of the head too, where ours has no other
+    fixed={"hidden_act": "gelu"},  # hidden_act also applies to the head, which supports only GELU in hf_vit.
     outputs="hidden states, classes and masks of the queries",
 )
 EOMT_DINOV3 = replace(

@@ -1,4 +1,4 @@
-"""DPT of transformers on its own ViT, and Depth Anything on DINOv2, relative and metric.
+"""DPT of transformers with its own ViT, and Depth Anything with DINOv2, for relative and metric depth.
 
 Sources: https://arxiv.org/abs/2103.13413, 2401.10891 and 2406.09414.
 """
@@ -15,7 +15,7 @@ from . import dino, vit
 
 
 HEAD = "depth_head.dpt"
-# What Depth Anything shares
+# Keys that DPT and Depth Anything share
 NECK: KeyMap = {
     **parts(f"{HEAD}.reassemble.*", "neck.reassemble_stage.layers.*", "projection resize"),
     **parts(HEAD, "neck", "convs.* fusions.*.projection=fusion_stage.layers.*.projection"),
@@ -25,7 +25,7 @@ NECK: KeyMap = {
     },
 }
 NECK_OPTIONS = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
-DROPPED = {r"neck\.fusion_stage\.layers\.0\.residual_layer1\..*": "for a coarser level, which the first one has not"}
+DROPPED = {r"neck\.fusion_stage\.layers\.0\.residual_layer1\..*": "unused, as the coarsest level has no input to fuse"}
 KEYS: KeyMap = {
     **vit.KEYS,
     **NECK,
@@ -33,7 +33,7 @@ KEYS: KeyMap = {
     **parts(HEAD, "head.head", "conv1=0 conv2=2 predictor=4"),
 }
 DEPTH_ANYTHING_KEYS: KeyMap = {**dino.KEYS_2, **NECK, **parts(HEAD, "head", "conv1 conv2 predictor=conv3")}
-# What their class assumes where config.json names none
+# Default backbone of DepthAnythingConfig, for files without a backbone_config
 BACKBONE = {"image_size": 518, "hidden_size": 384, "num_attention_heads": 6, "out_indices": [9, 10, 11, 12]}
 
 
@@ -43,7 +43,7 @@ configure_encoder = partial(
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DPTConfig; its levels are blocks counted from 0, not normalized."""
+    """Returns the fields of `HfViTConfig` for a DPTConfig, which numbers the blocks used by the head from 0."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),
@@ -58,12 +58,12 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_depth_anything(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DepthAnythingConfig and the Dinov2Config in it."""
+    """Returns the fields of `HfViTConfig` for a DepthAnythingConfig and its nested Dinov2Config."""
     theirs = config.get("backbone_config") or BACKBONE
     check_backbone(theirs, "Depth Anything", "dinov2")
     kind, max_depth = config.get("depth_estimation_type", "relative"), config.get("max_depth")
     if kind == "relative" and max_depth not in (None, 1):
-        raise ValueError(f"max_depth={max_depth} scales relative depth, which has no unit here. Set it to 1.")
+        raise ValueError(f"max_depth={max_depth} is not supported for relative depth, which has no unit. Set it to 1.")
     backbone = dino.configure_2(theirs, shapes) | {"reshape_hidden_states": True}
     return {
         **backbone,
@@ -84,7 +84,7 @@ DPT = Family(
     configure=configure,
     prefixes=("dpt.",),
     dropped=DROPPED,
-    # The activation is that of the readout too, where ours has no other.
+    # hidden_act also applies to the readout projection, which supports only GELU in hf_vit.
     fixed={
         "hidden_act": "gelu",
         "is_hybrid": False,
@@ -102,8 +102,8 @@ DPT_SEGMENTATION = replace(
     reads=lambda config: "DPTForSemanticSegmentation" in (config.get("architectures") or ()),
     keys=vit.KEYS,
     configure=configure_encoder,
-    dropped={r"(neck|head|auxiliary_head)\..*": "its head, which has no counterpart"},
-    outputs="hidden states; without its head",
+    dropped={r"(neck|head|auxiliary_head)\..*": "the segmentation head, which is not supported"},
+    outputs="hidden states (the head is not converted)",
 )
 DEPTH_ANYTHING = Family(
     name="Depth Anything",

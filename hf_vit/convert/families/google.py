@@ -1,8 +1,9 @@
 """The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
 
-The GELU of their code is flax's, the tanh approximation. Each file gets the one that its conversion in the field has:
-SigLIP, known by its attention pooling, the approximation, as in transformers (convert_siglip_to_hf.py); ViT the exact
-one, as in transformers and timm. `hidden_act="gelu_pytorch_tanh"` or `"gelu"` given at loading takes the other.
+The original code uses the tanh approximation of GELU, the default of flax. The activation is set as in the common
+conversions: the approximation for SigLIP (identified by its attention pooling), as in convert_siglip_to_hf.py of
+transformers; the exact GELU for ViT, as in transformers and timm. Pass `hidden_act="gelu_pytorch_tanh"` or `"gelu"`
+at loading to change it.
 """
 
 from dataclasses import replace
@@ -17,23 +18,23 @@ from .block_layout import as_size, table_size
 
 
 def from_heads(*kernels: Tensor) -> Tensor:
-    """Returns the joint weight (3·n·d, D) of kernels (D, n, d), or the bias of biases (n, d)."""
+    """Joins kernels (D, n, d) of n heads to a weight (k·n·d, D), or biases (n, d) to a bias (k·n·d,)."""
     return torch.cat([kernel.flatten() if kernel.ndim == 2 else kernel.flatten(1).T for kernel in kernels])
 
 
 def norm(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of a norm."""
+    """Returns the key map entries of a LayerNorm."""
     return {f"{ours}.weight": f"{theirs}/scale", f"{ours}.bias": f"{theirs}/bias"}
 
 
 def linear(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of a linear layer, whose kernel (…, out) has one input dimension, or heads and their width."""
+    """Returns the key map entries of a linear layer, whose kernel is (in, out) or (heads, head size, out)."""
     weight = Made((f"{theirs}/kernel",), lambda kernel: kernel.flatten(0, -2).T)
     return {f"{ours}.weight": weight, f"{ours}.bias": f"{theirs}/bias"}
 
 
 def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
-    """Returns the keys of a projection to all heads, which joins `parts` of theirs."""
+    """Returns the key map entries of a projection to all heads, which joins the projections `parts` of the source."""
     return {
         f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
         for leaf, name in (("weight", "kernel"), ("bias", "bias"))
@@ -41,7 +42,7 @@ def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
 
 
 def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
-    """Returns the keys of a block, whose parts carry these numbers."""
+    """Returns the key map entries of a block, given the numbers in the source names of attention, norm 2 and MLP."""
     ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
     attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
     return {
@@ -83,19 +84,28 @@ BIG_VISION_KEYS: KeyMap = {
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields that the shapes tell: all of them, but for the image size where it is not square."""
+    """Returns the fields of `HfViTConfig`, inferred from shapes.
+
+    If the position table is not for a square image, `given` must contain `image_size`.
+    """
     if "conv_root/kernel" in shapes:
-        raise ValueError("In the file a ResNet comes before the blocks (conv_root/kernel). Use timm for it.")
+        raise ValueError(
+            "The file is a hybrid model, which is not supported: a ResNet comes before the blocks (conv_root/kernel). "
+            "Use timm for it."
+        )
     query = next((name for name in shapes if "encoderblock_0/" in name and name.endswith("/query/kernel")), None)
     if query is None:
-        raise ValueError("The file stacks all blocks in a tensor. Save one per block (Transformer/encoderblock_0/…).")
+        raise ValueError(
+            "The file stacks the weights of all blocks in single tensors, which is not supported. Save one tensor per "
+            "block (Transformer/encoderblock_0/…)."
+        )
     width, num_heads, _ = shapes[query]
     blocks = {name.split("/")[1] for name in shapes if name.startswith("Transformer/encoderblock_")}
     height, breadth, channels, _ = shapes["embedding/kernel"]
     is_big_vision = POSITIONS not in shapes
     hidden = shape_of(shapes, f"Transformer/encoderblock_0/MlpBlock_{0 if is_big_vision else 3}/Dense_0/kernel")[1]
     rows = shapes["pos_embedding" if is_big_vision else POSITIONS][1]
-    num_positions = int("cls" in shapes and not is_big_vision)  # big_vision leaves CLS without one
+    num_positions = int("cls" in shapes and not is_big_vision)  # In big_vision, CLS has no position embedding.
     image_size, _ = table_size(rows, (num_positions,), (height, breadth), wanted=given.get("image_size"))
     fields: dict[str, Any] = {
         "hidden_size": width,
@@ -117,9 +127,9 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def refuse_texts(given: Config, shapes: Shapes) -> str:
-    """Returns what keeps a text tower from being opened; empty where there is none."""
+    """Returns the reason why the text tower is not supported, empty if there is no text tower."""
     has_texts = any(name.startswith("txt/") for name in shapes)
-    return "it is in big_vision's layout; transformers' google/siglip-… has the same" if has_texts else ""
+    return "it has big_vision's layout; google/siglip-… of transformers has the same weights" if has_texts else ""
 
 
 GOOGLE = Family(

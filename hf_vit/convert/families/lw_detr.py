@@ -1,8 +1,9 @@
 """LW-DETR of transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
 
-Its windows are counted on each side of an image, ours measured in patches: 4 on each side of 640 pixels are 10 patches
-of 16. At the size that the checkpoint's image processor makes, both are the same. For larger images its windows grow,
-and here there are more of them, which costs less and leaves the content of a window as it was in training.
+The source defines windows by their number per image side, hf_vit by their size in patches: 4 windows per side of 640
+pixels are 10 patches of 16 pixels wide. Both agree at the image size of the checkpoint's image processor. For larger
+images, windows of the source grow, whereas in hf_vit their number grows, which is faster and keeps the content of a
+window as in training.
 """
 
 from functools import partial
@@ -44,7 +45,7 @@ KEYS: KeyMap = {
     **parts(HEAD, "decoder.ref_point_head.layers", "position_fc1=0 position_fc2=1"),
     **parts(HEAD, "", "class_head.layers.*=class_embed box_head.layers.*=bbox_embed.layers.*"),
 }
-# Our options of the decoder and the losses, and their names there
+# Options of the decoder and the losses in hf_vit, and their names in LwDetrConfig
 DECODER = parts(
     *("", ""),
     "num_queries num_layers=decoder_layers hidden_size=d_model num_attention_heads=decoder_self_attention_heads "
@@ -54,7 +55,7 @@ DECODER = parts(
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules for names that differ between releases, and for what the sizes decide."""
+    """Returns the rules for names that differ between releases of transformers, and rules that depend on sizes."""
     is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
     qkv = ("attention.query", "attention.key", "attention.value") if is_of_files else ("q_proj", "k_proj", "v_proj")
     projection = "attention.output" if is_of_files else "attention.o_proj"
@@ -71,7 +72,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
-    """Resamples a table (1, 1 + side · side, D) to `grid`, without its first row, which belongs to no token."""
+    """Resamples a position table (1, 1 + side · side, D) to `grid`, without its first row, which has no token."""
     side, precision = isqrt(table.shape[1] - 1), torch.promote_types(table.dtype, torch.float32)
     maps = table[:, 1:].to(precision).unflatten(1, (side, side)).permute(0, 3, 1, 2)
     if grid != (side, side):
@@ -80,7 +81,10 @@ def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a LwDetrConfig, of its backbone, and of the size of images that their processor makes."""
+    """Returns the fields of `HfViTConfig` for a LwDetrConfig and its backbone.
+
+    The image size is that of the image processor.
+    """
     backbone = config.get("backbone_config") or LwDetrConfig().backbone_config.to_dict()
     check_backbone(backbone, "LW-DETR", "lw_detr_vit")
     size = config.get("image_processor", {}).get("size") or {}
@@ -98,21 +102,29 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "use_cls_token": False,
         "position_embedding_type": "learned" if has_positions else "none",
         "pooling": "mean",
-        "norm_after_pooling": True,  # the encoder has none of its own
+        "norm_after_pooling": True,  # The encoder of LW-DETR has no final norm.
         **windows(backbone, fields),
         "detection_config": decoder_options(config, HfViTConfig(**fields).out_indices),
     }
 
 
 def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns our windows, as large as theirs at the size of the images, which must be whole patches."""
+    """Returns the window options that match the source at its image size.
+
+    Args:
+        backbone: Configuration of the source backbone.
+        fields: Fields of `HfViTConfig`, including the image and patch size.
+
+    Raises:
+        ValueError: if windows are not whole patches at this image size.
+    """
     windowed = backbone.get("window_block_indices") or ()
     side = isqrt(backbone.get("num_windows", 16))
     image, patch = to_pair(fields["image_size"]), to_pair(fields.get("patch_size", 16))
     if any(length % (side * part) for length, part in zip(image, patch, strict=True)):
         raise ValueError(
-            f"Images of {image[0]}x{image[1]} pixels cannot be cut into {side} windows on each side, of whole patches "
-            f"of {patch[0]}x{patch[1]}. Give a size that can in preprocessor_config.json."
+            f"Images of {image[0]}x{image[1]} pixels cannot be divided into {side} windows per side that consist of "
+            f"whole patches of {patch[0]}x{patch[1]} pixels. Set a suitable size in preprocessor_config.json."
         )
     if not windowed:
         return {}
@@ -124,7 +136,7 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
-    """Returns the options of projector, decoder and losses; see `configure`."""
+    """Returns the options of projector, decoder and losses for a LwDetrConfig."""
     defaults = LwDetrConfig().to_dict()
 
     def known(name: str) -> Any:
@@ -136,8 +148,8 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     for name, ours in derived.items():
         if (found := known(name)) != ours:
             raise ValueError(
-                f"{name}={found} has no counterpart: with d_model={width} and decoder_self_attention_heads={heads} it "
-                f"is {ours} here. Open it with transformers."
+                f"{name}={found} is not supported: with d_model={width} and decoder_self_attention_heads={heads}, it "
+                f"must be {ours}. Use transformers for this checkpoint."
             )
     return {
         **options,
@@ -162,7 +174,7 @@ LW_DETR = Family(
         "batch_norm_eps": 1e-5,
         "decoder_activation_function": "relu",
         "attention_bias": True,
-        # of the decoder, where ours has none
+        # The decoder of hf_vit has no dropout.
         **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0),
     },
     is_sized_by_images=True,

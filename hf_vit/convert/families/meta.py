@@ -1,7 +1,7 @@
 """The original files of DINO, DeiT, MAE, DINOv2 and DINOv3.
 
-A file of timm that comes alone has the same names, but does not tell activation, epsilon, rotary positions and more:
-with its architecture it is opened as timm's.
+A file of timm without config.json has the same tensor names, but its activation, epsilon, rotary positions and other
+options are unknown. With `architecture=`, it is loaded as a model of timm.
 
 Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
@@ -18,19 +18,20 @@ from .block_layout import BLOCK, KEYS, shape_fields
 from .vit import without_cls
 
 
-# Heads by width, where they are not 64 wide.
+# Number of heads by hidden size, for models whose heads do not have 64 channels
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 DINOV3_HEADS = {4096: 32}
 OFFSET = 0.1  # https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
-# What no file of facebookresearch has, or what one of timm has too whose model is another.
+# Tensors that no file of facebookresearch has, or that a file of timm with another architecture may have too. With
+# any of them, the name of the architecture is required.
 NEEDS_NAME = (
     *("norm_pre.weight", "attn_pool.latent", "reg_token", "blocks.0.attn.q_norm.weight", "blocks.0.attn.q_bias"),
     *("blocks.0.mlp.fc1_g.weight", "blocks.0.gamma_1"),
 )
 ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
 DECODER = "masked_image_modeling_head.mae"
-DECODER_HEADS = 16  # of the decoders of MAE, whatever the encoder
+DECODER_HEADS = 16  # Number of heads in the decoders of MAE, for all encoder sizes
 DECODER_KEYS: KeyMap = {
     **parts(DECODER, "", "embedding=decoder_embed mask_token norm=decoder_norm predictor=decoder_pred"),
     f"{DECODER}.position_embeddings": Made(("decoder_pos_embed",), without_cls),
@@ -41,19 +42,28 @@ DECODER_KEYS: KeyMap = {
     },
 }
 TRAINING = {
-    r"decoder_.*": "a decoder that predicts something else than the pixels of patches",
-    r"mask_token": "of such a decoder",
-    r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
+    r"decoder_.*": "a decoder that does not predict pixels of patches",
+    r"mask_token": "the mask token of a decoder that does not predict pixels of patches",
+    r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "the projection head of DINO, used in training only",
 }
 
 
 def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str, Any]:
-    """Returns the fields that shapes and the user tell; `heads` by width, 64 wide where it is not in there."""
+    """Returns the fields of `HfViTConfig` inferred from shapes and user arguments.
+
+    Args:
+        given: Fields that the user gave.
+        shapes: Shapes of the source tensors by name.
+        heads: Number of heads by hidden size; other hidden sizes have 64 channels per head.
+    """
     fields = shape_fields(shapes, wanted=given.get("image_size"))
     width = fields["hidden_size"]
     number = given.get("num_attention_heads", heads.get(width, width // 64))
     if width % 64 and "num_attention_heads" not in given:
-        raise ValueError(f"The file names no heads and no published model is {width} wide. Give num_attention_heads=.")
+        raise ValueError(
+            f"The number of heads cannot be inferred: no published model has hidden_size={width}. Give "
+            "num_attention_heads=."
+        )
     is_decoded = "decoder_embed.weight" in shapes
     return {
         **fields,
@@ -64,13 +74,17 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of DINO, DeiT, MAE or DINOv2; `ValueError` where the tensors do not tell the model."""
+    """Returns the fields of `HfViTConfig` for DINO, DeiT, MAE or DINOv2.
+
+    Raises:
+        ValueError: if several architectures have tensors of these names.
+    """
     signs = [name for name in NEEDS_NAME if name in shapes]
     signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
     if signs:
         raise ValueError(
-            f"The file holds weights alone, and by its names ({', '.join(signs)}) they are of timm or DeiT III, where "
-            "such names stand for several models. Give timm's name of the model, such as "
+            f"The file has no configuration, and its tensor names ({', '.join(signs)}) are those of timm or DeiT III, "
+            "where several architectures have the same names. Give timm's name of the model, such as "
             'architecture="vit_base_patch16_siglip_224" or "deit3_base_patch16_224".'
         )
     fields = {
@@ -84,24 +98,25 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def has_offset(shapes: Shapes) -> bool:
-    """Returns whether the weights are of code that resamples positions with an offset.
+    """Returns whether the original code of the weights resamples positions with an offset.
 
-    That is DINOv2 without registers, by its mask token (1, D), and DINO with what it compares images by in training:
-    its backbones alone look like those of MAE and DeiT, whose code takes images of one size.
+    This is the case for DINOv2 without registers, identified by its mask token (1, D), and for DINO, identified by
+    its projection head. Backbones of DINO without that head have the same tensors as MAE and DeiT, whose code
+    supports a single image size.
     """
     is_dinov2 = len(shapes.get("mask_token", ())) == 2 and "register_tokens" not in shapes
     return is_dinov2 or any(name.startswith(("head.mlp.", "head.last_layer.")) for name in shapes)
 
 
 def has_decoder(shapes: Shapes) -> bool:
-    """Returns whether there is the decoder of MAE; others were trained on other targets, or in other layers."""
+    """Returns whether the weights include the decoder of MAE. Other decoders have other targets or layers."""
     _, *patch = shapes["patch_embed.proj.weight"]
     parts = ("decoder_embed.weight", "decoder_pos_embed", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
     return all(name in shapes for name in parts) and shapes.get("decoder_pred.weight", (0,))[0] == math.prod(patch)
 
 
 def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the options of the decoder of MAE, but for how pixels were compared, which the file does not tell."""
+    """Returns the options of the decoder of MAE. The file does not contain the options of its loss."""
     own = given.get("masked_image_modeling_config") or {}
     blocks = [name.split(".")[1] for name in shapes if name.startswith("decoder_blocks.")]
     return {
@@ -113,13 +128,13 @@ def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of DINOv3; its image size is that of the end of its training."""
+    """Returns the fields of `HfViTConfig` for DINOv3."""
     rotary = {"position_embedding_type": "rotary", "rope_coordinates": "centered", "rope_theta": 100.0}
     return {**fields_of(given, shapes, DINOV3_HEADS), **rotary, "layer_norm_eps": 1e-5}
 
 
 def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what the tensors change in the key map."""
+    """Returns the changes of the key map for the tensors of a checkpoint."""
     keys = block_layout.adapt(ours, shapes)
     return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 
@@ -134,7 +149,7 @@ META_FILE = Family(
     prefixes=("module.backbone.", "backbone.", "module."),
     dropped=TRAINING,
     images="dinov2",
-    outputs="last hidden state, pooled, logits; of MAE pixels of masked patches",
+    outputs="last hidden state, pooled, logits; MAE: pixels of masked patches",
 )
 DINOV3_FILE = replace(
     META_FILE,
@@ -145,7 +160,7 @@ DINOV3_FILE = replace(
     dropped={
         **TRAINING,
         r"(rope_embed\.periods|.*\.qkv\.bias_mask)": "a constant",
-        r"local_cls_norm\..*": "the norm of small crops in training",
+        r"local_cls_norm\..*": "the norm for local crops, used in training only",
     },
     outputs="last hidden state, pooled",
 )

@@ -1,4 +1,4 @@
-"""Both towers in the files of OpenAI's CLIP and of OpenCLIP, and SigLIP, whose image tower there is timm's.
+"""CLIP of OpenAI and OpenCLIP with both towers, and SigLIP of OpenCLIP, whose image tower is a timm model.
 
 Sources: https://arxiv.org/abs/2103.00020, 2212.07143 and 2303.15343.
 """
@@ -23,7 +23,7 @@ BLOCK = (
 
 
 def blocks(ours: str, theirs: str) -> KeyMap:
-    """Returns the keys of the blocks of a tower, whose names begin with `ours` here and `theirs` there."""
+    """Returns the key map entries of the blocks of a tower. Its names have a prefix in hf_vit and in the source."""
     return parts(f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*", BLOCK)
 
 
@@ -37,7 +37,7 @@ KEYS: KeyMap = {
 
 
 def text_keys(prefix: str) -> KeyMap:
-    """Returns the keys of the text tower, whose names begin with `prefix` there, and of what compares both."""
+    """Returns the key map entries of the contrastive head and the text tower, whose source names have a `prefix`."""
     return {
         "text_model.token_embedding": f"{prefix}token_embedding",
         "text_model.position_embedding.weight": f"{prefix}positional_embedding",
@@ -50,14 +50,14 @@ def text_keys(prefix: str) -> KeyMap:
     }
 
 
-# The tensors of a text tower, and of the comparison; and those of them that `text_keys` knows
+# Names of all tensors of text towers and contrastive heads, and names that `text_keys` supports
 TEXTS = r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding|cls_emb|text_projection.*|logit_.*"
 KNOWN_TEXTS = (
     r"(text\.)?(token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)|text_projection|"
     r"transformer\.resblocks\.\d+\.(ln_[12]\.|attn\.in_proj_|attn\.out_proj\.|mlp\.c_(fc|proj)\.)(weight|bias))|"
     r"logit_(scale|bias)"
 )
-# Defaults of CLIPVisionCfg and CLIPTextCfg, and the fields of ours that must have the same value
+# Defaults of CLIPVisionCfg and CLIPTextCfg, and fields of `HfViTConfig` that must have the same value
 DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224}
 TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "vocab_size": 49408, "context_length": 77}
 SIZES = {
@@ -67,7 +67,7 @@ SIZES = {
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
 }
-# Fields of their towers, as regular expressions, that must have one value; None stands for all that means no.
+# Fields of OpenCLIP towers, as regular expressions, and the only supported value; None stands for any false value
 FIXED_BLOCKS = (
     "ls_init_value|norm_kwargs|act_kwargs|final_ln_after_pool|block_type|qk_norm|scaled_cosine_attn|"
     "scale_(heads|attn_inner|attn|fc)"
@@ -79,7 +79,7 @@ FIXED = {
     "pos_embed_type": "learnable",
 }
 TEXT_FIXED = {FIXED_BLOCKS: None, "hf_model_name|embed_cls|no_causal_mask|proj_bias": None, "proj_type": "linear"}
-# Those that the weights tell, that act in training alone, or that say more about what is fixed above
+# Fields that need no check: inferred from the weights, used in training only, or details of the fields above
 KNOWN = (
     "layers|width|head_width|patch_size|image_size|mlp_ratio|patch_dropout|output_tokens|attn_pooler_(queries|heads)|"
     "n_queries|timm_(model_pretrained|pool|proj|proj_bias|drop|drop_path)"
@@ -88,17 +88,24 @@ KNOWN_TEXT = (
     "layers|width|heads|vocab_size|context_length|mlp_ratio|output_tokens|pad_id|"
     "hf_(model_pretrained|proj_type|pooler_type|tokenizer_name)|tokenizer_(mode|kwargs)"
 )
-# Fields of the whole model that leave its text tower as it is
+# Fields of the model configuration that do not affect the text tower
 KNOWN_MODEL = (
     "embed_dim|vision_cfg|text_cfg|quick_gelu|custom_text|init_logit_scale|init_logit_bias|nonscalar_logit_scale|"
     "cast_dtype|output_dict"
 )
-# Heads by width, where they are not 64 wide.
+# Number of heads by hidden size, for models whose heads do not have 64 channels
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 
 
 def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | None = None) -> dict[str, Any]:
-    """Returns the fields that shapes and the user tell; `native` is the image size of a configuration, if any."""
+    """Returns the fields of `HfViTConfig` for the image tower, inferred from shapes and user arguments.
+
+    Args:
+        hidden_act: Activation of the MLPs.
+        given: Fields that the user gave.
+        shapes: Shapes of the source tensors by name.
+        native: Image size in pixels of the source configuration, if there is one.
+    """
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
     image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))
@@ -114,7 +121,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
 
 
 def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of the blocks of the tower whose names begin with `prefix`."""
+    """Returns the configuration fields for the blocks of a tower, whose tensor names have a `prefix`."""
     block = f"{prefix}transformer.resblocks."
     numbers = {name.removeprefix(block).partition(".")[0] for name in shapes if name.startswith(block)}
     return {
@@ -126,14 +133,18 @@ def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]
 
 
 def text_prefix(shapes: Shapes) -> str:
-    """Returns what the names of the text tower begin with: nothing in OpenAI's layout."""
+    """Returns the prefix of the text tower's tensor names, empty in OpenAI's layout."""
     return "text." if any(name.startswith("text.") for name in shapes) else ""
 
 
 def text_fields(hidden_act: str, shapes: Shapes, heads: int | None = None, eos: int | None = None) -> dict[str, Any]:
-    """Returns the fields of the text tower, whose heads are 64 wide, and of what compares it, by the shapes.
+    """Returns the options of text tower and contrastive head, inferred from shapes.
 
-    A text is summed up by the token with the largest number, which ends it, or the first that is `eos`.
+    Args:
+        hidden_act: Activation of the MLPs.
+        shapes: Shapes of the source tensors by name.
+        heads: Number of heads; None for heads of 64 channels.
+        eos: Number of the end token, whose output represents the text; None for the largest number in the vocabulary.
     """
     text = text_tower_fields(text_prefix(shapes), hidden_act, shapes, heads)
     text["eos_token_id"] = text["vocab_size"] - 1 if eos is None else eos
@@ -143,7 +154,7 @@ def text_fields(hidden_act: str, shapes: Shapes, heads: int | None = None, eos: 
 
 
 def text_tower_fields(prefix: str, hidden_act: str, shapes: Shapes, heads: int | None) -> dict[str, Any]:
-    """Returns the fields of a text tower whose names begin with `prefix`, by the shapes; 64 wide heads by default."""
+    """Returns the options of a text tower, inferred from shapes. If `heads` is None, heads have 64 channels."""
     vocab_size, width = shape_of(shapes, f"{prefix}token_embedding.weight")
     return {
         "vocab_size": vocab_size,
@@ -155,12 +166,12 @@ def text_tower_fields(prefix: str, hidden_act: str, shapes: Shapes, heads: int |
 
 
 def has_texts(shapes: Shapes) -> bool:
-    """Returns whether there is a text tower of any kind."""
+    """Returns whether the weights include a text tower of any kind."""
     return any(re.fullmatch(TEXTS, name) and not name.startswith("logit_") for name in shapes)
 
 
 def strange_tensors(shapes: Shapes) -> str:
-    """Returns what the tensors of a text tower have that `text_keys` does not know; empty where they fit."""
+    """Returns the reason why the tensors of a text tower are not supported by `text_keys`, empty if they are."""
     unknown = [name for name in shapes if re.fullmatch(TEXTS, name) and not re.fullmatch(KNOWN_TEXTS, name)]
     missing = {f"{text_prefix(shapes)}text_projection", "logit_scale"} - shapes.keys()
     strange = [*sorted(unknown)[:3], *(f"no {name}" for name in sorted(missing))]
@@ -168,33 +179,42 @@ def strange_tensors(shapes: Shapes) -> str:
 
 
 def refuse_texts(given: Config, shapes: Shapes) -> str:
-    """Returns what keeps the text tower of a lone file from being opened; empty where nothing does."""
+    """Returns why the text tower of a file without configuration is not supported, empty if it is."""
     if has_texts(shapes) and text_prefix(shapes):
-        return "a lone file does not tell how a tower named text.* attends and pools; put open_clip_config.json beside"
+        return (
+            "the attention mask and pooling of a text tower named text.* are unknown without a configuration; put "
+            "open_clip_config.json next to the file"
+        )
     return strange_tensors(shapes) if has_texts(shapes) else ""
 
 
 def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
-    """Returns what keeps the text tower of a model of OpenCLIP from being opened; empty where nothing does."""
+    """Returns the reason why the text tower of an OpenCLIP model is not supported, empty if it is."""
     if not has_texts(shapes):
         return ""
     model = config["model_cfg"]
     text = model.get("text_cfg")
     if text is None:
-        return "open_clip_config.json says nothing of it (text_cfg)"
+        return "open_clip_config.json has no text_cfg"
     foreign = foreign_fields(model, {}, KNOWN_MODEL) | foreign_fields(
         text, TEXT_FIXED, f"{KNOWN_TEXT}|pool_type|eos_id"
     )
     if text.get("pool_type", "argmax") not in ("argmax", "eos"):
         foreign["pool_type"] = text["pool_type"]
     elif text.get("pool_type", "argmax") == "argmax" and text.get("hf_tokenizer_name"):
-        # whose largest number may be any word
+        # Other tokenizers do not necessarily give the end token the largest number.
         foreign |= {"pool_type": "argmax", "hf_tokenizer_name": text["hf_tokenizer_name"]}
     return f"open_clip_config.json has {foreign}" if foreign else strange_tensors(shapes)
 
 
 def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[str, Any]:
-    """Returns the fields of a tower that are neither `known`, by a regular expression, nor as in `fixed`."""
+    """Returns the unsupported fields of a tower.
+
+    Args:
+        tower: Configuration of the tower.
+        fixed: Regular expressions of field names, with the only supported value.
+        known: Regular expression of field names with any value.
+    """
     return {
         name: value
         for name, value in tower.items()
@@ -204,17 +224,20 @@ def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[
 
 
 def check_image_tower(tower: Config, fixed: Mapping[str, Any], known: str) -> None:
-    """Raises `ValueError` if an image tower has fields that are not known; see `foreign_fields`."""
+    """Raises `ValueError` if an image tower has unsupported fields; see `foreign_fields`."""
     if foreign := foreign_fields(tower, fixed, known):
-        raise ValueError(f"The image tower in open_clip_config.json has {foreign}, unknown here. Use OpenCLIP.")
+        raise ValueError(
+            f"The image tower in open_clip_config.json has {foreign}, which is not supported. Use OpenCLIP instead."
+        )
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a lone file, which does not tell its activation."""
+    """Returns the fields of `HfViTConfig` for a CLIP file without configuration; `given` must have `hidden_act`."""
     if "hidden_act" not in given:
         raise ValueError(
-            "A file of CLIP does not tell its activation. Give hidden_act: 'quick_gelu' for OpenAI's weights and for "
-            "those that OpenCLIP lists with -quickgelu, 'gelu' for the others; or put open_clip_config.json beside it."
+            "The activation of a CLIP file is unknown without a configuration. Give hidden_act: 'quick_gelu' for "
+            "OpenAI's weights and OpenCLIP models whose name ends in -quickgelu, 'gelu' for others; or put "
+            "open_clip_config.json next to the file."
         )
     fields = fields_of(given["hidden_act"], given, shapes)
     opens_texts = has_texts(shapes) and not refuse_texts(given, shapes)
@@ -222,12 +245,15 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields by open_clip_config.json, whose sizes are checked against the weights."""
+    """Returns the fields of `HfViTConfig` for an open_clip_config.json. Its sizes must match those of the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
     check_image_tower(tower, FIXED, KNOWN)
     if "visual.class_embedding" not in shapes:
-        raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
+        raise ValueError(
+            f"The image tower {tower} is not OpenCLIP's VisionTransformer: it has no visual.class_embedding. "
+            "Use OpenCLIP instead."
+        )
     heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
     hidden_act = "quick_gelu" if model.get("quick_gelu") else "gelu"
     fields = fields_of(hidden_act, heads, shapes, tower["image_size"])
@@ -242,18 +268,20 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def check_sizes(tower: Config, fields: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where the sizes of a tower are not those in the weights."""
+    """Raises `ValueError` if the sizes in the configuration of a tower differ from those in the weights."""
     wrong = [
-        f"{theirs}={tower[theirs]}, but the weights {fields[ours]}"
+        f"{theirs}={tower[theirs]}, but the weights have {fields[ours]}"
         for theirs, ours in SIZES.items()
         if theirs in tower and to_pair(tower[theirs]) != to_pair(fields[ours])
     ]
     if wrong:
-        raise ValueError(f"open_clip_config.json says {'; '.join(wrong)}. The files are of two models, or incomplete.")
+        raise ValueError(
+            f"open_clip_config.json has {'; '.join(wrong)}. The files are incomplete or belong to two models."
+        )
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the keys of the text tower where it is opened."""
+    """Returns the key map entries of the text tower, if it is converted."""
     return {} if ours.text_config is None else text_keys(text_prefix(shapes))
 
 
@@ -266,8 +294,8 @@ CLIP_FILE = Family(
     configure=configure,
     prefixes=("module.",),
     dropped={
-        TEXTS: "a text tower that is not known here",
-        r"visual\.proj": "of the comparison with text, which is not there",
+        TEXTS: "a text tower that is not supported",
+        r"visual\.proj": "the image projection of the contrastive head, unused without a text tower",
         r"input_resolution|context_length|vocab_size|attn_mask": "constants",
     },
     refuse_texts=refuse_texts,
@@ -283,7 +311,7 @@ OPEN_CLIP = replace(
     refuse_texts=refuse_open_clip_texts,
 )
 
-# The same for SigLIP. The name of the image tower tells its sizes.
+# Supported fields of SigLIP models in OpenCLIP. Sizes of the image tower follow from its timm name.
 SIGLIP_FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
 SIGLIP_LEFT_OUT = {"timm_pool": "avg", "timm_proj": "linear"}
 SIGLIP_KNOWN = (
@@ -298,7 +326,7 @@ SIGLIP_TEXT_FIXED = {
     "pool_type": "last",
 }
 SIGLIP_TEXT_LEFT_OUT = {"no_causal_mask": False, "proj_bias": False, "pool_type": "argmax"}
-ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # by `approximate`
+ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}  # Keys are values of `approximate` in torch.nn.GELU
 SIGLIP_TEXT_KEYS: KeyMap = {
     **{ours: rule for ours, rule in text_keys("text.").items() if not ours.endswith("projection.weight")},
     "contrastive_head.text_projection": "text.text_projection",
@@ -306,13 +334,13 @@ SIGLIP_TEXT_KEYS: KeyMap = {
 
 
 def reads_siglip(config: Config) -> bool:
-    """Returns whether open_clip_config.json is of a SigLIP."""
+    """Returns whether an open_clip_config.json describes a SigLIP model."""
     vision = config.get("model_cfg", {}).get("vision_cfg", {})
     return re.fullmatch(r"vit_.*_siglip_\d+", vision.get("timm_model_name") or "") is not None
 
 
 def refuse_siglip_texts(config: Config, shapes: Shapes) -> str:
-    """Returns what keeps the text tower from being opened; empty where nothing does."""
+    """Returns the reason why the text tower of a SigLIP model of OpenCLIP is not supported, empty if it is."""
     model = config["model_cfg"]
     text = {**SIGLIP_TEXT_LEFT_OUT, **model.get("text_cfg", {})}
     foreign = foreign_fields(model, {}, KNOWN_MODEL)
@@ -328,7 +356,10 @@ def refuse_siglip_texts(config: Config, shapes: Shapes) -> str:
 
 
 def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields by open_clip_config.json: those of timm's image tower, and of the text tower if it opens."""
+    """Returns the fields of `HfViTConfig` for an open_clip_config.json whose image tower is a SigLIP model of timm.
+
+    The text tower is included if it is supported.
+    """
     model = config["model_cfg"]
     vision, text = model["vision_cfg"], {**TEXT_DEFAULTS, **model.get("text_cfg", {})}
     check_image_tower({**SIGLIP_LEFT_OUT, **vision}, SIGLIP_FIXED, SIGLIP_KNOWN)
@@ -344,12 +375,12 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def architecture(config: Config) -> dict[str, Any]:
-    """Returns what timm's config.json would say of the image tower."""
+    """Returns the image tower's timm name, as in a config.json of timm."""
     return {"architecture": config["model_cfg"]["vision_cfg"]["timm_model_name"]}
 
 
 def adapt_siglip(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what the architecture of the image tower changes in the key map, and the keys of a text tower."""
+    """Returns the changes of the key map for the image tower's architecture, and the keys of the text tower."""
     keys = timm_vit.adapt(architecture(config), ours, shapes)
     return keys if ours.text_config is None else {**keys, **SIGLIP_TEXT_KEYS}
 
@@ -362,6 +393,6 @@ OPEN_CLIP_SIGLIP = replace(
     adapt=adapt_siglip,
     configure=configure_siglip,
     prefixes=("visual.trunk.",),
-    dropped={r"text\..*|logit_.*": "a text tower that is not known here"},
+    dropped={r"text\..*|logit_.*": "a text tower that is not supported"},
     refuse_texts=refuse_siglip_texts,
 )

@@ -1,4 +1,4 @@
-"""The plain ViTs of timm (https://github.com/huggingface/pytorch-image-models), without timm."""
+"""Plain ViTs of timm (https://github.com/huggingface/pytorch-image-models). timm need not be installed."""
 
 import re
 from functools import partial
@@ -14,7 +14,7 @@ from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
 
 
-# What the name of an architecture tells that neither its config.json nor the shapes of its tensors do
+# Parts of architecture names. Names are needed because config.json and tensor shapes do not describe a model fully.
 SIZES = (
     "tiny|wee|xsmall|little|small|small_plus|medium|mediumd|betwixt|base|so150m|so150m2|large|so400m|huge|huge_plus|"
     "giant|giantopt|gigantic|7b"
@@ -23,9 +23,9 @@ KINDS = (
     "plus|gap|36x1|reg[14]_gap|reg4_map|plus_clip|clip|clip_quickgelu|siglip|siglip_gap|dinov2|reg4_dinov2|"
     "reg1_tipsv2|dinov3|dinov3_qkvb|lingbot|rope|rope_ape|rope_reg[14]_gap"
 )
-# What timm once put behind a name and now calls its tag.
+# Suffixes of older architecture names, which timm has since replaced by tags
 TAGS = "miil|miil_in21k|in21k|sam|dino|clip_laion2b"
-# The architectures whose model is ours, weight by weight.
+# Supported architectures
 CONVERTED = (
     rf"vit_({SIZES})_patch\d+(_({KINDS}))?(_\d+)?(_({TAGS}))?",
     r"deit_(tiny|small|base)(_distilled)?_patch16_\d+",
@@ -34,21 +34,21 @@ CONVERTED = (
     r"eva_large_patch14_\d+",
     r"test_vit[24]?",
 )
-# The others, and what ours lacks for them.
+# Unsupported architectures, with the reason
 REFUSED = {
     r".*_rpn_\d+": "its blocks normalize after attention and MLP",
-    r".*_18x2_\d+": "its blocks hold two attentions and two MLPs side by side",
-    r".*_xp_\d+|vit_d?pwee_.*": "its blocks compute attention and MLP side by side",
-    r"vit_d(wee|little)_.*": "its attention is the difference of two",
-    r"(vit|test_vit)_s?relpos.*": "its positions are relative ones, added to the attention scores",
+    r".*_18x2_\d+": "its blocks have two parallel attention layers and two parallel MLPs",
+    r".*_xp_\d+|vit_d?pwee_.*": "its blocks compute attention and MLP in parallel",
+    r"vit_d(wee|little)_.*": "it uses differential attention",
+    r"(vit|test_vit)_s?relpos.*": "it uses relative positions, added to the attention scores",
     r"vit_[a-z]+_(r\d*_|r\d+_|resnet|mci).*": "a convolutional network comes before its blocks",
-    r".*_rope_mixed.*": "each of its blocks learns rotary frequencies of its own",
-    r"vit_pe_.*": "its rotary positions start at one, its pooling has other heads or its final norm is missing",
+    r".*_rope_mixed.*": "it learns separate rotary frequencies in each block",
+    r"vit_pe_.*": "its rotary positions start at one, its pooling has other heads, or it has no final norm",
     r".*_radio_.*|vit_intern300m_.*": "it has no final norm",
     r".*_sapiens2": "LayerScale is on one branch only, and key and value have fewer heads than the query",
     r"test_vit3": "its attention pooling attends to the registers too",
 }
-# Fields of `HfViTConfig` by name, the later ones first in rank. The rest is as in ViT.
+# Fields of `HfViTConfig` by architecture name; later entries override earlier ones. Other fields are as in ViT.
 FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_clip_.*", {"layer_norm_eps": 1e-5}),
     (r".*_clip_quickgelu_.*", {"hidden_act": "quick_gelu"}),
@@ -61,21 +61,21 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"vit_giant_.*_(dinov2|tipsv2|lingbot)", {"num_attention_heads": 24}),
     (r"deit3_huge_.*|vit_base_patch16_gap_224", {"num_attention_heads": 16}),
 )
-# Their rotary positions turn neighbors, not halves of a head; the second table counts columns first.
+# Architectures whose rotary positions rotate pairs of adjacent channels, not halves of a head; for those of the second
+# pattern, the first half of the channels encodes columns.
 INTERLEAVED = r".*_rope_.*"
 COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
-# Width of a head, where it is not 64 and `FACTS` do not tell the number of heads
+# Channels per head, if not 64 and the number of heads is not in `FACTS`
 HEAD_SIZES = ((r"test_vit\d?", 32), (r"vit_7b_.*", 128))
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
-# Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well or
-# that act in training alone.
-# Arguments that have a field of ours, as an export writes them
+# Arguments of timm models that an export writes, and the corresponding fields of `HfViTConfig`
 ARGUMENTS = (
     "img_size=image_size patch_size in_chans=num_channels embed_dim=hidden_size depth=num_hidden_layers "
     "num_heads=num_attention_heads qkv_bias proj_bias qk_norm=use_qk_norm init_values=layerscale_value "
     "class_token=use_cls_token reg_tokens=num_register_tokens fc_norm=norm_after_pooling"
 )
+# Arguments of timm models that are read, and the corresponding fields of `HfViTConfig`
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",
@@ -84,6 +84,7 @@ RENAMED_ARGUMENTS = {
     "rope_temperature": "rope_theta",
     "ref_feat_shape": "rope_grid_size",
 }
+# Arguments of timm models that are ignored: they can be inferred from tensors, or are used in training only
 # fmt: off
 TOLD_ARGUMENTS = (
     "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",
@@ -96,19 +97,19 @@ TOLD_ARGUMENTS = (
 
 
 def check_architecture(architecture: str) -> None:
-    """Raises `ValueError` for an architecture that is not ours or not known."""
+    """Raises `ValueError` if an architecture of timm is not supported."""
     for pattern, reason in REFUSED.items():
         if re.fullmatch(pattern, architecture):
-            raise ValueError(f"timm's {architecture!r} is no plain ViT: {reason}. Use timm for it.")
+            raise ValueError(f"timm's {architecture!r} is not a plain ViT: {reason}. Use timm for it.")
     if not any(re.fullmatch(pattern, architecture) for pattern in CONVERTED):
         raise ValueError(
-            f"timm's architecture {architecture!r} is not known here, and its weights alone do not say what it "
-            "computes. Known are the plain ones among vit_*, deit_*, deit3_*, flexivit_* and eva_large_*."
+            f"timm's architecture {architecture!r} is not supported. Supported are the plain ViTs among vit_*, "
+            "deit_*, deit3_*, flexivit_* and eva_large_*."
         )
 
 
 def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` that only the name of an architecture tells, of a model `width` wide."""
+    """Returns the fields of `HfViTConfig` that follow from an architecture name only; `width` is the hidden size."""
     head_size = next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
     fields: dict[str, Any] = {"num_attention_heads": width // head_size}
     for pattern, more in FACTS:
@@ -118,12 +119,17 @@ def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
 
 
 def name_of(config: Config) -> str:
-    """Returns the name of the architecture without the tag of its weights, as in vit_base_patch16_224.augreg_in21k."""
+    """Returns the architecture name without the tag of the weights, such as ".augreg_in21k"."""
     return str(config["architecture"]).partition(".")[0]
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields by name, arguments, shapes, and `image_size` where a user gives it."""
+    """Returns the fields of `HfViTConfig` for a timm model.
+
+    Args:
+        config: Content of timm's config.json, and `image_size` if the user gave it.
+        shapes: Shapes of the tensors by name.
+    """
     architecture = name_of(config)
     check_architecture(architecture)
     given = config.get("model_args") or {}
@@ -135,45 +141,47 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     told = (("num_classes", config.get("num_classes"), num_classes), ("depth", given.get("depth"), depth))
     for name, number, found in told:
         if number not in (None, found):
-            raise ValueError(f"config.json says {name}={number}, but the weights have {found}. They do not match.")
+            raise ValueError(
+                f"config.json has {name}={number}, but the weights have {found}. The files belong to different models."
+            )
     fields.update(architecture_facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:
         has_table = fields["position_embedding_type"] == "learned"
         fields["position_embedding_type"] = "learned+rotary" if has_table else "rotary"
     pool = given.get("global_pool") or config.get("global_pool")
-    if not pool:  # as the class does
+    if not pool:  # The default of timm's class
         is_token = "cls_token" in shapes and "_dinov3" not in architecture and "fc_norm.weight" not in shapes
         pool = "map" if "attn_pool.latent" in shapes else "token" if is_token else "avg"
     if pool not in POOLINGS:
-        raise ValueError(f"global_pool={pool!r} is not known. Set one of {', '.join(POOLINGS)} in config.json.")
+        raise ValueError(f"global_pool={pool!r} is not supported. Set one of {', '.join(POOLINGS)} in config.json.")
     return {**fields, **label_fields(config), "pooling": POOLINGS[pool], "position_antialias": True}
 
 
 def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
-    """Returns the fields that only the arguments of the model tell; `ValueError` if one is not known."""
+    """Returns the fields that follow from `model_args` only; raises `ValueError` if an argument is not supported."""
     fields = {ours: arguments[name] for name, ours in RENAMED_ARGUMENTS.items() if arguments.get(name) is not None}
     unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(TOLD_ARGUMENTS) - {"act_layer", "norm_layer"}
     activation, norm = arguments.get("act_layer"), arguments.get("norm_layer")
     if unknown or activation not in (None, *ACTIVATIONS) or norm not in (None, "layernorm", "rmsnorm"):
         raise ValueError(
             f"timm's {architecture!r} was built with model_args={dict(arguments)}, of which "
-            f"{', '.join(sorted(unknown)) or f'act_layer={activation!r}, norm_layer={norm!r}'} is not known here."
+            f"{', '.join(sorted(unknown)) or f'act_layer={activation!r}, norm_layer={norm!r}'} is not supported."
         )
     if "embed_dim" in arguments and "num_heads" not in arguments:
         raise ValueError(
-            f"timm's {architecture!r} was built with embed_dim={arguments['embed_dim']} and its usual number of "
-            "heads, which is not known here. Add num_heads to model_args in config.json."
+            f"timm's {architecture!r} was built with embed_dim={arguments['embed_dim']} and the default number of "
+            "heads of its architecture, which is unknown. Add num_heads to model_args in config.json."
         )
     if activation is not None:
         fields["hidden_act"] = ACTIVATIONS[activation]
-    if norm is not None:  # the class itself, without the epsilon that the architecture gives it
+    if norm is not None:  # An explicit norm class has its own default epsilon, not that of the architecture.
         fields["layer_norm_eps"] = 1e-6
     return fields
 
 
 def label_fields(config: Config) -> dict[str, Any]:
-    """Returns the names of the classes, in words where config.json has them."""
+    """Returns the class names, replaced by their descriptions if config.json has them."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     if not names:
         return {}
@@ -184,7 +192,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what tensors and architecture change in the key map."""
+    """Returns the changes of the key map for the tensors and the architecture of a checkpoint."""
     keys = dict(block_layout.adapt(ours, shapes))
     architecture = name_of(config)
     if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
@@ -197,10 +205,10 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def half_order(head_size: int, columns_first: bool) -> Tensor:
-    """Returns where each channel of our heads stands in theirs, (d,) int64.
+    """Returns the index in timm's heads of each channel of a head of hf_vit, (d,) int64.
 
-    Ours rotate channel j together with j + d/2, the first d/4 of them by rows and the others by columns. Theirs rotate
-    2j together with 2j + 1.
+    Rotary positions of hf_vit rotate channels j and j + d/2 together, the first d/4 pairs by row and the others by
+    column. Those of timm rotate channels 2j and 2j + 1 together.
     """
     pairs = torch.arange(0, head_size, 2)  # (d/2,)
     if columns_first:
@@ -209,18 +217,18 @@ def half_order(head_size: int, columns_first: bool) -> Tensor:
 
 
 def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
-    """Reorders the channels of each head of query and key, (2·D or less, …), and leaves the value."""
+    """Reorders the channels of each head in the query and key rows (first 2·D or fewer); keeps the value rows."""
     turned = tensor[: 2 * width].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
     return torch.cat((turned, tensor[2 * width :]))
 
 
 TIMM = Family(
     name="plain ViTs of timm",
-    files="timm `vit_*`, `deit*`, `flexivit_*`; a file alone (also of DeiT III) by `architecture=`",
+    files="timm `vit_*`, `deit*`, `flexivit_*`; files of weights (also of DeiT III) with `architecture=`",
     reads=lambda config: "model_type" not in config and "architecture" in config,
     keys=KEYS,
     adapt=adapt,
     configure=configure,
-    dropped={r"attn_pool\..*": "the attention pooling of SigLIP, where the model takes the mean instead"},
+    dropped={r"attn_pool\..*": "the attention pooling of SigLIP, unused by models that pool the mean"},
     outputs="last hidden state, pooled (distilled: CLS only, not the mean), logits",
 )

@@ -1,4 +1,4 @@
-"""ViT, MSN, I-JEPA, DeiT, MAE and YOLOS of transformers, also as saved by other training code in that layout.
+"""ViT, MSN, I-JEPA, DeiT, MAE and YOLOS in the layout of transformers.
 
 Sources: https://arxiv.org/abs/2010.11929, 2204.07141, 2301.08243, 2012.12877, 2111.06377 and 2106.00666.
 """
@@ -30,13 +30,13 @@ PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a ViTConfig, with the objective where there is a decoder of pixels."""
+    """Returns the fields of `HfViTConfig` for a ViTConfig, including the objective if there is a pixel decoder."""
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the decoder of pixels, where it predicts those of one patch: no other can be trained."""
+    """Returns the rule for the pixel decoder if its output is the pixels of one patch; others are not supported."""
     sides = to_pair(ours.patch_size)
     if shapes.get(PIXELS, (0,))[0] != ours.num_channels * sides[0] * sides[1]:
         return {}
@@ -45,7 +45,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def channels_last(num_channels: int, sides: tuple[int, int], rows: Tensor) -> Tensor:
-    """Returns weights (C·p·q, D, 1, 1) or biases (C·p·q,) of pixels as (p·q·C, D) or (p·q·C,)."""
+    """Reorders weights (C·p·q, D, 1, 1) or biases (C·p·q,) of a pixel decoder to (p·q·C, D) or (p·q·C,)."""
     return rows.reshape(num_channels, *sides, *rows.shape[1:2]).movedim(0, 2).flatten(0, 2)
 
 
@@ -67,7 +67,7 @@ VIT_MSN = Family(
     prefixes=("vit.",),
     outputs="hidden states, logits",
 )
-# The classifier takes the mean of the patches. The pooler of the source, which takes the first patch, has no place.
+# The classifier uses the mean of the patch tokens. The pooler, which uses the first patch token, is not converted.
 IJEPA = Family(
     name="I-JEPA",
     model_types=("ijepa",),
@@ -78,7 +78,7 @@ IJEPA = Family(
 )
 
 DISTILLATION_TOKEN = "embeddings.distillation_token"
-# The distillation token has no task here: it becomes a register, with the second row of the table added for good.
+# Without a distillation head, the distillation token becomes a register; its position embedding is added to it.
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     model_types=("deit",),
@@ -103,35 +103,37 @@ DEIT = replace(
 )
 
 MAE_HEAD = "masked_image_modeling_head.mae"
-# As published, and as releases of transformers save it that rename `layers` in it too
+# Names of the decoder blocks: as published, and as saved by releases of transformers that rename `layers`
 MAE_BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
 
 
 def without_cls(positions: Tensor) -> Tensor:
-    """Returns the rows of the patches of the decoder's table (1, 1 + N, E); that of the CLS token must be zero."""
+    """Returns the rows of the patches of the decoder's position table (1, 1 + N, E); the CLS row must be zero."""
     if positions[:, 0].any():
-        raise ValueError("The CLS token has a position in the decoder of MAE that is not zero. The file is damaged.")
+        raise ValueError(
+            "The position embedding of the CLS token in the decoder of MAE is not zero. The file is damaged."
+        )
     return positions[:, 1:]
 
 
 def adapt_mae(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the keys of the decoder's blocks."""
+    """Returns the key map entries of the blocks of MAE's decoder."""
     (theirs,) = [name for name in MAE_BLOCKS if f"{name}.0.layernorm_before.weight" in shapes] or MAE_BLOCKS[:1]
     return block_keys(f"{MAE_HEAD}.layers.*", f"{theirs}.*", BLOCK)
 
 
 def configure_mae(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a ViTMAEConfig."""
+    """Returns the fields of `HfViTConfig` for a ViTMAEConfig."""
     options = given_fields(config, HfViTMaskedImageModelingConfig.options_of("mae"), norm_pix_loss=False)
     ratio = config.get("mask_ratio", 0.75)
-    if 0 < ratio < 1:  # 0 says that it is used for features
+    if 0 < ratio < 1:  # A ratio of 0 is set for feature extraction; it is not a training option.
         options["mask_ratio"] = ratio
     fields = transformers_fields(config, shapes, layer_norm_eps=1e-12)
     return {**fields, "masked_image_modeling_config": options}
 
 
-# The position table is the file's own, as a learned one: the formula of "sincos2d" gives it to within rounding only,
-# and not at all where the table has been resampled or trained on.
+# The position table is loaded as a learned one: "sincos2d" reproduces it only up to rounding, and not at all if the
+# table was resampled or trained.
 VIT_MAE = Family(
     name="MAE",
     model_types=("vit_mae",),
@@ -147,21 +149,21 @@ VIT_MAE = Family(
 )
 
 YOLOS_HEAD, YOLOS_TOKENS = "detection_head", "embeddings.detection_tokens"
-# Releases of transformers differ in where they keep the positions between blocks.
+# Names of the position embeddings between blocks in different releases of transformers
 MID_POSITIONS = ("encoder.mid_position_embeddings", "encoder.interpolation.mid_position_embeddings")
 
 
 def add_last_positions(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns queries (Q, D) with their rows, the last ones, of the position table added."""
+    """Returns queries (Q, D) with their position embeddings added, the last rows of the position table."""
     return (tokens + positions[:, -tokens.shape[1] :])[0]
 
 
 def adapt_yolos(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rules for tables in which the queries have rows too."""
+    """Returns the rules for position tables, which have rows for patches and queries."""
     num_queries = shapes[YOLOS_TOKENS][1]
     keys: dict[str, Any] = {
         f"{YOLOS_HEAD}.queries.weight": Made((YOLOS_TOKENS, TABLE), add_last_positions),
-        TABLE: Made((TABLE,), lambda table: table[:, :-num_queries]),  # of (1, P + N + Q, D)
+        TABLE: Made((TABLE,), lambda table: table[:, :-num_queries]),  # (1, P + N + Q, D) to (1, P + N, D)
     }
     for name in MID_POSITIONS:
         if name in shapes:  # (blocks, 1, P + N + Q, D)
@@ -171,7 +173,7 @@ def adapt_yolos(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def configure_yolos(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a YolosConfig."""
+    """Returns the fields of `HfViTConfig` for a YolosConfig."""
     return {
         **transformers_fields(config, shapes, image_size=[512, 864], layer_norm_eps=1e-12),
         "detection_config": {

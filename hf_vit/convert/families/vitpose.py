@@ -10,7 +10,7 @@ from . import vit
 
 BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
 KEYS: KeyMap = {
-    # Of the table (1, 1 + N, D), each row of a patch has that of CLS added, which is no token.
+    # The position table (1, 1 + N, D) has a CLS row without a CLS token. ViTPose adds it to the row of each patch.
     "embeddings.position_embeddings": Made(
         ("embeddings.position_embeddings",), lambda table: table[:, 1:] + table[:, :1]
     ),
@@ -24,18 +24,18 @@ KEYS: KeyMap = {
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the dataset's expert of ViTPose+, whose rows stand below the shared ones."""
+    """Returns the rule that appends the rows of the selected ViTPose+ expert to the shared rows of an MLP."""
     backbone, index = config.get("backbone_config", config), config.get("dataset_index", 0)
     num_experts = backbone.get("num_experts", 1)
     if not 0 <= index < num_experts:
         raise ValueError(
-            f"dataset_index={index} names no expert: the checkpoint has {num_experts}, 0 to {num_experts - 1}."
+            f"dataset_index={index} is out of range: the checkpoint has {num_experts} experts, 0 to {num_experts - 1}."
         )
     return {f"{BLOCK}.mlp.fc2": Joined((f"{MLP}.fc2", f"{MLP}.experts.{index}"))} if num_experts > 1 else {}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a VitPoseConfig, or a VitPoseBackboneConfig alone."""
+    """Returns the fields of `HfViTConfig` for a VitPoseConfig or VitPoseBackboneConfig."""
     backbone = config.get("backbone_config", config)
     check_backbone(config.get("backbone_config", {}), "ViTPose", "vitpose_backbone")
     fields = architecture_fields(backbone, image_size=[256, 192], patch_size=[16, 16], layer_norm_eps=1e-12)
@@ -43,7 +43,8 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     stages = backbone.get("out_indices") or [num_layers]
     if "backbone_config" in config and stages[-1] != num_layers:
         raise ValueError(
-            f"The head sees out_indices={stages} of num_hidden_layers={num_layers}, not the last. Use transformers."
+            f"The head uses out_indices={stages}, but only the last of num_hidden_layers={num_layers} is supported. "
+            "Use transformers."
         )
     return {
         **fields,
@@ -57,9 +58,9 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Returns the options of the head, and what the names of the keypoints tell."""
+    """Returns the options of the head, and the left-right pairs that follow from the keypoint names."""
     numbers = {name: int(number) for number, name in (config.get("id2label") or {}).items()}
-    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # L_Eye, R_Eye
+    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # L_Eye: R_Eye
     return {
         "head": "simple" if config.get("use_simple_decoder", True) else "classic",
         "scale_factor": config.get("scale_factor", 4),

@@ -1,4 +1,4 @@
-"""Programs for other runtimes: ONNX, OpenVINO, torch.export and ExecuTorch, checked against the model."""
+"""Export of models to ONNX, OpenVINO, torch.export and ExecuTorch, with comparison of outputs."""
 
 from .folder import export_model
 from .formats import FORMATS

@@ -1,4 +1,4 @@
-"""Exports a model to a folder that holds what running it takes, once its program has proved equal to the model."""
+"""Export of a model to a folder with the program and all files needed to run it, after comparison of outputs."""
 
 import json
 import os
@@ -30,12 +30,12 @@ WITHOUT_LABELS = (HfViTModel, HfViTForJointEmbedding, *WITH_OTHER_INPUTS)
 RUN = Path(__file__).with_name("run_onnx.py")
 TEMPLATE = Path(__file__).with_name("model_card.md")
 MEANINGS = {
-    "pixel_values": "images (batch, channels, height, width), as the image processor makes them",
-    "bool_masked_pos": "(batch, patches), true where a patch is hidden",
-    "input_ids": "texts (texts, tokens), as the tokenizer makes them",
-    "attention_mask": "the same, 0 where a token is padding",
+    "pixel_values": "images (batch, channels, height, width) from the image processor",
+    "bool_masked_pos": "mask (batch, patches), true for masked patches",
+    "input_ids": "texts (texts, tokens) from the tokenizer",
+    "attention_mask": "mask (texts, tokens), 0 for padding, 1 for other tokens",
 }
-# Steps of an image processor that `run.py` does not know
+# Image processor options that `run.py` does not support
 UNKNOWN_STEPS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 
 
@@ -48,25 +48,26 @@ def export_model(
     report: Callable[[str], None] = print,
     **kwargs: Any,
 ) -> Path:
-    """Exports a saved model, batch and image size left open, as `hf-vit export` does.
+    """Exports a saved model with dynamic batch and image size, as `hf-vit export` does.
 
-    The program is run in its runtime beside the model at three batches and three image sizes that were not traced, and
-    nothing is written unless all outputs are equal, up to 1e-4 of the largest value.
+    The program is run at three batch sizes and three image sizes that were not traced. The folder is written only if
+    all outputs are equal to those of the model, within 1e-4 of the largest value.
 
     Args:
         model: Folder of a saved model, or its name on the Hub.
         output_dir: New folder.
         format: "onnx", "openvino", "torch" or "executorch".
         revision: Branch, tag or commit on the Hub.
-        report: Called with lines of text on how equal it is.
-        **kwargs: For `from_pretrained`.
+        report: Called with lines of text that report the differences.
+        **kwargs: Arguments of `from_pretrained`.
 
     Returns:
-        The folder: the program, config.json, labels.json, preprocessor_config.json, a card, and for ONNX run.py.
+        The folder, which contains the program, config.json, labels.json, preprocessor_config.json, a model card and,
+        for ONNX, run.py.
 
     Raises:
-        ValueError: if the model cannot be exported to the format, or its program is not equal to it.
-        OSError: if there is no such model, or nothing can be written.
+        ValueError: if the model cannot be exported to the format, or outputs differ.
+        OSError: if there is no such model, or the folder cannot be written.
         ImportError: if a package is missing.
     """
     chosen, kwargs["revision"] = check_format(format), revision
@@ -78,11 +79,11 @@ def export_model(
         file = folder / chosen.file
         try:
             write_program(opened, chosen, file)
-        except Exception as error:  # each format has its own
+        except Exception as error:  # Each format has its own error types.
             others = " or ".join(name for name in FORMATS if name != format)
             fault = first_line(error).rstrip(".")
             raise ValueError(
-                f"The format {format} cannot express {type(opened).__name__} of {source}: {fault}. Choose {others}."
+                f"The format {format} does not support {type(opened).__name__} of {source}: {fault}. Choose {others}."
             ) from error
         rows = []
         for row in compare(opened, chosen.open(file, output_names(opened)), bounds):
@@ -90,18 +91,18 @@ def export_model(
             report(str(row))
         if wrong := [row for row in rows if not row.is_equal]:
             raise ValueError(
-                f"The program is not equal to the model, so nothing was written: {wrong[0]}, more than "
-                f"{TOLERANCE:.0e}. Choose another format than {format}."
+                f"The outputs of the program differ from those of the model, so nothing was written: {wrong[0]}, more "
+                f"than {TOLERANCE:.0e}. Choose a format other than {format}."
             )
         write_companions(folder, opened, source, chosen, rows, **kwargs)
-    report(f"Saved {output_dir}: equal at {len({row[:3] for row in rows})} sizes that were not traced.")
+    report(f"Saved {output_dir}. Outputs are equal at {len({row[:3] for row in rows})} sizes that were not traced.")
     return Path(output_dir)
 
 
 def write_companions(
     folder: Path, model: HfViTPreTrainedModel, source: str, chosen: Format, rows: Sequence[Difference], **kwargs: Any
 ) -> None:
-    """Writes what a program needs beside it: config, labels, image processor, tokenizer, a script and a card."""
+    """Writes the files that accompany a program: config, labels, image processor, tokenizer, script and model card."""
     model.config.to_json_file(folder / "config.json")
     labels = {} if isinstance(model, WITHOUT_LABELS) else model.config.id2label
     (folder / "labels.json").write_text(json.dumps(labels, indent=2) + "\n", encoding="utf-8")
@@ -117,16 +118,22 @@ def write_companions(
 
 
 def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
-    """Returns why there is no `run.py` for a model with an image processor of such options; None if there is one."""
+    """Returns the reason why `run.py` does not support a program, or None if it does.
+
+    Args:
+        model: The exported model.
+        format: Name of the export format.
+        options: Options of the image processor.
+    """
     if format != "onnx":
-        return "it is written for ONNX alone"
+        return "it supports ONNX only"
     if isinstance(model, WITH_OTHER_INPUTS):
-        return "the model takes more than images"
+        return "the model has inputs other than images"
     if steps := [name for name in UNKNOWN_STEPS if options.get(name) not in (None, False, "nearest")]:
-        return f"it does not know the step {steps[0]} of the image processor"
+        return f"it does not support the image processor option {steps[0]}"
     size = {name: value for name, value in options["size"].items() if value is not None}
     if options["do_resize"] and {*size} not in ({"height", "width"}, {"shortest_edge"}):
-        return f"it does not know the size {size} of the image processor"
+        return f"it does not support the image processor size {size}"
     return None
 
 
@@ -139,16 +146,16 @@ def write_card(
     missing: str | None,
     window_scale: float | None,
 ) -> None:
-    """Writes README.md.
+    """Writes the model card, README.md.
 
     Args:
-        folder: Where the program is.
-        model: Of which it is the program.
-        source: Folder or name that the model was opened from.
+        folder: Folder of the program.
+        model: The exported model.
+        source: Folder or name that the model was loaded from.
         chosen: The format.
-        rows: How equal program and model are.
-        missing: Why there is no `run.py`; None if there is one.
-        window_scale: That of the image processor, which a program does not follow.
+        rows: Differences between program and model.
+        missing: Reason why there is no `run.py`; None if there is one.
+        window_scale: Option of the image processor for sliding windows, which the program does not support.
     """
     name = Path(source).name
     inputs = example_inputs(model, 1, least_grid(model))
@@ -178,7 +185,7 @@ def write_card(
 
 
 def opset_of(file: Path) -> int:
-    """Returns the opset of an ONNX file."""
+    """Returns the opset version of an ONNX file."""
     import onnx
 
     return next(entry.version for entry in onnx.load(file, load_external_data=False).opset_import if not entry.domain)

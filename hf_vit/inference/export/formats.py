@@ -1,4 +1,4 @@
-"""The formats: how a program is written in each, and how its runtime runs the file."""
+"""Export formats: functions that write a program, and functions that run it in its runtime."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,30 +17,30 @@ from ...model.pretrained import HfViTPreTrainedModel
 from .programs import TRACED_BATCH, Bounds, HfViTProgram, Run, example_inputs, open_sizes, output_names, traced_grid
 
 
-# The first release whose exporters have the form that is used here (they are experimental), and the torch they need
+# First release of transformers with the exporter API used in this file, which is experimental, and the torch it needs
 EXPORTERS_SINCE, EXPORTERS_TORCH = Version("5.23.0"), Version("2.11")
-# Names of the open sizes of inputs in ONNX files
+# Names of the dynamic dimensions of inputs in ONNX files
 SIZES = {
     "pixel_values": ("batch", None, "height", "width"),
     "bool_masked_pos": ("batch", None),
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
-MOST_IMAGES = 8  # of a program that plans its memory ahead
-MOST_TIMES_NATIVE = 2  # and of the native grid, per side
+MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time
+MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of programs.
+    """An export format.
 
     Args:
-        name: The name, also in `transformers.exporters`.
-        file: Name of the program in its folder.
-        packages: Packages that write and run it.
-        write: Writes a traced program, whose outputs have these names; None if only the library's exporters can.
-        open: Returns what runs a file, given the names of the outputs.
-        extra: The extra of this package that installs them.
-        is_bounded: Whether memory is planned ahead, for a largest batch and image.
+        name: Name of the format, as in `transformers.exporters`.
+        file: File name of the program.
+        packages: Packages required to write and run the program.
+        write: Writes a traced program to a file, given its output names; None to use the exporter of transformers.
+        open: Returns a function that runs the program in a file, given its output names.
+        extra: Extra of this package that installs `packages`.
+        is_bounded: Whether memory is allocated ahead of time, for a largest batch and image.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Format:
     is_bounded: bool = False
 
     def bounds(self, model: HfViTPreTrainedModel) -> Bounds:
-        """Returns the largest batch and grid that a program of this format takes."""
+        """Returns the largest batch and patch grid of a program in this format."""
         if not self.is_bounded:
             return Bounds()
         rows, columns = (MOST_TIMES_NATIVE * max(side, 8) for side in model.config.grid_size)
@@ -60,15 +60,15 @@ class Format:
 
 
 def write_onnx(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
-    """Writes an ONNX file by torch's own exporter."""
+    """Writes an ONNX file with the exporter of torch."""
     written = torch.onnx.export(program, dynamo=True, output_names=list(outputs), verbose=False)
-    assert written is not None  # it is where dynamo is on
+    assert written is not None  # With dynamo=True, the result is never None.
     name_sizes(written.model.graph)
     written.save(file, external_data=True)
 
 
 def name_sizes(graph: Any) -> None:
-    """Names the open sizes of an ONNX graph, for which torch has numbers and products such as s99 and 16*s30."""
+    """Gives readable names to the dynamic dimensions of an ONNX graph, which torch names s99, 16*s30, and so on."""
     whole: dict[str, str] = {}
     parts: dict[str, str] = {}
     for value in graph.inputs:
@@ -78,18 +78,18 @@ def name_sizes(graph: Any) -> None:
                 parts[match[2]] = name if match[1] is None else f"({name}//{match[1]})"
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         for place, size in enumerate(map(str, value.shape or ())):
-            if not size.isdigit() and size != "None":  # which is not known
+            if not size.isdigit() and size != "None":  # "None" is an unknown size.
                 named = re.sub(r"[A-Za-z]\w*", lambda part: parts.get(part[0], part[0]), size)
                 value.shape[place] = whole.get(size, named)
 
 
 def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
-    """Writes torch's own file."""
+    """Writes a file of torch.export."""
     torch.export.save(program, file)
 
 
 def as_arrays(inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Returns tensors as arrays."""
+    """Returns tensors as NumPy arrays."""
     return {name: value.numpy() for name, value in inputs.items()}
 
 
@@ -103,7 +103,7 @@ def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
 
 
 def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
-    """Opens OpenVINO's files on the CPU, in float32: where it can, it would infer in bfloat16 unless told."""
+    """Opens OpenVINO files on the CPU, in float32: by default, OpenVINO uses bfloat16 if the CPU supports it."""
     import openvino
 
     compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -116,7 +116,7 @@ def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
 
 
 def open_torch(file: Path, outputs: tuple[str, ...]) -> Run:
-    """Opens torch's own file."""
+    """Opens a file of torch.export."""
     module = torch.export.load(file).module()
     return lambda inputs: module(**inputs)
 
@@ -128,7 +128,7 @@ def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
     method = Runtime.get().load_program(file).load_method("forward")
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = [value.clone() for value in method.execute(list(inputs.values()))]  # it owns their memory
+        results = [value.clone() for value in method.execute(list(inputs.values()))]  # `method` owns their memory.
         return dict(zip(outputs, results, strict=True))
 
     return run
@@ -144,9 +144,14 @@ FORMATS = {chosen.name: chosen for chosen in KNOWN}
 
 
 def check_format(name: str) -> Format:
-    """Returns the format of a name; `ValueError` if there is none, `ImportError` if what it needs is missing."""
+    """Returns a format by name.
+
+    Raises:
+        ValueError: if there is no such format.
+        ImportError: if a required package is missing or too old.
+    """
     if name not in FORMATS:
-        raise ValueError(f"There is no format {name!r}. Choose one of {', '.join(FORMATS)}.")
+        raise ValueError(f"Unknown export format {name!r}. Choose one of {', '.join(FORMATS)}.")
     chosen = FORMATS[name]
     check_packages(f"The format {name}", *chosen.packages, extra=chosen.extra)
     if chosen.write is None and not has_exporters():
@@ -158,20 +163,20 @@ def check_format(name: str) -> Format:
 
 
 def has_exporters() -> bool:
-    """Returns whether the installed transformers has the exporters that are used here."""
+    """Returns whether the installed versions of transformers and torch have the required exporters."""
     return Version(transformers.__version__) >= EXPORTERS_SINCE and Version(torch.__version__) >= EXPORTERS_TORCH
 
 
 def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> None:
-    """Traces a model and writes the program, its batch and image size open.
+    """Traces a model and writes the program, with dynamic batch and image size.
 
     Args:
-        model: In evaluation mode, in float32 on the CPU.
+        model: Model in evaluation mode, in float32 on the CPU.
         chosen: The format.
-        file: To be written; some formats write the weights beside it.
+        file: File to write; some formats write the weights to another file next to it.
 
     Raises:
-        RuntimeError: if the format cannot express the model.
+        RuntimeError: if the format does not support the model.
     """
     if chosen.write is not None:
         chosen.write(trace(model, chosen), file, output_names(model))
@@ -188,13 +193,13 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
 def what_is_traced(
     model: HfViTPreTrainedModel, chosen: Format
 ) -> tuple[HfViTProgram, dict[str, Tensor], dict[str, dict[int, Any]]]:
-    """Returns a model as it is traced, the inputs to trace it with, and which of their dimensions stay open."""
+    """Returns the program to trace, its example inputs, and the dynamic dimensions of these inputs."""
     inputs = example_inputs(model, TRACED_BATCH, traced_grid(model))
     return HfViTProgram(model).eval(), inputs, open_sizes(model, chosen.bounds(model))
 
 
 @torch.no_grad()
 def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedProgram:
-    """Traces a model by torch alone."""
+    """Traces a model with `torch.export`."""
     program, inputs, sizes = what_is_traced(model, chosen)
     return torch.export.export(program, (), inputs, dynamic_shapes=sizes)

@@ -1,4 +1,4 @@
-"""Tracing of a model: its inputs and outputs, their open sizes, and comparison of a program with the model.
+"""Tracing of a model: inputs, outputs, dynamic sizes, and comparison of the exported program with the model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, T texts, S tokens of a text,
 Q queries.
@@ -25,28 +25,28 @@ from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageCl
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
-# What a forward returns and a program does not: what needs labels, what was an input, tokens beside a prediction
+# Model outputs that programs do not return: they need labels, repeat an input, or are tokens next to a prediction
 LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
-TOLERANCE = 1e-4  # of the largest value of an output, in float32
+TOLERANCE = 1e-4  # Largest accepted difference in float32, relative to the largest value of an output
 TRACED_BATCH = 2
-MOST_TOKENS = 512  # of a text, where the text tower names no limit
+MOST_TOKENS = 512  # Maximum text length if the text tower has no limit
 
 
 class Bounds(NamedTuple):
-    """The largest batch and patch grid of a program; None leaves them open."""
+    """The largest batch and patch grid of a program; None means no limit."""
 
     batch: int | None = None
     grid: Grid | None = None
 
 
 class HfViTProgram(nn.Module):
-    """A model as it is traced: tensors in, a dictionary of tensors out."""
+    """Wraps a model for tracing: inputs are tensors, the output is a dictionary of tensors."""
 
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self.outputs = output_names(model)
-        # A loss has no place in a program.
+        # Programs do not compute a loss.
         self.options = {"return_loss": False} if isinstance(model, HfViTForMaskedImageModeling) else {}
 
     def forward(
@@ -56,7 +56,7 @@ class HfViTProgram(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Returns the outputs by name; inputs are those of `example_inputs`."""
+        """Returns the outputs by name. The inputs are described in `example_inputs`."""
         given = {"bool_masked_pos": bool_masked_pos, "input_ids": input_ids, "attention_mask": attention_mask}
         given = {name: value for name, value in given.items() if value is not None}
         outputs = self.model(pixel_values=pixel_values, return_dict=True, **given, **self.options)
@@ -65,30 +65,30 @@ class HfViTProgram(nn.Module):
 
 @torch.no_grad()
 def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
-    """Returns the names of what the program of a model, in evaluation mode, returns: all that it predicts."""
+    """Returns the output names of the program for a model in evaluation mode."""
     outputs = model(**example_inputs(model, 1, least_grid(model)), return_dict=True)
     left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
     return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
 
 
 def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
-    """Opens a saved model in float32 as what it was trained for.
+    """Opens a saved model in float32, with the class and task that it was saved with.
 
     Args:
         name_or_path: Folder of a saved model, or its name on the Hub.
-        **kwargs: For `from_pretrained`, such as `revision`.
+        **kwargs: Arguments of `from_pretrained`, such as `revision`.
 
     Raises:
-        ValueError: if it is no model of ours that can be exported, or has weights that are missing or not finite.
+        ValueError: if the model cannot be exported, or has missing or non-finite weights.
         OSError: if there is no such model.
     """
     config = read_config(name_or_path, **kwargs)
-    name = (config.get("architectures") or ["a model that names no class"])[0]
+    name = (config.get("architectures") or ["a model of unknown class"])[0]
     classes = {known.__name__: known for known in TASKS.values()}
     if config.get("model_type") != "hf_vit" or name not in classes:
         raise ValueError(
             f"{name_or_path} is {name} of model_type {config.get('model_type')!r}, which cannot be exported. It must "
-            f"be one of {', '.join(classes)}; hf-vit convert turns other checkpoints into ours."
+            f"be one of {', '.join(classes)}. Use hf-vit convert to convert other checkpoints."
         )
     model: HfViTPreTrainedModel = classes[name].from_pretrained(name_or_path, dtype=torch.float32, **kwargs).eval()
     check_trained(model, name_or_path, model.untrained_weights)
@@ -99,14 +99,14 @@ def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: in
     """Returns random inputs of a model.
 
     Args:
-        model: Of any task.
+        model: Model of any task.
         batch: Number B of images.
         grid: Rows and columns (h, w) of patches.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
 
     Returns:
-        `pixel_values` (B, C, H, W); of masked image modeling `bool_masked_pos` (B, N); of image-text models
-        `input_ids` and `attention_mask` (T, S), with T = B + 1.
+        `pixel_values` (B, C, H, W); for masked image modeling also `bool_masked_pos` (B, N); for image-text models
+        also `input_ids` and `attention_mask` (T, S), with T = B + 1.
     """
     config, generator = model.config, torch.Generator().manual_seed(seed)
     height, width = (side * patch for side, patch in zip(grid, to_pair(config.patch_size), strict=True))
@@ -123,21 +123,21 @@ def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: in
 
 
 def text_limits(model: HfViTForZeroShotImageClassification) -> tuple[int, int]:
-    """Returns how many tokens there are, and how many of them the text tower reads."""
+    """Returns the vocabulary size and the maximum number of tokens per text."""
     own = model.text_options.encoder_config is None
     limits = vars(model.text_options if own else model.text_model.config)
     return limits["vocab_size"], limits.get("max_position_embeddings") or MOST_TOKENS
 
 
 def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[int, Any]]:
-    """Returns which dimensions of each input stay open, by its name, as `torch.export` takes them."""
+    """Returns the dynamic dimensions of each input by name, in the format of `torch.export`."""
     least, most = least_grid(model), bounds.grid or (None, None)
     batch = Dim("batch", min=1, max=bounds.batch)
     sides = [Dim(name, min=least[i], max=most[i]) for i, name in enumerate(("rows", "columns"))]
     height, width = (patch * side for patch, side in zip(to_pair(model.config.patch_size), sides, strict=True))
     sizes: dict[str, dict[int, Any]] = {"pixel_values": {0: batch, 2: height, 3: width}}
     if isinstance(model, HfViTForMaskedImageModeling):
-        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # rows times columns, for which there is no name
+        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # Rows times columns; a Dim cannot express a product.
     if isinstance(model, HfViTForZeroShotImageClassification):
         longest = text_limits(model)[1]
         texts = {0: Dim("texts", min=1, max=bounds.batch), 1: Dim("tokens", min=1, max=longest)}
@@ -146,12 +146,12 @@ def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[in
 
 
 def least_grid(model: HfViTPreTrainedModel) -> Grid:
-    """Returns the rows and columns (h, w) of patches that an image must have at least for a program.
+    """Returns the minimum patch grid (h, w) for a program.
 
-    `torch.export` makes sizes of 1 a case of their own, so the coarsest map has two rows and columns, and so have
-    windows.
+    `torch.export` specializes programs for sizes of 1, so the coarsest feature map needs at least two rows and
+    columns, and so does the grid of windows.
     """
-    options = vars(model.options) if "options" in vars(model) else {}  # of the head
+    options = vars(model.options) if "options" in vars(model) else {}  # Options of the head
     factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
     least = math.ceil(2 / min([1.0, *factors]))
     rows, columns = (max(least, side + 1) for side in to_pair(model.config.window_size or 1))
@@ -159,14 +159,14 @@ def least_grid(model: HfViTPreTrainedModel) -> Grid:
 
 
 def traced_grid(model: HfViTPreTrainedModel) -> Grid:
-    """Returns the patch grid (h, w) that a model is traced at: small, not square, and not the native one."""
+    """Returns the patch grid (h, w) for tracing, which is small, not square, and not the native one."""
     rows, columns = least_grid(model)
     is_native = (rows + 1, columns + 3) == model.config.grid_size
     return rows + 1, columns + 3 + is_native
 
 
 def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
-    """Returns three batches and three patch grids to compare at, none of them the traced one: native, tall, wide."""
+    """Returns three pairs of batch size and patch grid (native, tall, wide) for comparison, other than the traced."""
     least, traced = least_grid(model), traced_grid(model)
     rows, columns = (max(own, side) for own, side in zip(model.config.grid_size, least, strict=True))
     wanted = [(rows, columns), (rows + 3, columns), (max(least[0], rows - 1), columns + 5)]
@@ -177,17 +177,17 @@ def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int
 
 
 class Difference(NamedTuple):
-    """How far an output of a program is from that of the model."""
+    """Difference between an output of a program and that of the model."""
 
     batch: int
-    height: int  # pixels
+    height: int  # Pixels
     width: int
     output: str
-    largest: float  # difference, relative to the largest value of the output
+    largest: float  # Largest difference, relative to the largest value of the output
 
     @property
     def is_equal(self) -> bool:
-        """Whether it is no more than rounding; what is no number is not."""
+        """Whether the difference is within the tolerance; false for NaN."""
         return self.largest <= TOLERANCE
 
     def __str__(self) -> str:
@@ -196,15 +196,18 @@ class Difference(NamedTuple):
 
 @torch.no_grad()
 def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[Difference]:
-    """Yields how an exported program differs from its model, at three batches and three sizes.
+    """Compares an exported program with its model at three batch sizes and three image sizes.
 
     Args:
-        model: In evaluation mode, in float32 on the CPU.
+        model: Model in evaluation mode, in float32 on the CPU.
         run: Runs the program.
-        bounds: Of the program.
+        bounds: Largest batch and patch grid of the program.
+
+    Yields:
+        The difference of each output at each size.
 
     Raises:
-        ValueError: if the program does not run at one of them, or returns other shapes.
+        ValueError: if the program fails at one of the sizes, or its outputs have other shapes than the model's.
     """
     program = HfViTProgram(model).eval()
     for seed, (batch, grid) in enumerate(checked_sizes(model, bounds), start=1):
@@ -213,11 +216,14 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
         expected: dict[str, Tensor] = program(**inputs)
         try:
             found = run(inputs)
-        except Exception as error:  # each runtime has its own
-            raise ValueError(f"The program does not run on {batch} images of {height}x{width}: {error}") from error
+        except Exception as error:  # Each runtime has its own error types.
+            raise ValueError(f"The program fails for {batch} images of {height}x{width} pixels: {error}") from error
         shapes = {name: tuple(value.shape) for name, value in expected.items()}
         if {name: tuple(value.shape) for name, value in found.items()} != shapes:
-            raise ValueError(f"The program returns other shapes than {shapes} on {batch} images of {height}x{width}.")
+            raise ValueError(
+                f"For {batch} images of {height}x{width} pixels, the program returns other shapes than those of the "
+                f"model, {shapes}."
+            )
         if isinstance(model, HfViTForObjectDetection):
             found = in_order(found, expected)
         for name, value in expected.items():
@@ -226,7 +232,7 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
 
 
 def in_order(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns queries (B, Q, .) in the order of those that they are most like: that of equal scores may flip."""
+    """Reorders queries (B, Q, .) to match the most similar expected ones: the order of equal scores is arbitrary."""
     queries, wanted = (torch.cat([part[name] for name in expected], dim=-1) for part in (found, expected))  # (B, Q, .)
     orders = [match(torch.cdist(own, other))[1] for own, other in zip(wanted, queries, strict=True)]
     index = torch.stack(orders)[..., None]  # (B, Q, 1)

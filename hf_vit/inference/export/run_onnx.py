@@ -1,7 +1,7 @@
-"""Runs model.onnx on an image, with numpy, PIL and onnxruntime alone.
+"""Runs model.onnx on an image. Requires only numpy, PIL and onnxruntime.
 
-python run.py photo.jpg              prints what is found
-python run.py photo.jpg outputs.npz  writes the outputs too
+python run.py photo.jpg              prints the prediction
+python run.py photo.jpg outputs.npz  also writes the outputs
 """
 
 import json
@@ -17,14 +17,14 @@ FOLDER = Path(__file__).parent
 OPTIONS = json.loads((FOLDER / "preprocessor_config.json").read_text(encoding="utf-8"))
 LABELS = json.loads((FOLDER / "labels.json").read_text(encoding="utf-8"))
 CONFIG = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
-MOST = 5  # what is printed of each output
+MOST = 5  # Maximum number of printed classes, objects or segments
 
 
 def read_pixels(file: str) -> np.ndarray:
-    """Returns an image file as the model takes it, (1, C, H, W) float32, resized and normalized as in its training."""
+    """Returns an image file as model input (1, C, H, W) float32, processed with the options of the image processor."""
     opened = Image.open(file)
     if opened.mode in ("I", "F") or opened.mode.startswith("I;16"):
-        sys.exit(f"{file} has mode {opened.mode!r}, whose values do not fit into 8 bits. Scale them, and save 8 bits.")
+        sys.exit(f"{file} has mode {opened.mode!r}, whose values do not fit into 8 bits. Convert it to 8 bits.")
     image = ImageOps.exif_transpose(opened).convert("L" if OPTIONS["num_channels"] == 1 else "RGB")
     size, pixels = {name: side for name, side in OPTIONS["size"].items() if side}, np.asarray(image)
     rows, columns = np.broadcast_to(OPTIONS.get("ensure_multiple_of") or 1, 2).tolist()
@@ -51,7 +51,7 @@ def read_pixels(file: str) -> np.ndarray:
 
 
 def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Returns a whole image (H, W) or (H, W, C) in the middle of a crop, black around it."""
+    """Resizes a whole image (H, W) or (H, W, C) to the center of a crop (height, width) with a black border."""
     rows, columns = pixels.shape[:2]
     down = max(rows, columns * height / width) * OPTIONS["box_padding"] / 2
     across = down * width / height
@@ -61,7 +61,7 @@ def crop_whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def sampling(side: int, half: float, count: int) -> np.ndarray:
-    """Returns the bilinear weights (count, side) of the pixels of a side at places around its middle."""
+    """Returns bilinear weights (count, side) for `count` equidistant points within `half` of the center of a side."""
     places = np.linspace(side / 2 - half, side / 2 + half, count)
     is_inside = (places >= -1e-3) & (places <= side - 1 + 1e-3)
     distances = np.abs(np.clip(places, 0, side - 1)[:, None] - np.arange(side))
@@ -69,24 +69,24 @@ def sampling(side: int, half: float, count: int) -> np.ndarray:
 
 
 def describe(outputs: dict[str, np.ndarray]) -> dict[str, object]:
-    """Returns what the outputs of one image come to: classes by probability, or the shape and range of each."""
+    """Returns a summary of the outputs for one image: the best predictions, or the shape and range of each output."""
     if CONFIG["architectures"][0].endswith("ImageClassification") and CONFIG.get("problem_type") != "regression":
         logits = outputs["logits"][0].astype(np.float64)
         several = CONFIG.get("problem_type") == "multi_label_classification"
         scores = 1 / (1 + np.exp(-logits)) if several else np.exp(logits - logits.max())
         scores = scores if several else scores / scores.sum()
         return {LABELS[str(number)]: round(float(scores[number]), 6) for number in np.argsort(-scores)[:MOST]}
-    if "probabilities" in outputs:  # of objects
+    if "probabilities" in outputs:  # Object detection
         scores, boxes = outputs["probabilities"][0], outputs["pred_boxes"][0]
         best = np.argsort(-scores.max(axis=1))[:MOST]
         found = [(LABELS[str(scores[i].argmax())], float(scores[i].max()), boxes[i].tolist()) for i in best]
         return {"label, score, box as center and size relative to the image": found}
-    if "heatmaps" in outputs:  # of keypoints
+    if "heatmaps" in outputs:  # Keypoint detection
         maps = outputs["heatmaps"][0]
         places = [np.unravel_index(one.argmax(), one.shape) for one in maps]
         points = {LABELS[str(k)]: (int(x), int(y), float(maps[k].max())) for k, (y, x) in enumerate(places)}
         return {f"x, y on heatmaps of {maps.shape[2]}x{maps.shape[1]}, and score": points}
-    if "class_queries_logits" in outputs:  # of segments; the last class stands for none
+    if "class_queries_logits" in outputs:  # Universal segmentation; the last class means "no segment".
         logits = outputs["class_queries_logits"][0].astype(np.float64)
         scores = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))[:, :-1]
         best = np.argsort(-scores.max(axis=1))[:MOST]
