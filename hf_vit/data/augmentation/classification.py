@@ -17,7 +17,7 @@ LARGEST_BLUR = 9  # pixels of a kernel
 
 
 def small_affine() -> Callable[[Any], Any]:
-    """Returns a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
+    """Return a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
     from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     return v2.RandomAffine(
@@ -26,7 +26,7 @@ def small_affine() -> Callable[[Any], Any]:
 
 
 def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], Any]:
-    """Returns what takes the colors of an image away, solarizes or blurs it, each as often.
+    """Return what takes the colors of an image away, solarizes or blurs it, each as often.
 
     Source: DeiT III, https://arxiv.org/abs/2204.07118, which calls it 3-Augment.
 
@@ -54,7 +54,7 @@ def image_classification_augmentation(
     randaugment_magnitude: int = 9,
     color_jitter: float = 0.0,
 ) -> Callable[[Image], Tensor]:
-    """Returns the augmentation of training images for classification, which also brings them to one size.
+    """Return the augmentation of training images for classification, which also brings them to one size.
 
     Args:
         size: Height and width of the result in pixels.
@@ -110,7 +110,7 @@ def cropped_example_augmentation(
     min_crop_scale: float,
     horizontal_flip: float,
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of examples whose images are only cropped and mirrored.
+    """Return the augmentation of examples whose images are only cropped and mirrored.
 
     Args:
         draw: Returns what is drawn for an example beside that.

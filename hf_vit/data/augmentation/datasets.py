@@ -27,13 +27,13 @@ class Examples(Protocol):
 
 
 def derive_seed(*numbers: int) -> int:
-    """Returns a seed that differs for any other numbers."""
+    """Return a seed that differs for any other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Seeds torch's default generator by some numbers, and restores its state in the end."""
+    """Seed torch's default generator by some numbers, and restores its state in the end."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
         torch.default_generator.manual_seed(derive_seed(*numbers))
@@ -71,14 +71,14 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Draws the images of an epoch from now on. The Trainer's loader calls it."""
+        """Draw the images of an epoch from now on. The Trainer's loader calls it."""
         self.epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Returns the transformed example; with a pair of numbers, the second one tells its augmentations apart."""
+        """Return the transformed example; with a pair of numbers, the second one tells its augmentations apart."""
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
@@ -124,11 +124,11 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         self.process_index, self.num_processes = process_index, num_processes
 
     def start_after(self, num_batches: int, batch_size: int) -> None:
-        """Leaves `None` in the place of the examples of the first batches of this process, without reading them."""
+        """Leave `None` in the place of the examples of the first batches of this process, without reading them."""
         self.num_batches_done, self.batch_size = num_batches, batch_size
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
-        """Yields transformed examples; ends only if there are none at all.
+        """Yield transformed examples; ends only if there are none at all.
 
         Raises:
             OSError: if an image cannot be read and `skip_unreadable` is not set.
@@ -159,7 +159,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yields the examples of an epoch that can be read, and `None` for the first ones, which are done."""
+        """Yield the examples of an epoch that can be read, and `None` for the first ones, which are done."""
         for row in self._rows(epoch, reader, readers):
             if num_done > 0 and not self.skip_unreadable:  # else they must be read to be counted
                 num_done -= 1

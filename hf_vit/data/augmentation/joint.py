@@ -108,7 +108,7 @@ class DenseAugmentation(_Augmentation):
         check_rotation(self.max_rotation)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8 and its target (h, w) or (M, h, w).
+        """Return an example with `image` (C, h, w) uint8 and its target (h, w) or (M, h, w).
 
         Args:
             example: An image of any kind and size in `image`, a target of its size in `segmentation_map`, `masks` and
@@ -137,7 +137,7 @@ class DenseAugmentation(_Augmentation):
 
 
 def _largest_share(labels: Tensor) -> float:
-    """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
+    """Return the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
     counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED_LABEL)[:IGNORED_LABEL]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
 
@@ -185,7 +185,7 @@ class DetectionAugmentation(_Augmentation):
         check_probabilities(iou_crop=self.iou_crop)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8, `boxes` in its pixels and `class_labels` of what is left.
+        """Return an example with `image` (C, h, w) uint8, `boxes` in its pixels and `class_labels` of what is left.
 
         Args:
             example: An image of any kind and size in `image`, `boxes` (N, 4), x1, y1, x2, y2 in its pixels,
@@ -210,7 +210,7 @@ class DetectionAugmentation(_Augmentation):
 
 
 def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Cuts a part out; boxes are not clipped, so that the center of an object is still that of all of it."""
+    """Cut a part out; boxes are not clipped, so that the center of an object is still that of all of it."""
     from torchvision import tv_tensors  # here, as all else in the package does without torchvision
     from torchvision.transforms import v2
 
@@ -226,7 +226,7 @@ def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns boxes (N, 4) as they lie in a crop, clipped to what of the image is in it, and which are left (N,)."""
+    """Return boxes (N, 4) as they lie in a crop, clipped to what of the image is in it, and which are left (N,)."""
     corners, is_left = [], torch.ones(len(boxes), dtype=torch.bool)
     for places, span in ((boxes[:, 0::2], crop.columns), (boxes[:, 1::2], crop.rows)):
         moved = span.move(places)  # (N, 2)
@@ -277,7 +277,7 @@ class KeypointAugmentation(_Augmentation):
             raise ValueError(f"max_shift={self.max_shift} is a share of the crop and must lie in [0, 1).")
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8 and `keypoints` (K, 3) in pixels of the crop.
+        """Return an example with `image` (C, h, w) uint8 and `keypoints` (K, 3) in pixels of the crop.
 
         Args:
             example: An image of any kind and size in `image`, `keypoints` (K, 3), x and y in its pixels and
@@ -296,7 +296,7 @@ class KeypointAugmentation(_Augmentation):
         return {**rest, "image": image, "keypoints": keypoints}
 
     def _draw_change(self) -> Tensor:
-        """Returns a turn, scale and shift (3, 3) around the center of the crop, in its pixels."""
+        """Return a turn, scale and shift (3, 3) around the center of the crop, in its pixels."""
         scale, angle = draw_scale(self.scale_range), radians(uniform(-self.max_rotation, self.max_rotation))
         height, width = self.size
         shift = [uniform(-self.max_shift, self.max_shift) * length for length in (width, height)]
@@ -307,5 +307,5 @@ class KeypointAugmentation(_Augmentation):
 
 
 def _square(matrix: Tensor) -> Tensor:
-    """Completes an affine map (2, 3) to one that can be multiplied."""
+    """Complete an affine map (2, 3) to one that can be multiplied."""
     return torch.cat((matrix, matrix.new_tensor([[0, 0, 1]])))

@@ -57,7 +57,7 @@ def make_views(
     horizontal_flip: float,
     colors: ViewColors,
 ) -> Tensor:
-    """Returns a view of each image: cropped, mirrored, in other colors and blurred.
+    """Return a view of each image: cropped, mirrored, in other colors and blurred.
 
     Crop, mirror image, antialiased resizing and blur are linear along rows and along columns: all are one product
     with a matrix from each side. Brightness, contrast, saturation and hue are one affine map of the colors of a pixel.
@@ -90,7 +90,7 @@ def make_views(
 
 
 def resize_matrix(start: Tensor, length: Tensor, old: int, new: int) -> Tensor:
-    """Returns (B, new, old): what resizes the `length` (B,) pixels from `start` (B,), bilinear and antialiased."""
+    """Return (B, new, old): what resizes the `length` (B,) pixels from `start` (B,), bilinear and antialiased."""
     scale = length / new
     centers = start[:, None] + (torch.arange(new, device=start.device) + 0.5) * scale[:, None]  # (B, new)
     pixels = torch.arange(old, device=start.device) + 0.5
@@ -100,7 +100,7 @@ def resize_matrix(start: Tensor, length: Tensor, old: int, new: int) -> Tensor:
 
 
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
-    """Returns (B, size, size): the Gaussian blur of deviation `sigma` (B,) in pixels; none where it is 0."""
+    """Return (B, size, size): the Gaussian blur of deviation `sigma` (B,) in pixels; none where it is 0."""
     places = torch.arange(size, device=sigma.device, dtype=sigma.dtype)
     distance = (places[:, None] - places).square()
     weights = (-distance / (2 * sigma.clamp_min(1e-3).square())[:, None, None]).exp()
@@ -108,7 +108,7 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
 
 
 def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
-    """Returns views (B, C, h, w) in [0, 1] in the colors that (B, 7) numbers in [0, 1) say."""
+    """Return views (B, C, h, w) in [0, 1] in the colors that (B, 7) numbers in [0, 1) say."""
     jitter, brightness, contrast, saturation, hue, gray, solarize = drawn.unbind(dim=1)
     is_changed = jitter < colors.color_jitter
 
@@ -130,7 +130,7 @@ def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
 
 
 def color_matrix(angle: Tensor, chroma: Tensor) -> Tensor:
-    """Returns (B, 3, 3): what turns colors around the axis of grays by `angle` (B,), and scales them by `chroma`."""
+    """Return (B, 3, 3): what turns colors around the axis of grays by `angle` (B,), and scales them by `chroma`."""
     gray = angle.new_full((3, 3), 1 / 3)
     cross = angle.new_tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
     cosine, sine = (chroma * part for part in (angle.cos(), angle.sin()))
@@ -173,7 +173,7 @@ class MultiCrop:
         return (self.num_global + self.num_local) * NUM_DRAWN
 
     def __call__(self, pixel_values: Tensor, drawn: Tensor) -> dict[str, Tensor]:
-        """Returns the views of images (B, C, H, W), drawn by numbers in [0, 1) (B, `num_drawn`).
+        """Return the views of images (B, C, H, W), drawn by numbers in [0, 1) (B, `num_drawn`).
 
         They are normalized as the images: `pixel_values` (B, G, C, h, w) and, if there are local ones,
         `local_pixel_values` (B, V - G, C, h', w').

@@ -54,7 +54,7 @@ class YoloFiles:
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a dataset of YOLO, if it is one."""
+    """Find the images of a dataset of YOLO, if it is one."""
     # At a file data.yaml, or in a folder with one, or in one with `images/` and `labels/`: alone, with a folder for
     # each split in them, or in a folder for each split.
     if path.is_file():
@@ -99,7 +99,7 @@ def _names(names: Any, file: Path) -> tuple[str, ...]:
 
 
 def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]:
-    """Returns the images of a folder or of a list of paths, relative to `path` or to the file."""
+    """Return the images of a folder or of a list of paths, relative to `path` or to the file."""
     folder = file.parent
     # Files of Roboflow say "../train/images" of a folder beside them.
     places = [folder / str(content.get("path") or "") / entry, folder / entry, folder / entry.removeprefix("../")]
@@ -169,7 +169,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
 
 
 def _text_of(image: Path) -> Path:
-    """Returns where the objects of an image are: in `labels/` in place of the last `images/`, or beside it."""
+    """Return where the objects of an image are: in `labels/` in place of the last `images/`, or beside it."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() == IMAGES:
@@ -179,7 +179,7 @@ def _text_of(image: Path) -> Path:
 
 
 def _read_line(words: list[str]) -> tuple[float, ...] | None:
-    """Returns class, center x, y, width and height of a line; `None` if it is malformed."""
+    """Return class, center x, y, width and height of a line; `None` if it is malformed."""
     try:
         label, *values = map(float, words)
     except ValueError:
@@ -208,7 +208,7 @@ class _Object:
 
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
-    """Finds XML files by split."""
+    """Find XML files by split."""
     # Layouts: `Annotations/` with optional `ImageSets/Main/train.txt`, ..., also in `VOCdevkit/VOC2012/`; or XML files
     # next to their images or in a sibling folder, with or without `train/`, `valid/`, ... around them.
     if not path.is_dir():
@@ -222,7 +222,7 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
 
 
 def _year(path: Path) -> Path:
-    """Returns the folder of a year of VOC in a `VOCdevkit`, or the path itself."""
+    """Return the folder of a year of VOC in a `VOCdevkit`, or the path itself."""
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
         raise ValueError(f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give one.")

@@ -83,7 +83,7 @@ class SourceOptions:
                 )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
-        """Returns the column to take: the one that was given, else the only one of the type, else of a usual name."""
+        """Return the column to take: the one that was given, else the only one of the type, else of a usual name."""
         # `kind` is a key of `USUAL_NAMES`, `by_type` the columns of the right type; errors begin with `where`.
         given = self.image_column_name if kind == "image" else self.target_column
         option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
@@ -103,7 +103,7 @@ class SourceOptions:
         return found[0]
 
     def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
-        """Returns the column of encoded images, by the types of all columns, which a stream may not know."""
+        """Return the column of encoded images, by the types of all columns, which a stream may not know."""
         if features is None:
             raise ValueError(
                 f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. "
@@ -120,14 +120,14 @@ class SourceOptions:
 
 
 def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
+    """Reduce a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
     new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
 
 def image_and_target(split: Dataset, name: str, options: SourceOptions, target: str) -> Dataset:
-    """Reduces a split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
+    """Reduce a split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
     where = f"The split {name!r}"
     candidates = [column for column, feature in split.features.items() if can_hold_images(feature)]
     if len(candidates) < 2:
@@ -142,7 +142,7 @@ def image_and_target(split: Dataset, name: str, options: SourceOptions, target: 
 
 
 def can_hold_images(feature: object) -> bool:
-    """Returns whether a column of this type can hold encoded images."""
+    """Return whether a column of this type can hold encoded images."""
     # Files written without the metadata of `datasets` hold plain bytes, or bytes beside a path.
     if isinstance(feature, dict):
         return "bytes" in feature
@@ -155,12 +155,12 @@ DELIMITERS = ",;\t"
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """Lists the tables of a folder, whatever their names."""
+    """List the tables of a folder, whatever their names."""
     return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
 
 
 def find_tables(path: Path) -> dict[str, Path]:
-    """Finds tables by split, "train" where a name says none, at a path or in its folder."""
+    """Find tables by split, "train" where a name says none, at a path or in its folder."""
     # Folders have train.csv, test.csv, ..., or train/metadata.csv, ..., or metadata.csv.
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
@@ -187,7 +187,7 @@ class TableRow:
 
 
 def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[TableRow]:
-    """Reads the rows of a table with a column of paths, relative to its folder, and maybe `split`."""
+    """Read the rows of a table with a column of paths, relative to its folder, and maybe `split`."""
     rows = read_table(table)
     column = options.choose("image", list(dict.fromkeys(chain.from_iterable(rows))), str(table))
     folder = table.parent.absolute()  # the dataset outlives the working directory
@@ -204,7 +204,7 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
 
 
 def columns_of(rows: Iterable[TableRow]) -> list[str]:
-    """Returns the columns that any row has."""
+    """Return the columns that any row has."""
     return list(dict.fromkeys(column for row in rows for column in row.cells))
 
 
@@ -254,7 +254,7 @@ def read_columns(tables: Mapping[str, Path], options: SourceOptions) -> tuple[Da
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:
-    """Reads the cells of a table, of which there is at least one row."""
+    """Read the cells of a table, of which there is at least one row."""
     text = read_text(table)
     rows = list(_parse_jsonl(text, table)) if table.suffix.lower() == ".jsonl" else _parse_csv(text, table)
     if not rows:
@@ -263,7 +263,7 @@ def read_table(table: Path) -> list[dict[str, Any]]:
 
 
 def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
-    """Parses columns parted by commas, semicolons or tabs, whichever the header has most of."""
+    """Parse columns parted by commas, semicolons or tabs, whichever the header has most of."""
     lines = text.splitlines(keepends=True)
     delimiter = max(DELIMITERS, key=lines[0].count) if lines else ","
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)

@@ -24,7 +24,7 @@ FALSE, TRUE = {"", "0", "0.0", "false", "no", "none", "unspecified"}, {"1", "1.0
 
 
 def flag_of(value: object, name: str) -> bool:
-    """Returns whether a number, a truth value or a text ("0", "True", "yes") means true; errors begin with `name`."""
+    """Return whether a number, a truth value or a text ("0", "True", "yes") means true; errors begin with `name`."""
     text = str(value).strip().lower()
     if text not in FALSE | TRUE:
         raise ValueError(f"{name} is {value!r}, which is neither true nor false. Write 1 or 0.")
@@ -32,7 +32,7 @@ def flag_of(value: object, name: str) -> bool:
 
 
 def read_text(file: Path) -> str:
-    """Returns the content of a text file in UTF-8; raises `ValueError` for other encodings."""
+    """Return the content of a text file in UTF-8; raises `ValueError` for other encodings."""
     try:
         return file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except UnicodeDecodeError as error:
@@ -40,7 +40,7 @@ def read_text(file: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON; raises `ValueError` if an object has a key twice, of which `json` keeps the last."""
+    """Parse JSON; raises `ValueError` if an object has a key twice, of which `json` keeps the last."""
     return json.loads(text, object_pairs_hook=_without_repeats)
 
 
@@ -73,13 +73,13 @@ SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
 
 def listed(items: Collection[object]) -> str:
-    """Returns the first items, quoted, in one line, and how many more there are."""
+    """Return the first items, quoted, in one line, and how many more there are."""
     more = f", and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
     return ", ".join(map(repr, islice(items, MAX_LISTED))) + more
 
 
 def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
-    """Returns the first items, each on a new line of its own, and how many more there are."""
+    """Return the first items, each on a new line of its own, and how many more there are."""
     more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
     return "".join(f"\n  {item}" for item in islice(items, limit)) + more
 
@@ -114,35 +114,35 @@ def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T |
 
 
 def find_folder(path: Path) -> Path | None:
-    """Returns a path if it is a folder."""
+    """Return a path if it is a folder."""
     return path if path.is_dir() else None
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
-    """Warns of a finding if its count is positive; returns it as sentences for the model card, none without any."""
+    """Warn of a finding if its count is positive; returns it as sentences for the model card, none without any."""
     if count:
         logger.warning("%s.", finding)
     return (f"{finding}.",) if count else ()
 
 
 def split_names(names: str | None) -> list[str]:
-    """Splits names at commas; names that contain commas are written as a JSON list."""
+    """Split names at commas; names that contain commas are written as a JSON list."""
     given = json.loads(names) if names and names.startswith("[") else names.split(",") if names else []
     return [str(name).strip() for name in given]
 
 
 def split_named(name: str) -> str | None:
-    """Returns the split that goes by a name, "validation" for "val", or `None` if there is none."""
+    """Return the split that goes by a name, "validation" for "val", or `None` if there is none."""
     return SPLIT_NAMES.get(name.strip().lower())
 
 
 def split_within(name: str) -> str | None:
-    """Returns the split that is a word of `name`, as in "train-00000-of-00001", or `None` if none is."""
+    """Return the split that is a word of `name`, as in "train-00000-of-00001", or `None` if none is."""
     return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
 
 
 def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Returns what goes by names of splits, by split, in the order train, validation, test."""
+    """Return what goes by names of splits, by split, in the order train, validation, test."""
     names: dict[str, str] = {}
     things: dict[str, T] = {}
     for name, thing in named:
@@ -154,12 +154,12 @@ def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Returns the folders in a folder that are called like splits, by split; see `one_per_split`."""
+    """Return the folders in a folder that are called like splits, by split; see `one_per_split`."""
     return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
 def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
-    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`."""
+    """Sort files by the split that is a word of their name, or else of that of their folder, below `folder`."""
     if files == [folder]:  # a single file
         return {split_within(folder.stem) or "train": [str(folder)]}
     # If none has such a name, all are "train"; if some have, the others are left out with a warning.
@@ -190,17 +190,17 @@ def _check_shards(files: Iterable[str]) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Returns whether a file or folder of this name is hidden, or created by an operating system."""
+    """Return whether a file or folder of this name is hidden, or created by an operating system."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
-    """Returns sorted paths without those that `is_system` finds."""
+    """Return sorted paths without those that `is_system` finds."""
     return sorted(path for path in paths if not is_system(path.name))
 
 
 def is_image(file: Path) -> bool:
-    """Returns whether a visible file ends like an image that PIL reads."""
+    """Return whether a visible file ends like an image that PIL reads."""
     return file.suffix.lower() in IMAGE_SUFFIXES and not is_system(file.name)
 
 
@@ -231,7 +231,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], Any]) -> Dataset:
-    """Returns a split with the column `image`, which opens its file on access, and others: their values and type."""
+    """Return a split with the column `image`, which opens its file on access, and others: their values and type."""
     columns = {"image": (paths, Image()), **others}
     features = Features({name: feature for name, (_, feature) in columns.items()})
     values = {name: list(found) for name, (found, _) in columns.items()}
@@ -239,7 +239,7 @@ def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], A
 
 
 def with_files(splits: DatasetDict) -> DatasetDict:
-    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
+    """Add the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
     named = {}
     for name, split in splits.items():
         # As Arrow, which leaves the bytes of the images where they are.
@@ -250,7 +250,7 @@ def with_files(splits: DatasetDict) -> DatasetDict:
 
 
 def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = False) -> np.ndarray:
-    """Returns (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
+    """Return (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
 
     Raises `OSError` if images that are needed, (I,) bool, cannot be opened; others then get zeros.
     """

@@ -55,14 +55,14 @@ class KeypointNames:
 
 
 def oks_sigmas_of(names: Sequence[str]) -> tuple[float, ...] | None:
-    """Returns COCO's sigmas if the names are those of its 17 keypoints, in any order."""
+    """Return COCO's sigmas if the names are those of its 17 keypoints, in any order."""
     if sorted(names) != sorted(COCO_SIGMAS):
         return None
     return tuple(COCO_SIGMAS[name] for name in names)
 
 
 def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | None = None) -> Pairs:
-    """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending."""
+    """Find the pairs of keypoints that a mirror image swaps, numbers from 0, ascending."""
     # Pairs are given by names or numbers from 0, as "left_eye,right_eye" or "1,2", an empty list for none. Else names
     # say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68 points of iBUG on a face
     # are known, as their numbers on the one side run against those on the other.
@@ -99,7 +99,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _mirrored(name: str) -> tuple[str, ...]:
-    """Returns the words of what is on the other side; none if the name says no side."""
+    """Return the words of what is on the other side; none if the name says no side."""
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
@@ -135,7 +135,7 @@ KeypointColumns = dict[str, dict[str, str]]  # those of x, y and maybe v, by key
 
 
 def find_landmarks(path: Path) -> dict[str, Path]:
-    """Finds tables as `find_tables` does, or else the only one of a folder."""
+    """Find tables as `find_tables` does, or else the only one of a folder."""
     if tables := find_tables(path):
         return tables
     loose = list_tables(path) if path.is_dir() else []
@@ -143,7 +143,7 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 
 
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
+    """Read tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
     # Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
     # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
     # height), else it is the image.
@@ -213,7 +213,7 @@ def _read_keypoint(cells: Mapping[str, Any], columns: Mapping[str, str]) -> tupl
 
 
 def _read_number(cells: Mapping[str, Any], column: str) -> float:
-    """Returns the number in a cell, NaN if it is empty."""
+    """Return the number in a cell, NaN if it is empty."""
     value = cells.get(column)
     text = "" if value is None else str(value).strip()
     try:
@@ -223,7 +223,7 @@ def _read_number(cells: Mapping[str, Any], column: str) -> float:
 
 
 def _read_box(cells: Mapping[str, Any]) -> list[float] | None:
-    """Returns x1, y1, x2, y2 in pixels, or `None` if there is no box."""
+    """Return x1, y1, x2, y2 in pixels, or `None` if there is no box."""
     names = {column.strip().lower(): column for column in cells}
     corner_columns = {name.replace("_", ""): column for name, column in names.items()}
     if set(CORNERS) <= corner_columns.keys():

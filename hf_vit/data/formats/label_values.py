@@ -32,12 +32,12 @@ SPECIAL_CELLS = dict.fromkeys(("", "nan", "na", "none", "null"), math.nan) | {"t
 
 
 def problem_type_of(rows: Dataset) -> ProblemType:
-    """Returns what the labels of images are for."""
+    """Return what the labels of images are for."""
     return MULTI if FLAGS in rows.column_names else REGRESSION if VALUES in rows.column_names else SINGLE
 
 
 def value_table(rows: Dataset) -> pd.DataFrame:
-    """Returns the labels or values of images, a column of float64 for each name, NaN for missing ones."""
+    """Return the labels or values of images, a column of float64 for each name, NaN for missing ones."""
     return pd.DataFrame(rows[FLAGS if FLAGS in rows.column_names else VALUES][:], dtype=np.float64)
 
 
@@ -47,7 +47,7 @@ def values_target(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, lis
 
 
 def number_in(cell: Any) -> float:
-    """Returns the number in a cell, NaN if the cell is empty, infinity if it holds anything else."""
+    """Return the number in a cell, NaN if the cell is empty, infinity if it holds anything else."""
     text = str(cell).strip().lower()
     try:
         return SPECIAL_CELLS[text] if text in SPECIAL_CELLS else float(text)
@@ -56,18 +56,18 @@ def number_in(cell: Any) -> float:
 
 
 def are_flags(numbers: pd.DataFrame | pd.Series) -> Any:
-    """Returns whether each number is 0, 1 or missing."""
+    """Return whether each number is 0, 1 or missing."""
     return numbers.isna() | numbers.isin([0, 1])
 
 
 def class_names_of(feature: Any) -> list[str]:
-    """Returns the names of the classes of a column of class numbers, or of lists of them; none of another one."""
+    """Return the names of the classes of a column of class numbers, or of lists of them; none of another one."""
     inner = feature.feature if isinstance(feature, List | LargeList) else feature
     return inner.names if isinstance(inner, ClassLabel) else []
 
 
 def find_columns(columns: Columns, given: str | None) -> list[str]:
-    """Returns the columns of labels: those given, with commas between them, else of type, name, or of 0 and 1."""
+    """Return the columns of labels: those given, with commas between them, else of type, name, or of 0 and 1."""
     if given is not None:
         names = [given] if given in columns else [name.strip() for name in given.split(",")]
         return names if columns.keys() >= {*names} else []
@@ -81,7 +81,7 @@ def find_columns(columns: Columns, given: str | None) -> list[str]:
 
 
 def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFrame:
-    """Returns the cells of columns, class numbers replaced by names, which are None for those below 0."""
+    """Return the cells of columns, class numbers replaced by names, which are None for those below 0."""
     if lacking := [name for name in names if name not in columns]:
         raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, which others have. Add it.")
     found = pd.DataFrame({name: columns[name][0][:] for name in names}, dtype=object)
@@ -94,7 +94,7 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
 
 
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
-    """Returns what labels are for; text in a single column is one label, unless a separator is given."""
+    """Return what labels are for; text in a single column is one label, unless a separator is given."""
     if cells.shape[1] > 1:
         return MULTI if are_flags(numbers).all(axis=None) else REGRESSION
     types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)
@@ -165,7 +165,7 @@ def label_values(
 
 
 def one_by_one(cells: pd.Series, lengths: set[int]) -> pd.DataFrame:
-    """Returns lists of numbers, all of one of the lengths, as a column for each place."""
+    """Return lists of numbers, all of one of the lengths, as a column for each place."""
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(f"Lists of {listed(sorted(lengths))} numbers are in {cells.name!r}. All must be as long.")
     rows = [cell if isinstance(cell, list) else [cell] * max(lengths) for cell in cells]
@@ -173,7 +173,7 @@ def one_by_one(cells: pd.Series, lengths: set[int]) -> pd.DataFrame:
 
 
 def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: Sequence[str]) -> pd.DataFrame:
-    """Returns for each class whether cells, lists or texts, name it; NaN for None.
+    """Return for each class whether cells, lists or texts, name it; NaN for None.
 
     Args:
         cells: By split and row.

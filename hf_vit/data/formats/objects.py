@@ -341,7 +341,7 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of classes that are numbers: those that are given, or of a file in one of the folders."""
+    """Return the names of classes that are numbers: those that are given, or of a file in one of the folders."""
     names = tuple(class_names or names_beside(folders))
     if not names:
         raise ValueError(
@@ -352,7 +352,7 @@ def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | Non
 
 
 def without_class_names(class_names: Sequence[str] | None, source: object) -> None:
-    """Raises `ValueError` if names of classes are given to data that name them."""
+    """Raise `ValueError` if names of classes are given to data that name them."""
     if class_names:
         raise ValueError(f"{source} names its classes itself. Leave class_names={listed(class_names)} out.")
 

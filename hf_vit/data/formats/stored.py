@@ -130,7 +130,7 @@ def find_saved(path: Path) -> Path | None:
 
 
 def load_saved(path: Path) -> DatasetDict:
-    """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
+    """Open a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
     saved = load_from_disk(path)
     return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
 
@@ -142,7 +142,7 @@ def load_from_hub(options: SourceOptions, *, streaming: bool = False) -> Dataset
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
-    """Renames splits to "train", "validation" and "test" and leaves others out, with a warning."""
+    """Rename splits to "train", "validation" and "test" and leaves others out, with a warning."""
     # A single split of another name is what there is to train on.
     others = [name for name in splits if split_named(name) is None]
     if len(splits) == len(others) == 1:
@@ -181,7 +181,7 @@ def _neighbors(path: Path) -> str:
 
 
 def class_folder(options: SourceOptions, are_named: object = None) -> Path:
-    """Returns where a file may name the classes; from the Hub, id2label.json is downloaded unless they are named."""
+    """Return where a file may name the classes; from the Hub, id2label.json is downloaded unless they are named."""
     if options.path.exists() or are_named:
         return options.path.parent if options.path.is_file() else options.path
     try:
@@ -192,12 +192,12 @@ def class_folder(options: SourceOptions, are_named: object = None) -> Path:
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
-    """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
+    """Find a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
     return files_by_split(path, _files_that_end(path, (".parquet",)))
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
-    """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
+    """Find a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
     files = _files_that_end(path, TAR_SUFFIXES)
     has_images = bool(files) and path.is_dir() and any(is_image(file) for file in files_below(path))
     return {} if has_images else files_by_split(path, files)

@@ -30,7 +30,7 @@ def load_semantic_segmentation(
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a mask each that says the class of every pixel.
+    """Load images with a mask each that says the class of every pixel.
 
     `source` is, recognized by what is there and in this order:
 
@@ -82,7 +82,7 @@ def load_universal_segmentation(
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with masks of things and of stuff, each of a class.
+    """Load images with masks of things and of stuff, each of a class.
 
     `source` is, recognized by what is there and in this order:
 
@@ -157,7 +157,7 @@ def load_depth_estimation(
     depth_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a depth map each.
+    """Load images with a depth map each.
 
     `source` is what `load_semantic_segmentation` takes, with `depths/` or `depth/` in the place of `masks/` and a
     column "depth" or "depth_map" in that of "mask".

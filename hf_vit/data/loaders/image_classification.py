@@ -140,7 +140,7 @@ def load_image_classification(
 
 
 def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
-    """Returns the images of splits, and their other columns with the types of these."""
+    """Return the images of splits, and their other columns with the types of these."""
     images = {name: options.choose_image(rows.features, f"The split {name!r}") for name, rows in splits.items()}
     others = (*images.values(), "split", "file", KEY)
     return DatasetDict({name: take_columns(rows, {images[name]: "image"}) for name, rows in splits.items()}), {
@@ -240,7 +240,7 @@ class LabeledStream:
         return self.rows.filter(partial(_is_trained_on, share=self.held_out)) if self.held_out else self.rows
 
     def first(self, split: str, count: int, buffer_size: int) -> Dataset:
-        """Returns `count` rows of a split, or all if there are fewer, with images that are in memory.
+        """Return `count` rows of a split, or all if there are fewer, with images that are in memory.
 
         Args:
             split: "train", "validation", or another one of `streamed`.
@@ -307,7 +307,7 @@ def stream_image_classification(
 
 
 def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
-    """Returns the training images that a training on a stream of them holds out.
+    """Return the training images that a training on a stream of them holds out.
 
     Args:
         images: The split "train" of `load_image_classification`.
@@ -322,7 +322,7 @@ def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> 
 
 
 def _is_trained_on(row: dict[str, Any], share: float) -> bool:
-    """Returns whether a row is not among those that are held out: equal images are all on one side."""
+    """Return whether a row is not among those that are held out: equal images are all on one side."""
     image = row["image"] or {}
     content = image.get("bytes") or (image.get("path") or "").encode()
     return zlib.crc32(content) >= share * 2**32
@@ -340,7 +340,7 @@ def _from_list(splits: DatasetDict, class_names: Sequence[str], train_val_split:
 
 
 def as_stream(images: Dataset) -> IterableDataset:
-    """Returns a stream of images that are listed, in an order that mixes what is listed class by class."""
+    """Return a stream of images that are listed, in an order that mixes what is listed class by class."""
     return images.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(images)))
 
 
@@ -391,7 +391,7 @@ def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
 
 
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:
-    """Loads the 1797 digits of `sklearn.datasets.load_digits`, 1437 to train and 360 to test.
+    """Load the 1797 digits of `sklearn.datasets.load_digits`, 1437 to train and 360 to test.
 
     The originals are 8x8 pixels of 17 gray levels, light on dark. Every digit has the same share of both splits, which
     are always the same.

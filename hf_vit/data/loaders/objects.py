@@ -48,7 +48,7 @@ def load_object_detection(
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a box around each object; there may be images without any.
+    """Load images with a box around each object; there may be images without any.
 
     `source` is, recognized by what is there and in this order:
 
@@ -109,7 +109,7 @@ def load_keypoint_detection(
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> KeypointData:
-    """Loads objects with keypoints, one example each; those without any labeled keypoint are left out.
+    """Load objects with keypoints, one example each; those without any labeled keypoint are left out.
 
     `source` is, recognized by what is there and in this order:
 

@@ -78,7 +78,7 @@ def _options_of(sources: Sequence[str], label: str | None, keywords: SourceKeywo
 
 
 def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Joins datasets or streams split by split; the classes of several are not the same ones, and are left out."""
+    """Join datasets or streams split by split; the classes of several are not the same ones, and are left out."""
     if len(opened) == 1:
         return opened[0]
     parts = {name: [splits[name] for splits in opened if name in splits] for name in SPLITS}
@@ -103,14 +103,14 @@ def _load(options: SourceOptions) -> DatasetDict:
 
 
 def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
-    """Returns the tables of a dataset if all of them have labels; others say nothing that the folder does not."""
+    """Return the tables of a dataset if all of them have labels; others say nothing that the folder does not."""
     names = USUAL_NAMES["label"] if target_column is None else (target_column,)
     tables = find_tables(path)
     return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
-    """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
+    """Make the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
         others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
         return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
@@ -128,7 +128,7 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them, and their classes if it has folders of them."""
+    """List the images in a folder at any depth, without opening them, and their classes if it has folders of them."""
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
@@ -145,7 +145,7 @@ def list_images(folder: Path) -> DatasetDict:
 
 
 def _split_roots(folder: Path) -> dict[str, Path]:
-    """Returns the folders of the splits, which may be in one of images: `train/`, or `images/train/`."""
+    """Return the folders of the splits, which may be in one of images: `train/`, or `images/train/`."""
     for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
         if "train" in (named := splits_in(place)):
             report_other_folders(place, named)
@@ -154,7 +154,7 @@ def _split_roots(folder: Path) -> dict[str, Path]:
 
 
 def _images_below(root: Path) -> list[Path]:
-    """Lists the images below a folder, without those that are targets of the others."""
+    """List the images below a folder, without those that are targets of the others."""
     images = [file for file in files_below(root) if is_image(file)]
     folders = {parent for file in images for parent in file.relative_to(root).parents}
     places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
@@ -194,7 +194,7 @@ def _as_text(value: object, file: str) -> str | None:
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
-    """Keeps the first rows of the splits of a stream in memory.
+    """Keep the first rows of the splits of a stream in memory.
 
     Args:
         streams: As `stream_images` gives them.

@@ -25,7 +25,7 @@ def load_image_text(
     caption_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with one or several captions each.
+    """Load images with one or several captions each.
 
     `source` is, recognized by what is there and in this order:
 
@@ -65,7 +65,7 @@ def load_image_text(
 
 
 def _as_list(value: Any, where: str) -> list[str]:
-    """Returns the captions of a row; one that is missing is empty."""
+    """Return the captions of a row; one that is missing is empty."""
     captions = value if isinstance(value, list) else [value]
     if not all(caption is None or isinstance(caption, str) for caption in captions):
         raise ValueError(f"{where} has {value!r} for a caption. Give a text, or a list of texts.")
@@ -92,7 +92,7 @@ def _is_list(feature: object) -> bool:
 
 
 def _merge_rows(split: Dataset, name: str) -> Dataset:
-    """Joins the captions of the rows that have one image."""
+    """Join the captions of the rows that have one image."""
     first: dict[object, int] = {}
     captions: list[list[str]] = []
     for number, (key, value) in enumerate(zip(_keys(split), split["caption"], strict=True)):
@@ -104,7 +104,7 @@ def _merge_rows(split: Dataset, name: str) -> Dataset:
 
 
 def _keys(split: Dataset) -> Iterator[object]:
-    """Yields what tells the image of each row from others: a digest of its bytes, or its path."""
+    """Yield what tells the image of each row from others: a digest of its bytes, or its path."""
     for table in split.select_columns("image").with_format("arrow").iter(CHUNK_SIZE):
         columns = table.flatten()
         paths, contents = (columns[f"image.{part}"].to_pylist() for part in ("path", "bytes"))
