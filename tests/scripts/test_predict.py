@@ -207,7 +207,7 @@ def no_labels(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (missing_folder, "There is no file or folder"),
-        (empty_folder, "holds no image: no file ends in .bmp, .gif"),
+        (empty_folder, "contains no image: no file ends in .bmp, .gif"),
         (folder_without_model, "holds no config.json, so no saved model. Train one first: hf-vit train"),
         (no_labels, "top_k=0 must be at least 1. The default is 3."),
     ],

@@ -29,7 +29,7 @@ def check_probabilities(**probabilities: float) -> None:
     """Raise `ValueError` for the first value outside [0, 1]."""
     for name, value in probabilities.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} must lie in [0, 1]; 0 disables it.")
+            raise ValueError(f"{name}={value} is a probability and must lie in [0, 1]; 0 disables it.")
 
 
 def check_rotation(max_rotation: float) -> None:

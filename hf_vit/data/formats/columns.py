@@ -101,7 +101,7 @@ class SourceOptions:
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column named {', '.join(names)}, only {listed}. Set {option} to the right one."
+                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Set {option}."
             )
         if len(found) > 1:
             several = ", ".join(map(repr, found))

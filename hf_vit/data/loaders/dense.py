@@ -146,8 +146,8 @@ def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: 
     if thing_names is None:
         raise ValueError(
             f"The masks of {source} contain classes but no instances. Set --thing_classes (thing_names in Python) to "
-            f'the classes whose connected regions are instances, for example "{names[-1]}", or to "" if all classes '
-            "are stuff."
+            f'the classes whose connected regions are instances, for example --thing_classes "{names[-1]}", or to "" '
+            "if all classes are stuff."
         )
     if unknown := [name for name in thing_names if name not in names]:
         raise ValueError(f"thing_names has unknown classes {listed(unknown)}. Choose from {listed(names)}.")
