@@ -1,4 +1,4 @@
-"""Datasets of images with targets that are read on access, and splitting off a validation set.
+"""Datasets of images and targets that are read on access, and a function that holds out images for validation.
 
 Shapes: H and W height and width in pixels, M masks, N objects, K keypoints.
 """
@@ -22,8 +22,8 @@ from .formats.orientation import TURN, turn_map
 from .targets import encoded_bytes, target_of
 
 
-READ_AHEAD = 16  # number of targets held in memory at the same time
-# Targets with one value per pixel
+READ_AHEAD = 16  # Number of targets held in memory at the same time.
+# Targets with one value per pixel.
 PIXELWISE = ("segmentation_map", "masks", "depth_map")
 # Must not change: validation scores are comparable only if the same images are held out every time.
 SPLIT_SEED = 0
@@ -182,7 +182,7 @@ class KeypointData(TargetData):
 
 
 def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:
-    """Split a validation set off the training images.
+    """Hold out a part of the training images for validation.
 
     Args:
         train: Training examples. If they have a column `label` of type `datasets.ClassLabel`, the split is stratified

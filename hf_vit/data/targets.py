@@ -23,7 +23,7 @@ from .formats.files import NPY_START, listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
-    """Return the bytes of a cell of type `datasets.Image(decode=False)`, which `what` names in error messages."""
+    """Return the bytes of a cell of type `datasets.Image(decode=False)`; `what` names it in error messages."""
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
         return bytes(content)
@@ -241,9 +241,13 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
     found, counts = np.unique(ids, return_counts=True)
     areas = dict(zip(found.tolist(), counts.tolist(), strict=True))
     if unlisted := sorted(areas.keys() - {0} - {segment["id"] for segment in segments}):
-        raise ValueError(f"{name} has the segments {listed(unlisted)}, which are missing in its segments_info.")
+        raise ValueError(
+            f"{name} has the segments {listed(unlisted)}, which are missing in its segments_info. Add them to it."
+        )
     if missing := [segment["id"] for segment in segments if segment["id"] not in areas]:
-        raise ValueError(f"{name} has no pixel of the segments {listed(missing)}, which its segments_info contains.")
+        raise ValueError(
+            f"{name} has no pixel of the segments {listed(missing)} of its segments_info. Remove them from it."
+        )
     masks, labels = [ids == segment["id"] for segment in segments], [segment["label"] for segment in segments]
     return {**_stacked(masks, labels, ids.shape), **_crowds(segments)}
 

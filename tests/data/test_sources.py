@@ -608,4 +608,4 @@ def test_names_on_the_hub_are_loaded_from_there(tmp_path):
 
 def test_a_name_that_cannot_be_asked_for_offline_says_so(tmp_path):
     [answer] = load_from_hub(tmp_path, ("user/pets", {}), HF_HUB_OFFLINE="1")
-    assert "could not be loaded from the Hub either: Couldn't reach 'user/pets' on the Hub" in answer
+    assert "could not be loaded from the Hub either: Cannot reach 'user/pets' on the Hub" in answer

@@ -12,8 +12,8 @@ from .operations import GRAY, check_colors, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
-LARGEST_MAGNITUDE = 30  # maximum of `randaugment_magnitude`
-LARGEST_BLUR = 9  # size of the blur kernel in pixels
+LARGEST_MAGNITUDE = 30  # Maximum of `randaugment_magnitude`.
+LARGEST_BLUR = 9  # Maximum size of the blur kernel in pixels.
 
 
 def small_affine() -> Callable[[Any], Any]:
@@ -36,7 +36,7 @@ def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], A
     """
     from torchvision.transforms import v2  # imported here because torchvision is optional
 
-    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # must be odd, and its padding smaller than the image
+    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and padding smaller than the image
     changes = [v2.Grayscale(num_channels), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(kernel, (0.1, 2.0))]
     return v2.RandomChoice(changes)
 

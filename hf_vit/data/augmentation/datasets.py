@@ -78,7 +78,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Return the transformed example at an index, or at an index with the number of one of its augmentations."""
+        """Return the transformed example at an index, or for a pair (index, n), its n-th random augmentation."""
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
@@ -159,7 +159,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yield the readable examples of an epoch, and `None` for the first `num_done` ones if possible."""
+        """Yield the readable examples of an epoch; the first `num_done` are `None` unless `skip_unreadable` is set."""
         for row in self._rows(epoch, reader, readers):
             # With `skip_unreadable`, images must be read to find out which ones are skipped.
             if num_done > 0 and not self.skip_unreadable:

@@ -35,8 +35,8 @@ from .operations import (
 # Target values outside the image
 OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
-MIN_SIDE = 1.0  # minimum width and height of a box in the output, in pixels
-MIN_IMAGE_SIDE = 4  # in pixels; RandomIoUCrop of torchvision can give empty crops of smaller images
+MIN_SIDE = 1.0  # Minimum width and height of a box in the output, in pixels.
+MIN_IMAGE_SIDE = 4  # RandomIoUCrop of torchvision can give empty crops of images with fewer pixels per side.
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class DenseAugmentation(_Augmentation):
         scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
             resizes the image to.
         keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
-            of the output (`{"shortest_edge"}`). Otherwise, both sides are (`{"height", "width"}`).
+            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
         max_class_share: Maximum fraction of the labeled pixels of a crop that one class may have, in (0, 1]. Other
             crops are drawn again up to ten times, as in mmsegmentation. Only for class maps; 1 allows any crop.
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
@@ -172,7 +172,7 @@ class DetectionAugmentation(_Augmentation):
         horizontal_flip: Probability of a horizontal flip, in [0, 1].
         photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
         keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
-            of the output (`{"shortest_edge"}`). Otherwise, both sides are (`{"height", "width"}`).
+            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
 
     Raises:
         ImportError: if torchvision is not installed.

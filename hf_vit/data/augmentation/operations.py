@@ -16,7 +16,7 @@ from ...model.image_geometry import crop_regions, keep_inside, sample_pixels
 from ...model.image_inputs import read_image
 
 
-GRAY = 128  # about zero after normalization
+GRAY = 128  # a pixel value that is near zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor
 from .operations import check_probabilities
 
 
-NUM_DRAWN = 14  # number K of random numbers per view
-MAX_RATIO = 4 / 3  # maximum aspect ratio of a crop
-MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # of the blur of 224x224 views in pixels; proportional to the size of views
+NUM_DRAWN = 14  # Number K of random numbers per view.
+MAX_RATIO = 4 / 3  # Maximum aspect ratio of a crop.
+MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # Range of the blur of 224x224 views in pixels; it scales with the view size.
 BLUR_SIZE = 224
 
 

@@ -47,10 +47,10 @@ IMAGES, LABELS = "images", "labels"
 class YoloFiles:
     """The files of a YOLO dataset."""
 
-    images: dict[str, list[Path]]  # image paths by split
-    names: tuple[str, ...]  # class names from data.yaml, empty without such a file
-    folders: tuple[Path, ...]  # folders that may contain a file of class names
-    source: Path  # path of data.yaml, or of the dataset folder if there is no such file
+    images: dict[str, list[Path]]  # Image paths by split.
+    names: tuple[str, ...]  # Class names from data.yaml; empty if there is no such file.
+    folders: tuple[Path, ...]  # Folders that may contain a file of class names.
+    source: Path  # Path of data.yaml, or of the dataset folder if there is no such file.
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
@@ -74,7 +74,7 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} is not valid YAML: {error}.") from error
+        raise ValueError(f"{file} is not valid YAML: {error}. Correct it.") from error
     names_data = isinstance(content, dict) and "names" in content and any(split_named(str(key)) for key in content)
     return content if names_data else None
 
@@ -173,7 +173,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     table = np.array(objects, float).reshape(-1, 6)
     image_numbers, labels = table[:, :2].astype(np.int64).T
     check_numbers(labels, num_classes, names, source)
-    # Absolute paths, so that the dataset stays valid if the working directory changes.
+    # Absolute paths stay valid if the working directory changes.
     images = images_at([str(path.absolute()) for path in paths], split)
     boxes, sizes = corners(table[:, 2:], "yolo"), np.zeros((len(images), 2))
     return table_of(split, images, sizes, image_numbers, boxes, names, is_share=True, labels=labels)
@@ -308,7 +308,7 @@ def _images_of(files: list[Path]) -> list[str]:
     bare = sorted(str(image) for (_, stem), images in by_stem.items() if stem not in stems for image in images)
     if bare:
         logger.warning("Ignored %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
-    # Absolute paths, so that the dataset stays valid if the working directory changes.
+    # Absolute paths stay valid if the working directory changes.
     return [str(images[0].absolute()) for images in found]
 
 

@@ -24,7 +24,7 @@ LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 # Names that palettes use for unlabeled pixels
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
-NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # "0 cat", "0: cat"
+NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches "0 cat" and "0: cat"
 PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
 Color = tuple[int, int, int]
 
@@ -163,7 +163,7 @@ def _read_id2label(file: Path, text: str) -> list[str]:
     try:
         names = {int(number): str(name) for number, name in dict(parse_json(text)).items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is not a JSON object of class numbers and names: {error}.") from error
+        raise ValueError(f"{file} is not a JSON object of class numbers and names: {error}. Correct it.") from error
     names.pop(IGNORED_LABEL, None)
     return _by_number(names, file)
 
@@ -204,7 +204,7 @@ class ClassNumbers:
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
-            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2.")
+            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2. Add classes.")
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"The class names {listed(self.names)} are not unique. Rename duplicate ones.")
 

@@ -41,10 +41,10 @@ from .orientation import AnnotationOrientation, with_turns
 
 logger = logging.get_logger(__name__)
 Entry = dict[str, Any]
-KINDS = ("panoptic", "instances")  # kinds of annotations with masks
-# Lists that every annotation file contains, with the required keys of their entries
+KINDS = ("panoptic", "instances")  # Kinds of annotations with masks.
+# Lists that every annotation file contains, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# Annotation files without the kind of annotations in their names
+# Usual names of annotation files that do not contain the kind of annotations.
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
@@ -120,7 +120,7 @@ class CocoFile:
         folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
         if folder is None:
             raise ValueError(f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}")
-        # Absolute, so that the dataset stays valid if the working directory changes.
+        # Absolute paths stay valid if the working directory changes.
         paths = [str(folder.absolute() / name) for name in names]
         check_exist(paths, f"of {self.path} do not exist")
         return paths
@@ -151,13 +151,13 @@ def _read_coco(split: str, file: Path) -> CocoFile:
     try:
         content = parse_json(read_text(file))
     except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+        raise ValueError(f"{file} is not valid JSON: {error}. Correct it.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} does not contain a JSON object, so it is not a COCO annotation file.")
     missing = [key for key in NEEDED if not isinstance(content.get(key), list)]
     missing += [key for key in ("images", "categories") if content.get(key) == []]
     if missing:
-        raise ValueError(f"{file} has no {' and no '.join(missing)}, which COCO annotation files need.")
+        raise ValueError(f"{file} has no {' and no '.join(missing)}, which COCO annotation files need. Add them.")
     for name, keys in NEEDED.items():
         _check_entries(content[name], keys, name, file)
     for key in NEEDED["images"]:
@@ -230,7 +230,7 @@ def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientatio
 
 def _is_panoptic(content: CocoFile) -> bool:
     if not content.annotations:
-        raise ValueError(f"{content.path} has no annotations. Add some.")
+        raise ValueError(f"{content.path} has no annotations. Add annotations.")
     return "segments_info" in content.annotations[0]
 
 
@@ -339,7 +339,7 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
     places = {image["id"]: place for place, image in enumerate(images)}
     has_boxes = any("bbox" in annotation for annotation in annotations)
     keypoints = None
-    if keypoint_names:  # objects without keypoints, such as crowds, get unlabeled ones
+    if keypoint_names:  # objects without keypoints, such as crowds, get unlabeled keypoints
         none = {"keypoints": [0] * (3 * len(keypoint_names))}
         filled = [annotation if annotation.get("keypoints") else annotation | none for annotation in annotations]
         keypoints = replace(content, annotations=filled).numbers("keypoints", 3 * len(keypoint_names))

@@ -101,7 +101,8 @@ class SourceOptions:
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Set {option}."
+                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Set {option} to one of "
+                "these columns."
             )
         if len(found) > 1:
             several = ", ".join(map(repr, found))
@@ -202,7 +203,7 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
     """Read the rows of a table with a column of image paths, relative to its folder, and optionally `split`."""
     rows = read_table(table)
     column = options.choose("image", list(dict.fromkeys(chain.from_iterable(rows))), str(table))
-    folder = table.parent.absolute()  # so that the dataset stays valid if the working directory changes
+    folder = table.parent.absolute()  # absolute paths stay valid if the working directory changes
     found = []
     for number, cells in enumerate(rows, start=1):
         where, split = f"{table}, row {number}", table_split
@@ -298,4 +299,4 @@ def _parse_jsonl(text: str, file: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield dict(parse_json(line))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{file}, line {number} is not a JSON object: {error}.") from error
+                raise ValueError(f"{file}, line {number} is not a JSON object: {error}. Correct it.") from error

@@ -53,9 +53,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-Format = tuple[Callable[[Path], Any], Callable[..., T]]  # functions that find and read the files of a format
+Format = tuple[Callable[[Path], Any], Callable[..., T]]  # functions that find and that read the files of a format
 MAX_LISTED = 20
-MAX_NAMED = 10  # limit for items with long descriptions
+MAX_NAMED = 10  # number of items to list if their descriptions are long
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (
     dict.fromkeys(("train", "training"), "train")
@@ -66,8 +66,8 @@ IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
 NPY_START = b"\x93NUMPY"
-READ_AHEAD = 64  # number of encoded images held in memory at the same time
-# Files and folders that macOS, Windows and network storage create, in lower case
+READ_AHEAD = 64  # Number of encoded images held in memory at the same time.
+# Files and folders that macOS, Windows and network storage create, in lower case.
 SYSTEM_NAMES = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "thumbs.db", "ehthumbs.db", "desktop.ini"}
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
@@ -119,7 +119,7 @@ def find_folder(path: Path) -> Path | None:
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
-    """Log a finding as a warning and return it as a note for the model card, if `count` is positive."""
+    """Log a finding as a warning and return it as a note for the model card; do nothing if `count` is 0."""
     if count:
         logger.warning("%s.", finding)
     return (f"{finding}.",) if count else ()
@@ -188,7 +188,7 @@ def _check_shards(files: Iterable[str]) -> None:
         found[match[1], match[3]].add(int(match[2]))
     missing = []
     for (name, total), numbers in found.items():
-        first = int(int(total) in numbers)  # 1 for tools that number shards from 1
+        first = int(int(total) in numbers)  # some tools number shards from 1 instead of 0
         others = sorted(set(range(first, first + int(total))) - numbers)
         missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
     advice = "Download them, or rename the existing files to use only these."
@@ -231,7 +231,7 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # if two links are equal, use the first
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two equal links, use the first
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 
@@ -294,5 +294,5 @@ def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
             is_array = stream.read(len(NPY_START)) == NPY_START
             stream.seek(0)
             return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
-    except (OSError, TypeError, ValueError) as error:  # `TypeError` for an empty cell
+    except (OSError, TypeError, ValueError) as error:  # an empty cell raises TypeError
         return str(error)

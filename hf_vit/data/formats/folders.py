@@ -38,7 +38,7 @@ def load_image_folder(folder: Path) -> DatasetDict:
     hidden files are ignored. A split other than "train" whose images are not in class folders, such as a published
     test set without labels, is ignored with a warning.
     """
-    folder = folder.absolute()  # the dataset outlives the working directory
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_folders(folder)
     unlabeled = [
         name for name, root in roots.items() if name != "train" and not subfolders(root) and _loose_images(root)
@@ -51,7 +51,7 @@ def load_image_folder(folder: Path) -> DatasetDict:
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Return whether a folder has the layout of `load_image_folder`: at least two subfolders, or one of a split."""
+    """Return whether a folder can be read by `load_image_folder`: it has two subfolders, or one named like a split."""
     inside = subfolders(folder)
     return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
 
@@ -124,7 +124,7 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
     its target have the same relative path except for the suffix. If no path matches, words that all file names of a
     folder end in are ignored, for example in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
     """
-    folder = folder.absolute()  # the dataset outlives the working directory
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_roots(folder, target)
     if not roots:
         image, other = IMAGE_FOLDERS[0], TARGET_FOLDERS[target][0]
@@ -201,7 +201,7 @@ def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Itera
 
 def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
     """Remove the words at the end that all file stems share, unless the shortened stems are no longer unique."""
-    words = [stem.split("_")[:0:-1] for stem in side]  # in reverse order, without the first word
+    words = [stem.split("_")[:0:-1] for stem in side]  # words of each stem in reverse order, without the first one
     common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
     cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
     return cut if len(cut) == len(side) else side

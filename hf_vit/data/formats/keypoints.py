@@ -19,8 +19,8 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # also splits "LeftEye" and "REar"
-# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval)
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Also splits "LeftEye" and "REar".
+# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval).
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
 COCO_SIGMAS = {"nose": 0.026} | {
@@ -51,7 +51,7 @@ class KeypointNames:
             start, end = wrong[0]
             raise ValueError(
                 f"The skeleton connects the keypoints {start + 1} and {end + 1}, but keypoint numbers are 1 to "
-                f"{len(self.names)}."
+                f"{len(self.names)}. Correct it."
             )
 
 
@@ -109,7 +109,7 @@ def _mirrored(name: str) -> tuple[str, ...]:
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
-        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # for example "leftear"
+        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # as in "leftear"
     return swapped if swapped != words else ()
 
 
@@ -135,7 +135,7 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
 # Column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # also matches "x_min", ...
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # columns such as "x_min" match, too
 BOX = "bbox"
 KeypointColumns = dict[str, dict[str, str]]  # by keypoint: the columns of "x", "y" and optionally "v"
 

@@ -128,7 +128,7 @@ def label_values(
     if not (names := find_columns(columns[first], given)):
         return None
     known = class_names_of(columns[first][names[0]][1])
-    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # by split and row
+    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split, row
     lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
     if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
         cells, lists = one_by_one(cells[names[0]], {*map(len, lists)}), []

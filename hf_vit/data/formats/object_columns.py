@@ -44,12 +44,12 @@ class ObjectColumns:
     """The images and objects of a split, with the objects of all images in one list."""
 
     split: str
-    images: Dataset  # the column `image`, I rows
-    sizes: np.ndarray  # (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns
-    image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    names: list[str]  # names of the N objects in error messages
-    values: dict[str, list[Any]]  # N values for each available field of `FIELDS`
-    label_type: Any  # feature type of the labels
+    images: Dataset  # I rows with the column `image`.
+    sizes: np.ndarray  # (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
+    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
+    names: list[str]  # Names of the N objects in error messages.
+    values: dict[str, list[Any]]  # N values for each available field of `FIELDS`.
+    label_type: Any  # Feature type of the labels.
 
     def boxes(self) -> np.ndarray:
         """Return the boxes (N, 4) float64 in their original format."""
@@ -139,7 +139,7 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
 
 def _fields_in(feature: Any, rows: list[Any], where: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the types and values of the fields of objects, with one list of values per image."""
-    if isinstance(feature, dict):  # a struct of lists
+    if isinstance(feature, dict):  # objects stored as a struct of lists
         fields = {name: own for name, own in feature.items() if _is_list(own)}
         return fields, {name: [row and row[name] for row in rows] for name in fields}
     inner = feature.feature if _is_list(feature) else None
@@ -200,7 +200,7 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The splits {listed(list(values))} have different class types or names. Make them equal.")
+        raise ValueError(f"The splits {listed(list(values))} have different types or names of classes. Unify them.")
     if missing := [split for split, found in values.items() if None in found]:
         raise ValueError(f"Some objects of {listed(missing)} have no class. Add their class, or remove them.")
     if kind in (Value("string"), Value("large_string")):

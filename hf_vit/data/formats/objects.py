@@ -24,8 +24,8 @@ BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
 # Tolerance in pixels for annotations outside the image, because of rounding or pixel coordinates that start at 1
 ROUNDING = 1.0
-WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in fractions of the image size
-MIN_BOXES = 10  # minimum number of boxes to detect a wrong box format
+WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # A box in fractions of the image size.
+MIN_BOXES = 10  # Minimum number of boxes to detect a wrong box format.
 COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
@@ -36,16 +36,16 @@ class ObjectTable:
     The function `upright` completes image sizes, and converts boxes to pixels of the upright images.
     """
 
-    images: Mapping[str, Dataset]  # by split: the column `image` (`datasets.Image`), I rows in all
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; before `upright`, 0 if not given
-    names: np.ndarray  # (N,) str objects, names of the objects in error messages
-    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated
-    is_share: np.ndarray  # (N,) bool, whether a box is in fractions of the image size; False after `upright`
-    labels: np.ndarray  # (N,) int64, class numbers
-    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects or is marked as difficult
-    areas: np.ndarray  # (N,) float64, areas of objects in square pixels; NaN if not given
-    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2
+    images: Mapping[str, Dataset]  # Images by split, I in all, in the column `image` (`datasets.Image`).
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; 0 if not given, before `upright`.
+    names: np.ndarray  # (N,) str objects, names of the objects in error messages.
+    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated.
+    is_share: np.ndarray  # (N,) bool, whether a box is in fractions of the image size; False after `upright`.
+    labels: np.ndarray  # (N,) int64, class numbers.
+    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects or is marked as difficult.
+    areas: np.ndarray  # (N,) float64, areas of objects in square pixels; NaN if not given.
+    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2.
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -380,17 +380,17 @@ def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], s
 def numbered_words(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Convert class words to class numbers.
+    """Convert class names of objects to class numbers.
 
     Args:
-        words: Class of each object by split, with "train" first if there is such a split.
-        class_names: Names of the classes in order; by default the sorted words of the first split.
+        words: Class name of each object by split, with "train" first if there is such a split.
+        class_names: All class names in order; by default the sorted names that occur in the first split.
 
     Returns:
-        Class numbers (N,) by split, and the class names.
+        Class numbers (N,) by split, and all class names.
 
     Raises:
-        ValueError: if a split contains a word that is not a class name.
+        ValueError: if a split contains an unknown class name.
     """
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))

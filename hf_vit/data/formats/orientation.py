@@ -1,4 +1,4 @@
-"""EXIF orientations: rotate annotations of stored images to match the upright images that are always used.
+"""EXIF orientation: images are always loaded upright, and annotations of the stored image are turned with it.
 
 Shapes: I images, N objects, K points, H and W height and width in pixels.
 """

@@ -158,12 +158,12 @@ def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
 
 @contextmanager
 def _explained(options: SourceOptions) -> Iterator[None]:
-    """Raise `FileNotFoundError` with similar local paths if a dataset exists neither on disk nor on the Hub."""
+    """Context manager that adds similar local paths to the error if a dataset is neither on disk nor on the Hub."""
     try:
         validate_repo_id(options.source)
         prepared = Path(config.HF_DATASETS_CACHE, options.source.replace("/", "___"))
         if not prepared.is_dir() and not is_within_reach(options.source, "dataset"):
-            raise ConnectionError(f"Couldn't reach {options.source!r} on the Hub")
+            raise ConnectionError(f"Cannot reach {options.source!r} on the Hub")
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
@@ -339,7 +339,7 @@ def load_splits(
         options: Location of the dataset and names of its columns.
         take: Function that selects the image and target columns of a split from the Hub or of a format in `columns`.
             Its arguments are the split, its name, and `options`.
-        others: Formats with fixed columns, which are tried after `columns`.
+        others: Formats whose readers select these columns themselves, tried after `columns`.
         problem: End of the error message for paths of unknown format, after the path.
         columns: Formats with arbitrary column names.
     """

@@ -68,7 +68,7 @@ def load_object_detection(
             clips them to the image and removes those completely outside, "drop" removes all of them.
         bbox_format: Format of boxes in columns: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
             pixels) or "yolo" (center x, y, width, height as fractions of the image); by default "coco" if it fits.
-        class_names: Names of numbered classes, or the order of named classes.
+        class_names: Names of the classes if they are numbers in the data, or their order if they are names.
         annotation_orientation: Whether boxes refer to the "stored" or to the "displayed" image, if it has an EXIF
             orientation; by default ("auto") detected by its size.
         objects_column_name: Column of objects, if it has no usual name.

@@ -129,7 +129,7 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
 
 def list_images(folder: Path) -> DatasetDict:
     """List the images in a folder at any depth without opening them, with classes if they are in class folders."""
-    folder = folder.absolute()  # so that the dataset stays valid if the working directory changes
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
     if not found.get("train"):
