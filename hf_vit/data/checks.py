@@ -1,4 +1,4 @@
-"""Images and targets that cannot be read or trained on, found before a training starts."""
+"""Checks for unreadable images and invalid targets before training starts."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,51 +17,53 @@ from .targets import image_only
 
 
 logger = logging.get_logger(__name__)
-CHUNK_SIZE = 64  # images that a thread takes at a time
+CHUNK_SIZE = 64  # number of images that a thread processes per task
 MAX_NAMED = 100
 
 
 def check_apart(sources: Iterable[str], output_dir: str) -> None:
-    """Raises `ValueError` if results would lie among the data, and be taken for data later, or the data among them.
+    """Raise `ValueError` if the output folder is inside a data folder or contains one.
+
+    Otherwise, images that are written to the output folder could be loaded as data later.
 
     Args:
-        sources: Paths of data, or names on the Hub, which are not looked at.
-        output_dir: Where the results are to be written.
+        sources: Paths of datasets. Names of datasets on the Hub are ignored.
+        output_dir: Folder that results are written to.
     """
     output = Path(output_dir).expanduser().resolve()
     for source in sources:
         place = Path(source).expanduser().resolve()
         if place.exists() and (output.is_relative_to(place) or place.is_relative_to(output)):
             raise ValueError(
-                f"output_dir={output_dir!r} and the data {source!r} lie one in the other, so that pictures of results "
-                "would be taken for data next time. Write the output elsewhere."
+                f"output_dir={output_dir!r} must not contain the data {source!r} or be inside that folder: images "
+                "written to it could be loaded as data later. Choose another output folder."
             )
 
 
 def shows_transparency(encoded: Mapping[str, Any]) -> bool:
-    """Returns whether an image has transparent pixels; false for one that cannot be read, see `unreadable_images`.
+    """Return whether an image has transparent pixels; `False` if it cannot be read, see `unreadable_images`.
 
     Args:
-        encoded: A cell of the type `datasets.Image(decode=False)`. It is decoded only if its header speaks of alpha.
+        encoded: A cell of type `datasets.Image(decode=False)`. It is decoded only if its header declares transparency.
     """
     content = encoded["bytes"]
     try:
         with PILImage.open(encoded["path"] if content is None else BytesIO(content)) as image:
             return is_transparent(image)
-    except Exception:  # of damaged images PIL raises many
+    except Exception:  # PIL raises many types of errors for damaged images
         return False
 
 
 def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
-    """Decodes every image to its last byte, as training will.
+    """Find images that cannot be decoded completely.
 
     Args:
-        dataset: Examples with the columns `image`, of type `datasets.Image`, and `file`, its name.
-        num_threads: How many images are decoded at a time; by default as many as Python thinks fit.
-        show_progress: Whether to draw a progress bar.
+        dataset: Examples with the columns `image` (`datasets.Image`) and `file` (name of the image).
+        num_threads: Number of images to decode in parallel; by default that of `ThreadPoolExecutor`.
+        show_progress: Whether to show a progress bar.
 
     Returns:
-        For the index of each image that cannot be read, its file and the reason.
+        An error message with the file name for the index of each unreadable image.
     """
     return check_dense(TargetDataset(dataset, image_only), num_threads, show_progress)
 
@@ -72,17 +74,17 @@ def without_unreadable(
     skip_unreadable: bool,
     fault: str = "cannot be read",
 ) -> DatasetDict:
-    """Decides what to do about images that cannot be read, or are otherwise of no use.
+    """Remove unreadable or otherwise unusable images, or raise an error.
 
     Args:
-        splits: Examples; where they have a column `label`, it is of type `datasets.ClassLabel`.
-        unreadable: What `unreadable_images` or `check_dense` found in each split.
-        skip_unreadable: Leave them out, with a warning, rather than raise an error.
-        fault: What is wrong with them, for the error.
+        splits: Examples by split. A column `label`, if present, must be of type `datasets.ClassLabel`.
+        unreadable: Output of `unreadable_images` or `check_dense` for each split.
+        skip_unreadable: Whether to remove these images with a warning instead of raising an error.
+        fault: Description of the problem for messages.
 
     Raises:
-        ValueError: if there are unreadable images and `skip_unreadable` is not set, or if without them a class of
-            "train" or a whole split would have no image left.
+        ValueError: if there are unreadable images and `skip_unreadable` is not set, or if a split or a class of
+            "train" would have no image left.
     """
     reasons = [reason for found in unreadable.values() for reason in found.values()]
     if not reasons:
@@ -90,36 +92,40 @@ def without_unreadable(
     total = sum(map(len, splits.values()))
     found = f"{len(reasons)} of {total} images {fault}:{in_lines(reasons, MAX_NAMED)}"
     if not skip_unreadable:
-        raise ValueError(f"{found}\nRepair or remove them, or leave them out with skip_unreadable.")
+        raise ValueError(f"{found}\nRepair or remove these images, or set skip_unreadable to ignore them.")
     readable = DatasetDict(splits)
     for name, wrong in unreadable.items():
         if wrong:
             readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
-        raise ValueError(f"{found}\nWithout them no image would be left for {listed(emptied)}. Repair some.")
+        raise ValueError(
+            f"{found}\nWithout these images, the following splits are empty: {listed(emptied)}. Repair some of them."
+        )
     if "train" in splits and "label" in splits["train"].column_names:
         names = splits["train"].features["label"].names
         if lost := sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:])):
             words = ", ".join(names[label] for label in lost)
-            raise ValueError(f"{found}\nWithout them no image would be left to train {words} on. Repair some.")
-    logger.warning("Left out: %s", found)
+            raise ValueError(
+                f"{found}\nWithout these images, the following classes have no training image: {words}. Repair some "
+                "of them."
+            )
+    logger.warning("Ignored: %s", found)
     return readable
 
 
 def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
-    """Reads every image with its target, as training will.
+    """Find examples whose image or target cannot be used for training, by reading all of them.
 
-    Found are files that cannot be read, an image and a target of different sizes, images of another size than the
-    annotations of their objects say, labels or colors of no class, and targets of a wrong type. Depth maps without a
-    valid pixel are warned of.
+    Detected problems are unreadable files, a target or annotation with another size than its image, unknown classes
+    or colors in masks, and targets of a wrong type. Depth maps without a valid pixel only cause a warning.
 
     Args:
-        dataset: What will be trained on. On several processes, each may check a shard of its rows.
-        num_threads: How many examples are read at a time; by default as many as Python thinks fit.
-        show_progress: Whether to draw a progress bar.
+        dataset: Training examples. In distributed training, each process may check a shard.
+        num_threads: Number of examples to read in parallel; by default that of `ThreadPoolExecutor`.
+        show_progress: Whether to show a progress bar.
 
     Returns:
-        For the index of each example that is wrong, its file and the reason.
+        An error message with the file name for the index of each invalid example.
     """
     without_depth: list[str] = []
 
@@ -147,7 +153,7 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
             bar.update(len(chunk))
     if without_depth:
         logger.warning(
-            "%d of %d depth maps have no valid pixel, and nothing is learned from them:%s",
+            "%d of %d depth maps have no valid pixel and do not contribute to training:%s",
             len(without_depth),
             len(dataset),
             in_lines(sorted(without_depth), MAX_NAMED),

@@ -1,8 +1,8 @@
-"""Collators: from examples of a dataset to the batches that models take.
+"""Collators, which convert lists of dataset examples to model input batches.
 
-The image processor makes the pixels of a whole batch at once, and gives targets the same geometry. It is the one that
-`pipeline` uses on the saved model: both see the same pixels. Images that are tensors come from an augmentation, which
-has brought them to the model's size, and are only normalized.
+The image processor preprocesses all images of a batch at once and applies the same resizing to the targets. It is the
+image processor of the saved model, so a `pipeline` preprocesses images in the same way. Images given as tensors come
+from an augmentation that already resized them to the input size of the model, so they are only normalized.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from .targets import target_of, without_crowds
 
 
 IS_SIZED = {"do_resize": False, "do_center_crop": False}
-# What the image processor calls the targets of examples.
+# Arguments of the image processor and the example keys that are passed to them, by kind of target
 PROCESSOR_ARGUMENTS = {
     "segmentation_map": {"segmentation_maps": "segmentation_map"},
     "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
@@ -35,7 +35,7 @@ DENSE = ("segmentation_map", "masks", "depth_map")
 def _check_has(example: Mapping[str, Any], *names: str) -> None:
     if missing := [name for name in names if name not in example]:
         raise ValueError(
-            f"The examples have no {', '.join(missing)}, only {', '.join(sorted(example))}. With the Trainer, "
+            f"The examples have no {', '.join(missing)}, only {', '.join(sorted(example))}. If you use the Trainer, "
             "set remove_unused_columns=False."
         )
 
@@ -63,11 +63,12 @@ def _with_targets(batch: dict[str, Any], examples: list[dict[str, Any]], keeps_t
 
 @dataclass
 class Collator:
-    """Base class of the collators of images.
+    """Base class of image collators.
 
     Args:
-        image_processor: Resizes and normalizes images; all of a batch come out at one size.
-        keeps_targets: Whether a batch also has the lists `targets`, as they are in the examples, and `files`, for
+        image_processor: Image processor that resizes and normalizes images. It must give all images of a batch the
+            same size.
+        keeps_targets: Whether to add the lists `targets`, unchanged from the examples, and `files` to the batch, for
             evaluation.
     """
 
@@ -76,13 +77,13 @@ class Collator:
 
 
 class ImageClassificationCollator(Collator):
-    """Turns examples with an image and a label into the batch that `HfViTForImageClassification` trains on."""
+    """Collator of images and labels for `HfViTForImageClassification`."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `label`, a class number.
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `label` (class number).
 
         Returns:
             `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64.
@@ -97,20 +98,21 @@ class ImageClassificationCollator(Collator):
 
 
 class DensePredictionCollator(Collator):
-    """Turns examples with an image and its target into a batch for segmentation or depth."""
+    """Collator of images and their masks or depth maps, for segmentation and depth estimation."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `segmentation_map` (H, W), `masks`
-                (M, H, W) with `class_labels` (M,) and maybe `is_crowd` (M,), or `depth_map` (H, W).
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and one of `segmentation_map`
+                (H, W), `depth_map` (H, W), or `masks` (M, H, W) with `class_labels` (M,) and optionally `is_crowd`
+                (M,).
 
         Returns:
-            `pixel_values` (B, C, h, w) float32 and the target: `labels` (B, h, w), int64 classes or float32 depth, or
-            lists of `mask_labels` (M, h, w) float32 and `class_labels` (M,). If the processor pads, also
-            `patch_attention_mask`. With `keeps_targets` also the lists `targets`, a tensor each or a dictionary of
-            masks and their classes, and `files`. Crowds are in `targets` alone.
+            `pixel_values` (B, C, h, w) float32 and the target: either `labels` (B, h, w), int64 class numbers or
+            float32 depth, or lists of `mask_labels` (M, h, w) float32 and `class_labels` (M,). If the image processor
+            pads, `patch_attention_mask` is added. If `keeps_targets` is set, the lists `targets` (one tensor, or one
+            dictionary of masks and classes, per image) and `files` are added. Only `targets` contains crowds.
 
         Raises:
             ValueError: if the examples have no target.
@@ -118,7 +120,7 @@ class DensePredictionCollator(Collator):
         if not examples[0].keys() & {*DENSE}:
             _check_has(examples[0], *DENSE)
         name = next(name for name in DENSE if name in examples[0])
-        # The examples count classes from 0, whatever the files do.
+        # The class numbers of the examples already start at 0.
         options = {"do_reduce_labels": False} if name == "segmentation_map" else {}
         if isinstance(examples[0]["image"], Tensor):
             options |= IS_SIZED
@@ -128,31 +130,32 @@ class DensePredictionCollator(Collator):
 
 @dataclass
 class ObjectDetectionCollator(Collator):
-    """Turns examples with an image and its objects into the batch that `HfViTForObjectDetection` takes.
+    """Collator of images and object boxes for `HfViTForObjectDetection`.
 
     Args:
-        sizes: Heights and widths in pixels, of which one is drawn for every batch of tensors, which is resized to it;
-            see `multi_scale_sizes`. The draw is that of the batch's first example, so that a training that is resumed,
-            with any number of workers, sees what it would have seen.
+        sizes: Heights and widths in pixels for multi-scale training, see `multi_scale_sizes`. Each batch of tensors is
+            resized to one of them at random. The random number comes from the first example of the batch, so that a
+            resumed training run sees the same batches with any number of workers.
     """
 
     sizes: Sequence[tuple[int, int]] | None = None
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, `boxes` (N, 4), x1, y1, x2, y2 in its
-                pixels, `class_labels` (N,) and maybe `is_crowd` (N,) and `areas` (N,).
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor), `boxes` (N, 4) as x1, y1, x2, y2
+                in pixels, `class_labels` (N,) and optionally `is_crowd` (N,) and `areas` (N,).
 
         Returns:
-            `pixel_values` (B, C, h, w) float32 and `labels`, for each image `class_labels` (N,) int64 and `boxes`
-            (N, 4) float32, center, width and height as shares of the image. If the processor pads, also
-            `patch_attention_mask`. With `keeps_targets` also the lists `targets`, a dictionary each, and `files`.
-            Crowds are in `targets` alone.
+            `pixel_values` (B, C, h, w) float32 and `labels`, a list with one dictionary per image: `class_labels` (N,)
+            int64 and `boxes` (N, 4) float32, center x, y, width and height as fractions of the image size. If the
+            image processor pads, `patch_attention_mask` is added. If `keeps_targets` is set, the lists `targets` (one
+            dictionary per image) and `files` are added. Only `targets` contains crowds.
 
         Raises:
-            ValueError: if the examples have no boxes, or with `sizes` are tensors that are not augmented.
+            ValueError: if the examples have no boxes, or if `sizes` is given and the examples have tensor images but
+                no `batch_draw`, which `DetectionAugmentation` adds.
         """
         _check_has(examples[0], "boxes", "class_labels")
         options = self._tensor_options(examples[0]) if isinstance(examples[0]["image"], Tensor) else {}
@@ -169,21 +172,21 @@ class ObjectDetectionCollator(Collator):
 
 
 class KeypointDetectionCollator(Collator):
-    """Turns examples of one object each into the batch that `HfViTForKeypointDetection` takes."""
+    """Collator of examples with one object each for `HfViTForKeypointDetection`."""
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, `keypoints` (K, 3), x and y in its pixels
-                and visibility, and beside PIL images `box` (4,), x1, y1, x2, y2.
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `keypoints` (K, 3) as x and y
+                in pixels and visibility. PIL images also need `box` (4,) as x1, y1, x2, y2 in pixels.
 
         Returns:
-            `pixel_values` (B, C, h, w) float32 and `labels` (B, K, 3) float32, in pixels of the crop. With
-            `keeps_targets` also the lists `targets`, a dictionary each, and `files`.
+            `pixel_values` (B, C, h, w) float32 and `labels` (B, K, 3) float32, keypoints in pixels of the crop. If
+            `keeps_targets` is set, the lists `targets` (one dictionary per example) and `files` are added.
 
         Raises:
-            ValueError: if the examples have no keypoints, or PIL images no box.
+            ValueError: if the examples have no keypoints, or PIL images have no box.
         """
         _check_has(examples[0], "keypoints")
         options: dict[str, Any] = {**IS_SIZED, "do_affine_crop": False}
@@ -191,40 +194,42 @@ class KeypointDetectionCollator(Collator):
             _check_has(examples[0], "box")
             options = {"object_boxes": [example["box"][None] for example in examples]}
         images = [example["image"] for example in examples]
-        keypoints = [example["keypoints"][None] for example in examples]  # one object an image
+        keypoints = [example["keypoints"][None] for example in examples]  # one object per image
         made = self.image_processor(images=images, keypoints=keypoints, return_tensors="pt", **options)
         batch = {name: made[name] for name in ("pixel_values", "labels")}
         return _with_targets(batch, examples, self.keeps_targets)
 
 
 def draw_caption(example: dict[str, Any]) -> dict[str, Any]:
-    """Returns one of the `captions` of an example at random, as `caption`."""
+    """Return a random one of the `captions` of an example as `caption`."""
     captions = example["captions"]
     return {"caption": captions[int(torch.randint(len(captions), ()))]}
 
 
 @dataclass
 class ImageTextCollator:
-    """Turns images and captions into the batch that `HfViTForZeroShotImageClassification` takes.
+    """Collator of images and captions for `HfViTForZeroShotImageClassification`.
 
     Args:
-        processor: Resizes and normalizes images, which come out at one size, and makes tokens of texts.
-        keeps_targets: Whether a batch has all captions of its images, for evaluation, rather than one of each.
+        processor: Processor that resizes all images to the same size, normalizes them, and tokenizes captions.
+        keeps_targets: Whether the batch contains all captions of each image, for evaluation, instead of one.
     """
 
     processor: HfViTProcessor
     keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `caption`, or `captions` to evaluate.
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `caption`, or `captions` if
+                `keeps_targets` is set.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32, what the tokenizer makes of the captions (`input_ids` and
-            `attention_mask` (B, S), ...), and `return_loss`. With `keeps_targets`, tokens (T, S) of all captions,
-            those of an image side by side, and the lists `targets`, with `captions`, and `files`.
+            `pixel_values` (B, C, H, W) float32, the output of the tokenizer (`input_ids` and `attention_mask` (B, S),
+            ...), and `return_loss`. If `keeps_targets` is set, the T captions of all images are tokenized to (T, S),
+            in the order of the images, and the lists `targets` (dictionaries with `captions`) and `files` replace
+            `return_loss`.
 
         Raises:
             ValueError: if an example has no caption.
@@ -240,40 +245,42 @@ class ImageTextCollator:
 
 
 def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
-    """Reads what masked image modeling needs to know of an image beside its pixels.
+    """Return a fixed mask seed and the class of an image, as target of masked image modeling.
 
     Returns:
-        `mask_seed`, from the number of the image in its dataset, so that its mask is always the same; and
-        `class_number`, None where it is not known.
+        `mask_seed`, the number of the image in its dataset, so that its mask is always the same, and `class_number`,
+        `None` if the class is unknown.
     """
     number = row.get(CLASS, NO_CLASS)
     return {"mask_seed": row["number"], CLASS: None if number == NO_CLASS else number}
 
 
 def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
-    """Returns a `mask_seed` at random, for training."""
+    """Return a random `mask_seed`, for training."""
     return {"mask_seed": int(torch.randint(2**62, ()))}
 
 
 @dataclass
 class UnlabeledImageCollator(Collator):
-    """Turns images into the batch that `HfViTForJointEmbedding` is trained on, once their views are drawn.
+    """Collator of images for `HfViTForJointEmbedding`; the random views are created from the batch later.
 
     Args:
-        num_drawn: How many numbers the views of an image are drawn by.
+        num_drawn: Number of random numbers that determine the views of one image.
     """
 
     num_drawn: int
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, for evaluation with `mask_seed` too.
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor), and `mask_seed` if
+                `keeps_targets` is set.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32. With `keeps_targets` also `drawn` (B, `num_drawn`) in [0, 1), always
-            the same for one image, and the lists `targets`, class numbers or None, and `files`.
+            `pixel_values` (B, C, H, W) float32. If `keeps_targets` is set, random numbers `drawn` (B, `num_drawn`) in
+            [0, 1), which are always the same for an image, and the lists `targets` (class numbers or `None`) and
+            `files` are added.
         """
         batch = _pixels(self.image_processor, [example["image"] for example in examples])
         if self.keeps_targets:
@@ -284,31 +291,32 @@ class UnlabeledImageCollator(Collator):
 
 @dataclass
 class MaskedImageModelingCollator(Collator):
-    """Turns images and the seeds of their masks into the batch that `HfViTForMaskedImageModeling` trains on.
+    """Collator of images and mask seeds for `HfViTForMaskedImageModeling`.
 
-    The mask of an image depends on its seed alone, and not on what else is in the batch or on the process.
+    The mask of an image depends only on its seed, not on the other images of the batch or on the process.
 
     Args:
         patch_size: Height and width of a patch in pixels.
-        options: How much is masked, and how.
+        options: Configuration with the mask type and the mask ratio.
     """
 
     patch_size: tuple[int, int]
     options: HfViTMaskedImageModelingConfig
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Makes a batch.
+        """Create a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `mask_seed`.
+            examples: B dictionaries with `image` (PIL, or a (C, H, W) uint8 tensor) and `mask_seed`.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32 and `noise` (B, N), by which the model masks as many patches of each
-            image without a look at its mask, or, for other masks than random ones, `bool_masked_pos` (B, N) bool. With
-            `keeps_targets` also the lists `targets`, class numbers or None, and `files`.
+            `pixel_values` (B, C, H, W) float32 and, for N patches, either `noise` (B, N) if masks are random, from
+            which the model selects the same number of masked patches in each image, or `bool_masked_pos` (B, N) bool
+            for other mask types. If `keeps_targets` is set, the lists `targets` (class numbers or `None`) and `files`
+            are added.
 
         Raises:
-            ValueError: if an example has no seed.
+            ValueError: if an example has no `mask_seed`.
         """
         _check_has(examples[0], "mask_seed")
         batch = _pixels(self.image_processor, [example["image"] for example in examples])
@@ -324,31 +332,34 @@ class MaskedImageModelingCollator(Collator):
 
 
 def size_of_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
-    """Returns a height, and the multiple of `multiple` that comes closest to the proportions of `size`, in pixels."""
+    """Return `height` and the width, a multiple of `multiple[1]`, that best keeps the aspect ratio of `size`."""
     return height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]
 
 
 def multi_scale_sizes(
     size: tuple[int, int], multiple: tuple[int, int], smallest: float = 0.75, largest: float = 1.25
 ) -> list[tuple[int, int]]:
-    """Returns the sizes around one that a model takes, for training on batches of several sizes.
+    """Return the image sizes for multi-scale training.
 
     Args:
-        size: Height and width in pixels.
-        multiple: What height and width must be multiples of, in pixels: the patch size, times the rows and columns of
-            a window if the model has windows.
-        smallest: Smallest height as a share of that in `size`.
-        largest: Largest height as a share of that in `size`.
+        size: Height and width in pixels at scale 1.
+        multiple: Numbers of pixels that the height and width must be multiples of: the patch size, multiplied by the
+            window size in patches if the model uses window attention.
+        smallest: Smallest height as a fraction of that in `size`.
+        largest: Largest height as a fraction of that in `size`.
+
+    Returns:
+        Heights and widths in pixels, in ascending order.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such multiple in the range.
     """
     rows = range(max(1, ceil(smallest * size[0] / multiple[0])), int(largest * size[0] / multiple[0]) + 1)
     heights = [row * multiple[0] for row in rows]
     sizes = [size_of_height(height, size, multiple) for height in heights]
     if not sizes:
         raise ValueError(
-            f"No multiple of {multiple[0]} lies between {smallest} and {largest} times the height {size[0]}. Take a "
-            "larger size, or widen the range."
+            f"There is no multiple of {multiple[0]} between {smallest} and {largest} times the height {size[0]}. Use "
+            "a larger size, or widen the range."
         )
     return sizes

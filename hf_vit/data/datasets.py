@@ -1,6 +1,6 @@
-"""Images with their targets, read on access, and a share of them that is held out.
+"""Datasets of images and targets that are read on access, and a function that holds out images for validation.
 
-Shapes: H W pixels, M masks, N objects, K keypoints.
+Shapes: H and W height and width in pixels, M masks, N objects, K keypoints.
 """
 
 import math
@@ -22,10 +22,10 @@ from .formats.orientation import TURN, turn_map
 from .targets import encoded_bytes, target_of
 
 
-READ_AHEAD = 16  # targets that are in memory at a time
-# Targets that have a value for each pixel
+READ_AHEAD = 16  # Number of targets held in memory at the same time.
+# Targets with one value per pixel.
 PIXELWISE = ("segmentation_map", "masks", "depth_map")
-# Never to be changed: scores on what is held out are comparable only if all hold out the same images.
+# Must not change: validation scores are comparable only if the same images are held out every time.
 SPLIT_SEED = 0
 ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -35,12 +35,12 @@ class DatasetInfo:
     """The name, origin and license of a dataset.
 
     Args:
-        name: Its public name.
+        name: Public name of the dataset.
         identifier: Short name for the metadata of a model card, or the id on the Hub.
         license: License of the data.
-        description: A few sentences with source and sizes.
-        test: The images that are evaluated, in words.
-        split: The split that they are: "test", "validation" or "train".
+        description: A few sentences about the source and the size of the dataset.
+        test: Description of the images that are used for evaluation, for example "the 360 test images".
+        split: Name of the split that contains these images: "test", "validation" or "train".
     """
 
     name: str
@@ -52,18 +52,18 @@ class DatasetInfo:
 
 
 class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Examples of an image and its target, from rows that name their files or hold their bytes.
+    """Dataset of images with targets, read from rows that contain file paths or encoded bytes.
 
     Args:
-        rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there are
-            `width` and `height`, the image must be so large.
-        read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
-            `is_crowd` (M,), `depth_map` (H, W), a class number `label`, or what `detection_target` and
-            `keypoint_target` return.
+        rows: Rows with the columns `image` (`datasets.Image`), `file` (name of the image) and those that `read_target`
+            reads. If they have the columns `width` and `height`, the decoded image must have this size.
+        read_target: Function from a row to its target: `segmentation_map` (H, W), `masks` (M, H, W) with
+            `class_labels` (M,) and optionally `is_crowd` (M,), `depth_map` (H, W), a class number `label`, or the
+            output of `detection_target` or `keypoint_target`.
     """
 
     def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
-        # Decoded here, so that errors name the file.
+        # Images are decoded in `read_example` instead of by `datasets`, so that error messages name the file.
         self.rows = rows.cast_column("image", Image(decode=False))
         self.read_target = read_target
 
@@ -71,30 +71,32 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `image` (PIL, upright), `file`, and the target, of the same size or in its pixels.
+        """Return a dictionary of `image` (PIL, upright), `file`, and the target.
+
+        Maps and masks have the size of the image; boxes and keypoints are in pixels of the image.
 
         Raises:
             OSError: if the image or the target cannot be read.
-            ValueError: if the target is wrong, or of another size than the image.
+            ValueError: if the target is invalid or its size differs from that of the image.
         """
         return read_example(self.rows[index], self.read_target)
 
     def select(self, indices: Iterable[int]) -> "TargetDataset":
-        """Returns some of the examples."""
+        """Return a dataset of the examples at the given indices."""
         return TargetDataset(self.rows.select(indices), self.read_target)
 
     def read_targets(self, show_progress: bool = False) -> Iterator[Any]:
-        """Reads the targets alone, a few at a time in threads, and leaves the images closed.
+        """Read only the targets, several in parallel threads, without opening the images.
 
         Args:
-            show_progress: Whether to draw a progress bar.
+            show_progress: Whether to show a progress bar.
 
         Yields:
-            What metrics take, see `target_of`.
+            The target of each example in the form that metrics take, see `target_of`.
 
         Raises:
             OSError: if a target cannot be read.
-            ValueError: if it is wrong.
+            ValueError: if a target is invalid.
         """
         rows = self.rows.remove_columns("image")
         with (
@@ -114,7 +116,7 @@ def _read_target(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]
 
 
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
-    """Reads a row of a `TargetDataset`, whose image is encoded."""
+    """Decode the image of a row of a `TargetDataset`, read its target, and check that their sizes match."""
     image = decode_image(BytesIO(encoded_bytes(row["image"], row["file"])), row["file"])
     check_bits(image, row["file"])
     target = _read_target(row, read_target)
@@ -123,30 +125,32 @@ def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]
         height, width = target[name].shape[-2:]
         if (height, width) != (image.height, image.width):
             raise ValueError(
-                f"{row['file']} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} "
-                f"x {width}. They must be of one size."
+                f"{row['file']} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} has "
+                f"{height} x {width}. Both must have the same size."
             )
     if not maps and "width" in row and (row["width"], row["height"]) != image.size:
         raise ValueError(
-            f"{row['file']} is {image.width} wide and {image.height} high, but its annotations say {row['width']} and "
-            f"{row['height']}, so their positions are wrong. Correct them."
+            f"{row['file']} is {image.width} pixels wide and {image.height} high, but its annotations give a width of "
+            f"{row['width']} and a height of {row['height']}. Correct the annotations: their coordinates do not fit."
         )
     return {"image": image, "file": row["file"], **target}
 
 
 @dataclass(frozen=True)
 class TargetData:
-    """A dataset of images and targets.
+    """A dataset of images and targets, loaded from any supported format.
 
     Args:
-        splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
-            `file` (its name) and those of the target, which are not opened. If the training images come as a stream,
-            "train" is a sample of them.
-        read_target: Reads the target of a row.
-        names: Name of each class, or of each keypoint; none for depth.
-        thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
-        notes: What was found and changed when the data were opened, in sentences for the model card.
-        stream: The training images, with the columns of `splits` but encoded, if they are read during the training.
+        splits: The available splits among "train", "validation" and "test", with the columns `image`
+            (`datasets.Image`), `file` (name of the image) and the undecoded target columns. If the training images
+            are streamed, "train" is a sample of them.
+        read_target: Function that reads the target of a row.
+        names: Name of each class, or of each keypoint; empty for depth.
+        thing_ids: Numbers of the classes with one mask per instance ("things"). All other classes are "stuff", with
+            one mask per image.
+        notes: Sentences for the model card about problems that were found and corrected while loading the data.
+        stream: Stream of the training images, if they are read during training. It has the columns of `splits`, with
+            encoded images.
     """
 
     splits: DatasetDict
@@ -157,18 +161,19 @@ class TargetData:
     stream: IterableDataset | None = field(default=None, kw_only=True)
 
     def examples(self, split: str) -> TargetDataset:
-        """Returns the examples of a split, read on access."""
+        """Return the dataset of a split, whose images and targets are read on access."""
         return TargetDataset(self.splits[split], self.read_target)
 
 
 @dataclass(frozen=True)
 class KeypointData(TargetData):
-    """A dataset of objects with keypoints, one example an object.
+    """A dataset of objects with keypoints, with one example per object.
 
     Args:
-        flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps.
-        skeleton: Pairs of keypoints that a line joins in pictures.
-        oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, where that is known.
+        flip_pairs: Pairs of keypoint indices that a horizontal flip swaps.
+        skeleton: Pairs of keypoint indices that are connected by a line in visualizations.
+        oks_sigmas: COCO's per-keypoint standard deviations for object keypoint similarity (OKS), or `None` if they
+            are unknown.
     """
 
     flip_pairs: tuple[tuple[int, int], ...] = ()
@@ -177,24 +182,25 @@ class KeypointData(TargetData):
 
 
 def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:
-    """Splits the training images once more, for choices that must not be made on the test images.
+    """Hold out a part of the training images for validation.
 
     Args:
-        train: A dataset. Where it has a column `label`, of type `datasets.ClassLabel`, every class has the same share
-            of what is held out. Where it has a column `image_id`, all examples of an image stay together.
-        train_val_split: Share that is held out, in (0, 1).
-        seed: Another seed holds out other images.
+        train: Training examples. If they have a column `label` of type `datasets.ClassLabel`, the split is stratified
+            by class. If they have a column `image_id`, all examples of an image are put into the same split.
+        train_val_split: Fraction of the images to hold out, in (0, 1).
+        seed: Seed of the random split. The same seed always gives the same split.
 
     Returns:
-        Splits "train" and "test", the latter being what is held out; always the same for the same seed.
+        The splits "train" and "test"; "test" contains the held-out examples.
 
     Raises:
-        ValueError: if `train_val_split` is out of range, or there are too few images for every class to have some in
-            both.
+        ValueError: if `train_val_split` is out of range, or there are too few images for both splits to contain every
+            class.
     """
     if not 0 < train_val_split < 1:
         raise ValueError(
-            f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
+            f"train_val_split={train_val_split} is not a valid fraction of images to hold out. Use a value above 0 "
+            "and below 1."
         )
     if "image_id" in train.column_names:
         numbers = np.array(train["image_id"][:])
@@ -204,19 +210,19 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
         )
     if "label" not in train.column_names:
         if len(train) < 2:
-            raise ValueError("A single image cannot be both trained on and held out. Add images.")
+            raise ValueError("A single image cannot be split into training and validation images. Add images.")
         return train.train_test_split(test_size=train_val_split, seed=seed)
     counts = Counter(train["label"][:])
     names = train.features["label"].names
     if few := [names[label] for label, count in sorted(counts.items()) if count < 2]:
         raise ValueError(
-            f"These classes have a single image, which cannot be both trained on and held out: {', '.join(few)}. Add "
-            "images of them, or leave the classes out."
+            "Each class needs at least 2 images, one to train on and one to hold out. These classes have only 1: "
+            f"{', '.join(few)}. Add images of these classes, or remove them."
         )
-    num_held_out = math.ceil(train_val_split * len(train))  # as train_test_split rounds
+    num_held_out = math.ceil(train_val_split * len(train))  # the same rounding as in `train_test_split`
     if min(num_held_out, len(train) - num_held_out) < len(counts):
         raise ValueError(
-            f"Of {len(train)} images, train_val_split={train_val_split} holds out {num_held_out}, but each of the "
-            f"{len(counts)} classes needs one on both sides. Choose another share, or add images."
+            f"train_val_split={train_val_split} holds out {num_held_out} of {len(train)} images, but training and "
+            f"validation images must each contain all {len(counts)} classes. Choose another fraction, or add images."
         )
     return train.train_test_split(test_size=train_val_split, stratify_by_column="label", seed=seed)

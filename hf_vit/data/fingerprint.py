@@ -1,4 +1,4 @@
-"""A fingerprint of a dataset, which tells whether a training resumes on the images that it has begun with."""
+"""Fingerprint of a dataset, to check that a resumed training run uses the same images as before."""
 
 import hashlib
 import json
@@ -18,22 +18,22 @@ from datasets import Dataset, Image
 from torch import nn
 
 
-CHUNK_SIZE = 64  # rows whose images are in memory at a time
-MOST_BYTES = 10**9  # of images whose contents are read: more of them are read in part, evenly spread
+CHUNK_SIZE = 64  # Number of rows whose images are held in memory at the same time.
+MOST_BYTES = 10**9  # For larger datasets, only an evenly spaced subset of the images is hashed.
 THREADS = 8
 
 
 def fingerprint(rows: Dataset) -> dict[str, Any]:
-    """Return what identifies a split, wherever its files lie.
+    """Return the fingerprint of a split, which does not depend on the folder that its files are stored in.
 
     Args:
-        rows: Images in columns of type `datasets.Image`, as files or as bytes, their names in `file`, and their
-            targets.
+        rows: Images in columns of type `datasets.Image`, as paths or as bytes, with image names in the column `file`
+            and target columns.
 
     Returns:
-        The number of rows, and digests of the names and sizes of image files in their order (names relative to the
-        common folder), of all other columns but `file`, and of the contents of images: of all up to `MOST_BYTES`, and
-        otherwise of every second one, third one, ...
+        The number of rows, and three digests: of the names (relative to the common folder) and sizes of the image
+        files in order, of all other columns except `file`, and of the image contents. If the images exceed
+        `MOST_BYTES` in total, only every n-th image is read, with the smallest n that stays within this limit.
     """
     columns = [name for name, feature in rows.features.items() if isinstance(feature, Image)]
     for name in columns:
@@ -57,7 +57,7 @@ def fingerprint(rows: Dataset) -> dict[str, Any]:
 
 
 def file_list(sources: Iterable[str]) -> str:
-    """Returns a digest of the names and sizes of all files below some folders, or of files: the shards of a stream."""
+    """Return a digest of the names and sizes of the shards of a stream, given as files or as folders of files."""
     found = []
     for source in map(Path, sources):
         files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else [source]
@@ -71,7 +71,7 @@ def _column(rows: Dataset, name: str) -> list[Any]:
 
 
 def _sizes(paths: Sequence[str | None]) -> list[int | None]:
-    """Returns the bytes of each file, None for what is no file."""
+    """Return the size of each file in bytes, or `None` if a path is not an existing file."""
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(_size, paths, chunksize=100))
 
@@ -79,7 +79,7 @@ def _sizes(paths: Sequence[str | None]) -> list[int | None]:
 def _size(path: str | None) -> int | None:
     try:
         return os.stat(path).st_size if path else None
-    except OSError:  # a name beside bytes, or on the Hub
+    except OSError:  # the path is only a name stored with the image bytes, or a file on the Hub
         return None
 
 
@@ -94,7 +94,10 @@ def _as_text(value: Any) -> str:
 
 
 def image_checksums(rows: Dataset, seconds: float) -> dict[int, str]:
-    """Returns the checksum of each image by its first row; empty if it cannot be read, or there is no time left."""
+    """Return the checksum of each image by the index of its first row.
+
+    The checksum is empty if the image cannot be read, or if the time limit of `seconds` is exceeded before its turn.
+    """
     encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
     numbers = rows["image_id"][:] if "image_id" in rows.column_names else np.arange(len(rows))
     order = np.random.default_rng(0).permutation(np.unique(numbers, return_index=True)[1]).tolist()
@@ -107,7 +110,7 @@ def image_checksums(rows: Dataset, seconds: float) -> dict[int, str]:
 
 
 def _contents(rows: Dataset, indices: Sequence[int]) -> Iterator[str]:
-    """Yields the checksums of the images of some rows."""
+    """Yield the checksums of the images in the rows at the given indices."""
     with ThreadPoolExecutor(THREADS) as threads:
         for start in range(0, len(indices), CHUNK_SIZE):
             batch = rows[indices[start : start + CHUNK_SIZE]]
@@ -134,7 +137,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def digest(parts: Iterable[str | bytes]) -> str:
-    """Returns 16 hexadecimal digits of the hash of some content."""
+    """Return the first 16 hexadecimal digits of the SHA-256 hash of the concatenated parts."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part if isinstance(part, bytes) else part.encode())
@@ -142,7 +145,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def digest_weights(model: nn.Module) -> str:
-    """Returns the digest of all weights of a model."""
+    """Return a digest of the names, dtypes, shapes, and values of all weights of a model."""
     return digest(
         part
         for name, weight in sorted(model.state_dict().items())

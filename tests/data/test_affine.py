@@ -81,5 +81,5 @@ def test_crops_are_those_of_the_image_processor(box: torch.Tensor) -> None:
 
 def test_boxes_without_size_are_refused() -> None:
     for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
-        with pytest.raises(ValueError, match=r"The box \[.*\] has no size"):
+        with pytest.raises(ValueError, match=r"The box \[.*\] has no area"):
             crop_matrix(torch.tensor(box), (8, 8), 1.25)

@@ -206,7 +206,7 @@ def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
         ({"max_class_share": 0}, r"max_class_share=0 must lie in \(0, 1\]"),
         ({"horizontal_flip": 2}, "horizontal_flip=2 is a probability"),
         ({"max_rotation": -1}, "max_rotation=-1 must lie between 0 and 180 degrees"),
-        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 changes 1 or 3 channels, not num_channels=4"),
+        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 requires 1 or 3 channels, not num_channels=4"),
     ],
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:

@@ -59,7 +59,7 @@ def test_every_fault_is_found_with_its_file_and_reason(masks: TargetData, tmp_pa
     assert found[0].startswith(f"{folder}/images/0.jpg cannot be decoded: image file is truncated")
     assert found[1].startswith(f"mask of {folder}/images/1.jpg has the labels 3, which are outside the class list")
     assert found[2] == (
-        f"{folder}/images/2.jpg has 6 x 8 pixels, but its segmentation map 5 x 9. They must be of one size."
+        f"{folder}/images/2.jpg has 6 x 8 pixels, but its segmentation map has 5 x 9. Both must have the same size."
     )
     assert "No such file" in found[3]
     assert f"{folder}/masks/3.png" in found[3]
@@ -80,7 +80,7 @@ def test_masks_of_an_image_of_another_size_are_named(tmp_path: Path) -> None:
     write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": [3, 4], "counts": [6, 6]}})
     [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
     assert reason.startswith("annotation 0 of ")
-    assert reason.endswith("12.jpg has a mask of 3 x 4 pixels, but its JSON gives the image 6 x 8.")
+    assert reason.endswith("12.jpg has a mask of 3 x 4 pixels, but the image size in its JSON file is 6 x 8.")
 
 
 @pytest.mark.parametrize("counts", [[6, 12, 3], [6, 12, 31], [6, -12, 54], "6<", "abc"])
@@ -88,7 +88,7 @@ def test_run_lengths_that_do_not_add_up_are_named(tmp_path: Path, counts: object
     write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": list(SHAPE), "counts": counts}})
     [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
     assert reason.startswith("annotation 0 of ")
-    assert "12.jpg has a mask that is damaged: " in reason
+    assert "12.jpg has a damaged mask: " in reason
 
 
 def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +97,7 @@ def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest
     write_image(folder / "train" / "depths" / "3.png", np.ones(SHAPE, np.uint8))
     [reason] = faults(load_depth_estimation(str(folder))).values()
     assert reason.startswith(f"depth map of {folder}/train/images/3.jpg has the mode L")
-    assert f"1 of 4 depth maps have no valid pixel, and nothing is learned from them:\n  {folder}" in caplog.text
+    assert f"1 of 4 depth maps have no valid pixel and do not contribute to training:\n  {folder}" in caplog.text
     assert "2.jpg" in caplog.text
 
 

@@ -175,7 +175,7 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
         ({"scale_range": (2.0, 0.5)}, r"scale_range=\(2.0, 0.5\) must be two positive numbers, the smaller one first"),
         ({"iou_crop": -1}, "iou_crop=-1 is a probability"),
         ({"horizontal_flip": 2}, "horizontal_flip=2 is a probability"),
-        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 changes 1 or 3 channels, not num_channels=4"),
+        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 requires 1 or 3 channels, not num_channels=4"),
     ],
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:

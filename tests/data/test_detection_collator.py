@@ -105,7 +105,7 @@ def test_sizes_are_the_same_with_any_number_of_workers() -> None:
 def test_sizes_around_one_are_multiples() -> None:
     assert multi_scale_sizes((64, 96), (16, 32)) == [(48, 64), (64, 96), (80, 128)]
     assert multi_scale_sizes((640, 640), (64, 64), 0.9, 1.1) == [(576, 576), (640, 640), (704, 704)]
-    with pytest.raises(ValueError, match=r"No multiple of 64 lies between .* times the height 32"):
+    with pytest.raises(ValueError, match=r"There is no multiple of 64 between .* times the height 32"):
         multi_scale_sizes((32, 32), (64, 64))
 
 

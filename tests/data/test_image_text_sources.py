@@ -96,7 +96,7 @@ def test_stored_lists_of_captions_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("captions", "message"), [([], "1.png has no caption"), (["a", "  "], "2 captions, of which number 2 is empty")]
+    ("captions", "message"), [([], "1.png has no caption"), (["a", "  "], "2 captions, but caption 2 is empty")]
 )
 def test_images_without_words_are_named_before_training(captions: list[str], message: str, tmp_path: Path) -> None:
     data = load_image_text(str(write_table(tmp_path, "train.jsonl", rows_of(CAPTIONS[0], captions))))
@@ -106,7 +106,7 @@ def test_images_without_words_are_named_before_training(captions: list[str], mes
 
 
 def test_what_is_no_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no captions\. Put a metadata\.jsonl"):
+    with pytest.raises(ValueError, match=r"contains no captions\. Put a metadata\.jsonl"):
         load_image_text(str(tmp_path))
     write_table(tmp_path / "a", "train.jsonl", rows_of(*CAPTIONS))
     (tmp_path / "a" / "1.png").unlink()
@@ -116,13 +116,13 @@ def test_what_is_no_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no column of a usual name \(caption, .*only 'file_name', 'words'"):
         load_image_text(str(tmp_path / "b"))
     write_table(tmp_path / "c", "train.jsonl", [{"file_name": "1.png", "text": 3}])
-    with pytest.raises(ValueError, match=r"train\.jsonl, row 1, has 3 for a caption"):
+    with pytest.raises(ValueError, match=r"train\.jsonl, row 1, has the caption 3"):
         load_image_text(str(tmp_path / "c"))
     features = Features({"image": Image(), "text": Value("int64")})
     rows = Dataset.from_dict({"image": [{"bytes": encoded(picture(0)), "path": None}], "text": [1]}, features=features)
     (tmp_path / "d").mkdir()
     rows.to_parquet(tmp_path / "d" / "train.parquet")
-    with pytest.raises(ValueError, match=r"no texts in the column 'text'.* there are 'image'"):
+    with pytest.raises(ValueError, match=r"no texts in the column 'text'.* to the right column: 'image'"):
         load_image_text(str(tmp_path / "d"))
 
 

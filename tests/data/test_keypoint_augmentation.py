@@ -172,11 +172,11 @@ def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
     ("options", "message"),
     [
         ({"scale_range": (2.0, 0.5)}, r"scale_range=\(2.0, 0.5\) must be two positive numbers, the smaller one first"),
-        ({"box_padding": 0}, "box_padding=0 must be positive; 1 cuts at the box"),
+        ({"box_padding": 0}, "box_padding=0 must be positive; 1 crops exactly at the box"),
         ({"max_rotation": 200}, "max_rotation=200 must lie between 0 and 180 degrees"),
-        ({"max_shift": 1.5}, r"max_shift=1.5 is a share of the crop and must lie in \[0, 1\)"),
+        ({"max_shift": 1.5}, r"max_shift=1.5 must lie in \[0, 1\)"),
         ({"horizontal_flip": 2}, "horizontal_flip=2 is a probability"),
-        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 changes 1 or 3 channels, not num_channels=4"),
+        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 requires 1 or 3 channels, not num_channels=4"),
     ],
 )
 def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:

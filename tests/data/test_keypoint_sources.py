@@ -88,7 +88,7 @@ def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, 
         ("a.png", triples(FIRST), [10, 5, 25, 15], 99),
         ("a.png", triples(SECOND), [0, 2, 40, 30], 1120),
     ]
-    assert "1 of 4 objects have no labeled keypoint; they are left out" in caplog.text
+    assert "Removed 1 of 4 objects because they have no labeled keypoint" in caplog.text
     example = data.examples(split)[1]
     assert (example["keypoints"].dtype, example["box"].dtype, example["image"].size) == (
         torch.float32,
@@ -122,7 +122,7 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
     toy = {"id": 9, "image_id": 3, "category_id": 6, "bbox": [0, 0, 40, 30]}
     assert len(load(write_coco(tmp_path, annotations=[*ANNOTATIONS, crowd, toy])).splits["train"]) == 3
     assert "1 annotations of categories without keypoints" in caplog.text
-    assert "2 of 5 objects have no labeled keypoint" in caplog.text
+    assert "2 of 5 objects because they have no labeled keypoint" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
         ({"keypoints": [*FIRST, 1, 2, 2]}, "annotation 1 of .*: 12 numbers"),
         (
             {"keypoints": [float("nan"), *FIRST[1:]]},
-            r"1 keypoints are no numbers x, y.*\n  keypoint 1 of annotation 1",
+            r"1 keypoints are not finite numbers x, y.*\n  keypoint 1 of annotation 1",
         ),
-        ({"keypoints": [12, 8, 3, *FIRST[3:]]}, r"1 keypoints are no numbers.*\n  .*: \[12\.0, 8\.0, 3\.0\]"),
+        ({"keypoints": [12, 8, 3, *FIRST[3:]]}, r"1 keypoints are not finite numbers.*\n  .*: \[12\.0, 8\.0, 3\.0\]"),
         ({"keypoints": [42, 8, 2, *FIRST[3:]]}, r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*\n.*Repair"),
-        ({"bbox": [10, 5, 40, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
-        ({"bbox": [10, 5, 0, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
+        ({"bbox": [10, 5, 40, 10]}, "1 of 3 boxes have no area or exceed their image"),
+        ({"bbox": [10, 5, 0, 10]}, "1 of 3 boxes have no area or exceed their image"),
         ({"id": 2}, "1 ids of annotations in .* occur more than once"),
-        ({"category_id": 7}, "has annotations of categories that are not in it: 7"),
+        ({"category_id": 7}, "has annotations of categories that it does not define: 7"),
     ],
 )
 def test_bad_annotations_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -151,7 +151,7 @@ def test_what_is_outside_counts_as_not_labeled_where_that_is_asked(tmp_path: Pat
     source = with_annotation(tmp_path, keypoints=[12, 8, 2, 20, 60, 1, 0, 0, 0], bbox=[10, 5, 40, 10])
     _, keypoints, box, area = table(load(source, box_errors="clip"))[1]
     assert (keypoints, box, area) == (triples([12, 8, 2, 0, 0, 0, 0, 0, 0]), [10, 5, 40, 15], 99)
-    assert "1 keypoints lie outside of their image and count as not labeled" in caplog.text
+    assert "1 keypoints lie outside their image and are treated as not labeled" in caplog.text
     assert [row[1] for row in table(load(source, box_errors="drop"))] == [triples(THIRD), triples(SECOND)]
 
 
@@ -160,15 +160,15 @@ def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path
         load(write_coco(tmp_path, categories=[{"id": 5, "name": "pet"}]))
     with pytest.raises(ValueError, match="must have one category with a list of keypoints, but has 'pet', 'bird'"):
         load(write_coco(tmp_path, categories=[CATEGORY, {"id": 6, "name": "bird", "keypoints": ["beak"]}]))
-    with pytest.raises(ValueError, match="The skeleton joins the keypoints 1 and 4, but they go from 1 to 3"):
+    with pytest.raises(ValueError, match="skeleton connects the keypoints 1 and 4, but keypoint numbers are 1 to 3"):
         load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
-    with pytest.raises(ValueError, match="Several keypoints are called 'nose'"):
+    with pytest.raises(ValueError, match="Several keypoints are named 'nose'"):
         load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
     with pytest.raises(ValueError, match="has no object with a labeled keypoint in 'train'"):
         load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])
-    with pytest.raises(ValueError, match=r"differ in keypoints\. Make them the same"):
+    with pytest.raises(ValueError, match=r"differ in keypoints\. Make them equal"):
         load(tmp_path)
 
 
@@ -238,7 +238,7 @@ def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], ce
             ("images/a.png", 3, ""),
             r"1 of 1 rows are malformed:\n  .*csv, row 1: only one of x1 and y1 is",
         ),
-        (["x1", "y1"], ("images/a.png", "3,5", 2), "x1 is '3,5', which is no number"),
+        (["x1", "y1"], ("images/a.png", "3,5", 2), "x1 is '3,5', which is not a number"),
         (
             ["x1", "y1", "bbox"],
             ("images/a.png", 3, 2, "1 2 3"),
@@ -252,11 +252,11 @@ def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], ce
         (
             ["x1", "y1"],
             ("images/c.png", 3, 2),
-            r"1 of 1 images do not exist\. Paths are relative to the folder of their",
+            r"1 of 1 images do not exist\. Paths must be relative to the folder of their",
         ),
-        (["x1", "y1", "x2"], ("images/a.png", 3, 2, 1), "has not both x and y of the keypoints '2'"),
-        (["label"], ("images/a.png", 3), "has no keypoints, only the columns 'file', 'label'. Call them nose_x"),
-        (["x1", "y1", "v1"], ("images/a.png", 3, 2, 5), r"1 keypoints are no numbers x, y.*: \[3\.0, 2\.0, 5\.0\]"),
+        (["x1", "y1", "x2"], ("images/a.png", 3, 2, 1), "has no x or no y column for the keypoints '2'"),
+        (["label"], ("images/a.png", 3), "has no keypoint columns, only 'file', 'label'. Name these columns nose_x"),
+        (["x1", "y1", "v1"], ("images/a.png", 3, 2, 5), r"1 keypoints are not finite.*: \[3\.0, 2\.0, 5\.0\]"),
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, columns: list[str], row: tuple, message: str) -> None:
@@ -272,12 +272,12 @@ def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:
         triples([12, 8, 2, 0, 0, 0]),
         triples([5, -1, 2, 6, 7, 2]),
     ]
-    assert data.notes == ("3 keypoints at -1, -1 count as not labeled.",)
-    assert "3 keypoints at -1, -1 count as not labeled." in caplog.text
-    assert "1 of 3 objects have no labeled keypoint" in caplog.text
+    assert data.notes == ("3 keypoints at -1, -1 are treated as not labeled.",)
+    assert "3 keypoints at -1, -1 are treated as not labeled." in caplog.text
+    assert "1 of 3 objects because they have no labeled keypoint" in caplog.text
     coco = load(with_annotation(tmp_path / "coco", keypoints=[12, 8, 2, -1, -1, 2, -1, -1, 0]))
     assert table(coco)[1][1] == triples([12, 8, 2, 0, 0, 0, 0, 0, 0])
-    assert coco.notes == ("1 keypoints at -1, -1 count as not labeled.",)
+    assert coco.notes == ("1 keypoints at -1, -1 are treated as not labeled.",)
     assert load(write_coco(tmp_path / "sound")).notes == ()
 
 
@@ -306,9 +306,9 @@ def test_a_missing_keypoint_at_the_first_pixel_is_no_share(tmp_path: Path) -> No
 def test_tables_of_splits_have_the_same_keypoints(tmp_path: Path) -> None:
     write_landmarks(tmp_path, ["x1", "y1"], ("images/a.png", 1, 1)).rename(tmp_path / "train.csv")
     write_landmarks(tmp_path, ["x2", "y2"], ("images/a.png", 1, 1)).rename(tmp_path / "val.csv")
-    with pytest.raises(ValueError, match=r"differ in their keypoints\. Make them the same"):
+    with pytest.raises(ValueError, match=r"have different keypoints\. Use the same columns"):
         load(tmp_path)
-    with pytest.raises(ValueError, match=r"holds no keypoints\. Give COCO's JSON"):
+    with pytest.raises(ValueError, match=r"contains no keypoints of a known format: COCO"):
         load(tmp_path / "images")
 
 
@@ -351,10 +351,10 @@ def test_names_say_what_a_mirror_image_swaps(pair: str) -> None:
 
 def test_a_side_without_another_and_pairs_by_number_are_warned_of(caplog) -> None:
     assert flip_pairs_of(["nose", "left_ear", "left_brow_1", "right_brow_1"]) == ((2, 3),)
-    assert "No keypoint is the other side of 'left_ear'" in caplog.text
-    assert "Taken for mirror images by their numbers: 'left_brow_1,right_brow_1'" in caplog.text
+    assert "No keypoint is the left or right counterpart of 'left_ear'" in caplog.text
+    assert "A horizontal flip swaps keypoints of equal numbers: 'left_brow_1,right_brow_1'" in caplog.text
     assert flip_pairs_of(["a", "b"]) == ()
-    assert "a mirror image swaps none" in caplog.text
+    assert "a horizontal flip swaps none" in caplog.text
 
 
 def test_points_of_ibug_are_mirrored_as_they_lie(caplog) -> None:
@@ -366,16 +366,16 @@ def test_points_of_ibug_are_mirrored_as_they_lie(caplog) -> None:
     assert {(0, 16), (17, 26), (21, 22), (36, 45), (40, 47), (41, 46), (48, 54), (60, 64), (65, 67)} <= set(pairs)
     assert len(pairs) == 29
     assert not {8, 27, 30, 33, 51, 57, 62, 66} & {number for pair in pairs for number in pair}
-    assert "68 keypoints are taken for those of iBUG" in caplog.text
+    assert "68 keypoints are assumed to be iBUG face landmarks" in caplog.text
 
 
 def test_pairs_can_be_given_by_name_or_number() -> None:
     assert flip_pairs_of(NAMES, ["right_ear, left_ear"]) == flip_pairs_of(NAMES, ["1,2"]) == ((1, 2),)
     assert flip_pairs_of(NAMES, []) == ()
     for given, message in (
-        (["left_ear,tail"], "flip_pairs has 'left_ear,tail', which is no pair as 'left_eye,right_eye' or '1,2'"),
-        (["nose"], "flip_pairs has 'nose', which is no pair"),
-        (["0,1", "1,2"], "flip_pairs names 'left_ear' more than once"),
+        (["left_ear,tail"], "flip_pairs contains 'left_ear,tail', which is not a pair of keypoints such as"),
+        (["nose"], "flip_pairs contains 'nose', which is not a pair"),
+        (["0,1", "1,2"], "flip_pairs contains 'left_ear' more than once"),
     ):
         with pytest.raises(ValueError, match=message):
             flip_pairs_of(NAMES, given)

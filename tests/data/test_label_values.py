@@ -164,5 +164,5 @@ def test_lists_of_values_are_as_long(tmp_path: Path) -> None:
     write_pictures(tmp_path, *NAMES[:2])
     lines = [json.dumps({"file": name, "label": cell}) for name, cell in zip(NAMES, ([1, 2], [3]), strict=False)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=r"Lists of 1, 2 numbers are in 'label'\. All must be as long"):
+    with pytest.raises(ValueError, match=r"'label' has lists of 1, 2 numbers\. All lists must have the same length"):
         read(tmp_path, REGRESSION)

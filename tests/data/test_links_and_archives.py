@@ -65,7 +65,7 @@ def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
 def test_a_folder_that_two_classes_link_to_is_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
     link(tmp_path / "photos" / "cat" / "more", tmp_path / "photos" / "dog")
-    with pytest.raises(ValueError, match=r"photos/dog are of two classes, 'cat' and 'dog'"):
+    with pytest.raises(ValueError, match=r"photos/dog belong to two classes, 'cat' and 'dog'"):
         load_image_classification(str(tmp_path / "photos"))
 
 
@@ -129,7 +129,7 @@ def test_an_archive_that_is_not_whole_is_refused_by_name(
         lambda: stream_images([source]),
         lambda: load_unlabeled_images([source]),
     ):
-        with pytest.raises(OSError, match=rf"1 of 2 tar files are not whole(.|\n)*train-1{suffix}: ") as caught:
+        with pytest.raises(OSError, match=rf"1 of 2 tar files are incomplete(.|\n)*train-1{suffix}: ") as caught:
             load()
         assert "train-0" not in str(caught.value)
 
@@ -141,7 +141,7 @@ def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) ->
     content = gzip.compress((tmp_path / "a.tar").read_bytes())
     for share in (0.1, 0.5, 0.9, 0.999):
         (tmp_path / "b.tgz").write_bytes(content[: int(share * len(content))])
-        with pytest.raises(OSError, match=r"b\.tgz: it is cut or damaged"):
+        with pytest.raises(OSError, match=r"b\.tgz: it is truncated or damaged"):
             check_tars([str(tmp_path / "b.tgz")])
 
 
@@ -151,7 +151,7 @@ def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tm
     assert len(list(stream_images([str(tmp_path)])["train"])) == 20
     truncate(tmp_path / "train-1.parquet", 0.99)
     for stream in (lambda: stream_image_classification(str(tmp_path)), lambda: stream_images([str(tmp_path)])):
-        with pytest.raises(OSError, match=r"1 of 2 parquet files are cut or damaged:\n.*train-1\.parquet\n") as caught:
+        with pytest.raises(OSError, match=r"1 of 2 parquet files are truncated .*:\n.*train-1\.parquet\n") as caught:
             stream()
         assert "train-0" not in str(caught.value)
 
@@ -162,7 +162,7 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     file = tmp_path / "a.tar"
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)
-    assert messages == ["1 of 1 tar files could not be read to their ends in 0 seconds, so they may be incomplete."]
+    assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
     cut_at_header(file)  # which the last bytes tell
-    with pytest.raises(OSError, match=r"it does not end in the blocks of zeros"):
+    with pytest.raises(OSError, match=r"it does not end with the blocks of zeros"):
         check_tars([str(file)], max_seconds=0)

@@ -71,7 +71,7 @@ def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
     truncate(photos / "train" / "dog" / "2.png")
     truncate(photos / "test" / "fox" / "0.png")
     options = {"dataset_name": str(photos), "train_val_split": 0}
-    with pytest.raises(ValueError, match=r"(?s)2 of 18 .*train/dog/2\.png.*test/fox/0\.png.*with skip_unreadable"):
+    with pytest.raises(ValueError, match=r"(?s)2 of 18 .*train/dog/2\.png.*test/fox/0\.png.*set skip_unreadable"):
         load_splits(ClassificationArguments(**options), args)
     splits = load_splits(ClassificationArguments(**options, skip_unreadable=True), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 11, "test": 5}

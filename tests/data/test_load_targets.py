@@ -55,8 +55,8 @@ def test_images_of_another_size_than_their_annotations_say_are_named_before_trai
     Image.new("RGB", (44, 41)).save(data / "train" / "images" / "0.png", exif=turned)
     Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
     named = (
-        r"(?s)cannot be trained on:.*0\.png is 41 wide and 44 high, but its annotations say 44 and 40.*"
-        r"7\.png is 50 wide and 43 high"
+        r"(?s)cannot be trained on:.*0\.png is 41 pixels wide and 44 high, but .* width of 44 and a height of 40.*"
+        r"7\.png is 50 pixels wide and 43 high"
     )
     with pytest.raises(ValueError, match=named):
         make_trainer(task, data, tmp_path / "out")

@@ -307,7 +307,7 @@ def test_annotations_show_what_the_upright_image_shows(
                 if is_decided or frame == "displayed":
                     check(scene, only_example(load(str(folder))))
                     assert len(warnings) == (not is_decided)
-                    assert all(text.startswith("1 of 1 train images are turned") for text in warnings)
+                    assert all(text.startswith("1 of 1 train images have an EXIF orientation") for text in warnings)
                 warnings.clear()
                 check(scene, only_example(load(str(folder), annotation_orientation=frame)))
                 assert not warnings
@@ -338,7 +338,7 @@ def test_the_warning_counts_images_and_targets_alone_are_turned_too(tmp_path: Pa
     (tmp_path / "one" / "train" / "images").rmdir()
     data = load(str(tmp_path))
     assert len(warnings) == 1
-    assert warnings[0].startswith("2 of 4 train images are turned")
+    assert warnings[0].startswith("2 of 4 train images have an EXIF orientation")
     assert "annotation_orientation" in warnings[0]
     assert data.splits["train"]["turn"][:] == [1, 6, 1, 1]
     data = load(str(tmp_path), annotation_orientation="stored")
@@ -352,9 +352,9 @@ def test_what_fits_neither_size_is_an_error_whatever_is_assumed(tmp_path: Path) 
     scene.frame_size = (30, 20)
     coco(tmp_path / "boxes", scene)
     for choice in ("auto", *FRAMES):
-        with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map 5 x 5"):
+        with pytest.raises(ValueError, match=r"has 8 x 12 pixels, but its segmentation map has 5 x 5"):
             load(str(tmp_path / "masks"), annotation_orientation=choice).examples("train")[0]
-        with pytest.raises(ValueError, match=r"is 12 wide and 8 high, but its annotations say 30 and 20"):
+        with pytest.raises(ValueError, match=r"is 12 pixels wide and 8 high, but .* width of 30 and a height of 20"):
             load_object_detection(str(tmp_path / "boxes"), annotation_orientation=choice).examples("train")[0]
 
 
@@ -362,14 +362,14 @@ def test_wrong_boxes_of_turned_images_stay_wrong(tmp_path: Path) -> None:
     scene = Scene(6, WIDE, "stored")
     for number, box in enumerate(([5, 4, -3, 2], [2, 2, 30, 2])):
         write_coco(tmp_path / str(number), scene, {"bbox": box})
-        with pytest.raises(ValueError, match="1 of 1 boxes have no area, or reach out of their image"):
+        with pytest.raises(ValueError, match="1 of 1 boxes have no area or exceed their image"):
             load_object_detection(str(tmp_path / str(number)))
 
 
 def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
     load = semantic(tmp_path, Scene(1, WIDE, "stored"))
     for choice in ("upright", None):
-        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Choose 'auto', 'stored' or"):
+        with pytest.raises(ValueError, match=r"annotation_orientation=.* is unknown. Use 'auto', 'stored' or"):
             load(str(tmp_path), annotation_orientation=choice)
 
 

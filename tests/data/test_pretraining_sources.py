@@ -127,10 +127,10 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sources", "options", "message"),
     [
-        (["empty"], {}, r"empty holds no image: no file ends in \.bmp"),
+        (["empty"], {}, r"empty contains no image: no file ends in \.bmp"),
         (["nowhere"], {}, "There is no file or folder '.*nowhere'"),
-        (["empty/notes.txt"], {}, "is a file of unknown kind. Give a folder"),
-        (["empty", "nowhere"], {"dataset_revision": "v1"}, "are of one dataset, but there are 2"),
+        (["empty/notes.txt"], {}, "is a file of an unknown format. Give a folder"),
+        (["empty", "nowhere"], {"dataset_revision": "v1"}, "require a single dataset, but there are 2"),
     ],
 )
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
 
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
-    with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
+    with pytest.raises(ValueError, match=r"'test' of the stream does not declare its columns.* Disable streaming"):
         image_and_class(stream, "test", SourceOptions("images"))
 
 

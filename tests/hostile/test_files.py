@@ -361,7 +361,7 @@ DATASETS = [
         write_coco_boxes,
         [
             ("box-of-negative-size", with_annotation(bbox=[5, 5, -3, 4]), "boxes | box_errors"),
-            ("box-outside", with_annotation(bbox=[900, 900, 5, 5]), "reach out"),
+            ("box-outside", with_annotation(bbox=[900, 900, 5, 5]), "exceed their image"),
             ("box-of-no-area", with_annotation(bbox=[3, 3, 0, 4]), "no area"),
             ("box-of-nan", with_annotation(bbox=[NAN, 3, 4, 4]), "not finite"),
             ("box-of-three-numbers", with_annotation(bbox=[1, 2, 3]), "bbox"),
@@ -369,12 +369,12 @@ DATASETS = [
             ("box-of-an-unknown-category", with_annotation(category_id=77), "77"),
             ("box-of-an-unknown-image", with_annotation(image_id=777), "777"),
             ("annotations-that-are-cut", lambda f: truncate(f / "train/annotations.json"), "annotations.json | JSON"),
-            ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "no JSON object"),
+            ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "a JSON object"),
             ("image-of-annotations-that-is-missing", lambda f: remove_first(f / "train/images"), "do not exist"),
             ("crowd-of-an-unknown-kind", with_annotation(iscrowd="some"), "'some' | neither true nor false"),
             ("two-images-of-one-file", change_json("train/annotations.json", repeat_image), "file_names | a.png"),
             ("key-that-is-there-twice", repeat_key, "annotations.json | 'iscrowd' occurs 2 times"),
-            ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "one name"),
+            ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "the same name"),
         ],
     ),
     *data_rows(
@@ -397,7 +397,7 @@ DATASETS = [
             ("line-of-words", write(FIRST_YOLO, "cat in the middle\n"), FIRST_YOLO),
             ("line-of-an-unknown-class", write(FIRST_YOLO, "9 0.5 0.5 0.2 0.2\n"), "unknown classes"),
             ("line-of-nan", write(FIRST_YOLO, "0 nan 0.5 0.2 0.2\n"), "0 nan 0.5"),
-            ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | no YAML"),
+            ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | not valid YAML"),
         ],
     ),
     *data_rows(

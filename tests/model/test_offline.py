@@ -46,7 +46,7 @@ def _photo(folder: Path) -> Path:
 
 def test_missing_data_are_reported_within_seconds(tmp_path: Path) -> None:
     start = time.monotonic()
-    message = r"There is no file or folder 'user/pets'\. .* Couldn't reach 'user/pets' on the Hub"
+    message = r"There is no file or folder 'user/pets'\. .* Cannot reach 'user/pets' on the Hub"
     with pytest.raises(FileNotFoundError, match=message):
         load_image_classification("user/pets")
     assert time.monotonic() - start < 10

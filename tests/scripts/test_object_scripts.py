@@ -162,7 +162,7 @@ def test_the_cards_code_runs_with_the_package(
         ("object_detection", ["--min_scale", "0"], "scale"),
         ("keypoint_detection", ["--normalize_by", "top,tail"], "unknown keypoint 'tail'"),
         ("keypoint_detection", ["--normalize_by", "top"], "must name two keypoints"),
-        ("keypoint_detection", ["--flip_pairs", "top,tail"], "'top,tail', which is no pair"),
+        ("keypoint_detection", ["--flip_pairs", "top,tail"], "'top,tail', which is not a pair"),
     ],
 )
 def test_mistakes_are_explained(task: str, options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:

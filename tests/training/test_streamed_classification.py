@@ -152,7 +152,7 @@ def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_
         ),
         (["--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
         (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] is for --streaming"),
-        ([*STEPS, "--class_names", "a,b"], "has the label 2, which is of none of the 2 classes 'a', 'b'"),
+        ([*STEPS, "--class_names", "a,b"], "has the label 2, which is not one of the 2 classes 'a', 'b'"),
     ],
 )
 def test_mistakes_are_found_before_training(

@@ -73,7 +73,7 @@ def test_hold_out_is_a_stratified_tenth_of_train() -> None:
 
 
 def test_digits_refuse_to_shrink() -> None:
-    with pytest.raises(ValueError, match="image_size=4 is smaller than the digits, which are 8x8"):
+    with pytest.raises(ValueError, match="image_size=4 is smaller than the digits, which have 8x8"):
         load_digits_dataset(image_size=4)
 
 

@@ -1,1 +1,1 @@
-"""Random changes of training images and their targets."""
+"""Random augmentation of training images and their targets."""

@@ -1,4 +1,4 @@
-"""The random changes that training images go through, from `torchvision.transforms.v2`."""
+"""Augmentation for image classification, based on `torchvision.transforms.v2`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +12,13 @@ from .operations import GRAY, check_colors, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
-LARGEST_MAGNITUDE = 30  # of RandAugment
-LARGEST_BLUR = 9  # pixels of a kernel
+LARGEST_MAGNITUDE = 30  # Maximum of `randaugment_magnitude`.
+LARGEST_BLUR = 9  # Maximum size of the blur kernel in pixels.
 
 
 def small_affine() -> Callable[[Any], Any]:
-    """Returns a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+    """Return a slight random rotation, shift, zoom and shear, which imitates differences in handwriting."""
+    from torchvision.transforms import v2  # imported here because torchvision is optional
 
     return v2.RandomAffine(
         degrees=8, translate=(0.06, 0.06), scale=(0.9, 1.1), shear=5, interpolation=v2.InterpolationMode.BILINEAR
@@ -26,17 +26,17 @@ def small_affine() -> Callable[[Any], Any]:
 
 
 def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], Any]:
-    """Returns what takes the colors of an image away, solarizes or blurs it, each as often.
+    """Return a transform that applies one of grayscale, solarization and Gaussian blur, with equal probability.
 
-    Source: DeiT III, https://arxiv.org/abs/2204.07118, which calls it 3-Augment.
+    This is 3-Augment of DeiT III, https://arxiv.org/abs/2204.07118.
 
     Args:
         size: Height and width of images in pixels.
-        num_channels: Number of their channels, 1 or 3.
+        num_channels: Number of channels of images, 1 or 3.
     """
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+    from torchvision.transforms import v2  # imported here because torchvision is optional
 
-    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and half of it within the image
+    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and padding smaller than the image
     changes = [v2.Grayscale(num_channels), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(kernel, (0.1, 2.0))]
     return v2.RandomChoice(changes)
 
@@ -54,37 +54,37 @@ def image_classification_augmentation(
     randaugment_magnitude: int = 9,
     color_jitter: float = 0.0,
 ) -> Callable[[Image], Tensor]:
-    """Returns the augmentation of training images for classification, which also brings them to one size.
+    """Return the augmentation of training images for classification, which also resizes them.
 
     Args:
-        size: Height and width of the result in pixels.
-        num_channels: Number of channels C of the result; colors are converted as the image processor does.
-        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1]
+        size: Height and width of the output in pixels.
+        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        min_crop_scale: Minimum fraction of the image area that the random resized crop keeps, in (0, 1]
             (https://arxiv.org/abs/1409.4842). 1 resizes the whole image.
-        horizontal_flip: Probability of a mirror image, in [0, 1].
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
         auto_augment: "trivialaugment" (https://arxiv.org/abs/2103.10158), "randaugment"
             (https://arxiv.org/abs/1909.13719), "affine" (see `small_affine`), "3augment" (see `three_augment`) or
             "none".
-        random_erasing: Probability that a rectangle becomes gray, in [0, 1] (https://arxiv.org/abs/1708.04896).
-        crop_padding: Pixels by which the image, brought to its size, is mirrored beyond its border, to be cropped at
-            random: the simple random crop of DeiT III (which keeps proportions before it) with `min_crop_scale` 1.
+        random_erasing: Probability that a rectangle is filled with gray, in [0, 1] (https://arxiv.org/abs/1708.04896).
+        crop_padding: Pixels of reflection padding, added after resizing and before a random crop of `size`. With
+            `min_crop_scale=1`, this is the simple random crop of DeiT III, which however keeps the aspect ratio.
         randaugment_num_ops: Number of operations of "randaugment".
-        randaugment_magnitude: How much each does, from 0 to 30.
-        color_jitter: By how much brightness, contrast and saturation change at most, in [0, 1], after `auto_augment`.
+        randaugment_magnitude: Strength of each operation of "randaugment", from 0 to 30.
+        color_jitter: Maximum change of brightness, contrast and saturation after `auto_augment`, in [0, 1].
 
     Returns:
-        A function from an image of any size and mode to (C, height, width) uint8.
+        A function from an image of any size and mode to a (C, height, width) uint8 tensor.
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colors change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
     """
     if not 0 < min_crop_scale <= 1:
-        raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
+        raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 uses the whole image.")
     check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
     _check_options(size, num_channels, auto_augment, crop_padding, color_jitter)
     check_packages("Augmentation", "torchvision")
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+    from torchvision.transforms import v2  # imported here because torchvision is optional
 
     steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
     is_cropped = min_crop_scale < 1
@@ -110,17 +110,18 @@ def cropped_example_augmentation(
     min_crop_scale: float,
     horizontal_flip: float,
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of examples whose images are only cropped and mirrored.
+    """Return an augmentation of examples that only crops and flips images, and adds random values.
 
     Args:
-        draw: Returns what is drawn for an example beside that.
-        size: Height and width of the result in pixels.
-        num_channels: Number of channels C of the result.
-        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1].
-        horizontal_flip: Probability of a mirror image, in [0, 1].
+        draw: Function from an example to a dictionary of random values, such as the seed of a mask.
+        size: Height and width of the output in pixels.
+        num_channels: Number of channels C of the output.
+        min_crop_scale: Minimum fraction of the image area that the random resized crop keeps, in (0, 1].
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
 
     Returns:
-        A function from an example with `image` to `image` (C, height, width) uint8 and what `draw` returns.
+        A function from an example with `image` to a dictionary of `image` (C, height, width) uint8 and the output of
+        `draw`.
 
     Raises:
         ImportError: if torchvision is not installed.
@@ -141,7 +142,7 @@ def _augment_example(
 def _auto_augment(
     name: str, size: tuple[int, int], num_channels: int, num_ops: int, magnitude: int
 ) -> list[Callable[[Any], Any]]:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+    from torchvision.transforms import v2  # imported here because torchvision is optional
 
     if name == "none":
         return []
@@ -150,7 +151,7 @@ def _auto_augment(
     if name != "randaugment":
         return [small_affine() if name == "affine" else three_augment(size, num_channels)]
     if num_ops < 1:
-        raise ValueError(f"randaugment_num_ops={num_ops} does nothing. Set at least 1, or auto_augment to none.")
+        raise ValueError(f"randaugment_num_ops={num_ops} must be at least 1. To disable it, set auto_augment to none.")
     if not 0 <= magnitude <= LARGEST_MAGNITUDE:
         raise ValueError(f"randaugment_magnitude={magnitude} must lie between 0 and {LARGEST_MAGNITUDE}.")
     return [v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)]
@@ -161,16 +162,16 @@ def _check_options(
 ) -> None:
     if not 0 <= crop_padding < min(size):
         raise ValueError(
-            f"crop_padding={crop_padding} must lie between 0, which does not crop, and {min(size) - 1}: more than an "
-            f"image of {size} pixels cannot be mirrored."
+            f"crop_padding={crop_padding} must lie between 0, which disables it, and {min(size) - 1}: reflection "
+            f"padding must be smaller than the image of {size} pixels."
         )
     if not 0 <= color_jitter <= 1:
-        raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 switches it off.")
+        raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 disables it.")
     check_colors(num_channels, color_jitter=color_jitter)
     if auto_augment not in AUTO_AUGMENTS:
         raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
     if auto_augment not in ("none", "affine") and num_channels not in (1, 3):
         raise ValueError(
-            f"auto_augment={auto_augment!r} changes colors, which images of num_channels={num_channels} have not: it "
-            "takes 1 or 3. Set auto_augment to none or affine."
+            f"auto_augment={auto_augment!r} changes colors, which requires 1 or 3 channels, not "
+            f"num_channels={num_channels}. Set auto_augment to none or affine."
         )

@@ -1,4 +1,4 @@
-"""Augmented images, drawn again every epoch and the same again under the same seed, as a list or a stream."""
+"""Datasets and streams of augmented images, which are reproducible for a given seed and epoch, and samplers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 
 
 class Examples(Protocol):
-    """What has examples at whole numbers, as `datasets.Dataset` and datasets of torch."""
+    """Protocol of map-style datasets, such as `datasets.Dataset` and `torch.utils.data.Dataset`."""
 
     def __len__(self) -> int: ...
 
@@ -27,15 +27,15 @@ class Examples(Protocol):
 
 
 def derive_seed(*numbers: int) -> int:
-    """Returns a seed that differs for any other numbers."""
+    """Hash numbers to a 64-bit seed, so that different numbers give different seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Seeds torch's default generator by some numbers, and restores its state in the end."""
+    """Context manager that seeds torch's default generator with a hash of numbers and restores its state on exit."""
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
+        # torch.manual_seed would also reset the generators of all GPUs, and thereby change dropout masks.
         torch.default_generator.manual_seed(derive_seed(*numbers))
         yield
 
@@ -46,18 +46,18 @@ def _transformed(transform: Callable[[Any], Any], example: dict[str, Any], colum
 
 @dataclass(eq=False, repr=False)
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """A dataset whose examples pass through a random transform.
+    """Dataset that applies a random transform to the examples of another dataset.
 
-    The example at an index depends on the seed, the epoch and the index alone: neither on the order in which examples
-    are read nor on the number of workers, so that a training that is resumed sees what it would have seen.
+    The example at an index depends only on the seed, the epoch and the index, not on the order in which examples are
+    read or on the number of workers. Therefore, a resumed training run sees the same examples.
 
     Args:
-        dataset: Examples, whatever is in them.
-        transform: Draws its randomness from torch's default generator, as those of `torchvision.transforms.v2` do.
-        seed: Another seed draws other images.
-        column: What of an example the transform changes; `None` gives it the whole example, for targets that move
-            with their image.
-        classes: The class of each example, if all classes are to be drawn as often, see `BalancedSampler`.
+        dataset: Dataset of dictionaries.
+        transform: Random transform that uses torch's default generator, like those of `torchvision.transforms.v2`.
+        seed: Seed of the random transform.
+        column: Key of the value that is transformed; `None` passes the whole example to the transform, for targets
+            that change together with the image.
+        classes: Class of each example, if a `BalancedSampler` is used.
     """
 
     dataset: Examples
@@ -67,18 +67,18 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     classes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        # In shared memory, so that worker processes that outlive an epoch know the next one.
+        # Shared memory makes the new epoch visible to persistent worker processes.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Draws the images of an epoch from now on. The Trainer's loader calls it."""
+        """Set the epoch that random transforms depend on. The data loader of the Trainer calls this method."""
         self.epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
-        """Returns the transformed example; with a pair of numbers, the second one tells its augmentations apart."""
+        """Return the transformed example at an index, or for a pair (index, n), its n-th random augmentation."""
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
@@ -87,23 +87,23 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 @dataclass(eq=False, repr=False)
 class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
-    """Images of a stream that are read, pass through a random transform, and come again in another order, without end.
+    """Endless stream of images with a random transform, in a new random order in each epoch.
 
-    What comes depends on the seed and on the number of processes and worker processes alone. Each of these reads its
-    own shards, mostly files, so that every image comes once in an epoch of all. Where there are fewer shards than
-    processes, several read the same and each keeps its own rows.
+    The examples depend only on the seed, the number of processes, and the number of workers. Each worker reads its own
+    shards (usually files), so that all workers together read each image once per epoch. If there are fewer shards than
+    workers, several workers read the same shard and each uses a part of its rows.
 
     Args:
-        stream: The columns `image`, encoded, `file`, and what `read_target` reads.
-        transform: From an example, `image` (PIL, upright), `file` and its target, to another, or see `column`;
-            draws its randomness from torch's default generator.
-        seed: Another seed draws other images, in another order.
-        buffer_size: Among how many images the next one is drawn.
-        skip_unreadable: Whether images that cannot be read are left out, with a warning.
-        read_target: From a row to what an example has beside the image and its file.
-        column: What of an example the transform changes, if not the whole of it.
-        shard_by_process: Whether, of several processes that train by `HfViTTrainer`, each reads its own shards;
-            else the first one reads for all, and they train as one would.
+        stream: Stream with the columns `image` (encoded), `file`, and those that `read_target` reads.
+        transform: Random transform of an example with `image` (PIL, upright), `file` and its target, or of the value
+            of `column`. It must use torch's default generator.
+        seed: Seed of the random order and the random transform.
+        buffer_size: Size of the shuffle buffer in images.
+        skip_unreadable: Whether to skip unreadable images with a warning.
+        read_target: Function from a row to its target.
+        column: Key of the value that is transformed; by default the whole example.
+        shard_by_process: Whether each process of `HfViTTrainer` reads its own shards. Otherwise, the first process
+            reads all images and distributes them, which gives the same batches as a single process.
     """
 
     stream: IterableDataset
@@ -120,24 +120,24 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         self.num_batches_done, self.batch_size = 0, 0
 
     def share(self, process_index: int, num_processes: int) -> None:
-        """Lets each of several processes read a part; unless this is called, each reads all."""
+        """Restrict this process to its part of the stream; by default, each process reads the whole stream."""
         self.process_index, self.num_processes = process_index, num_processes
 
     def start_after(self, num_batches: int, batch_size: int) -> None:
-        """Leaves `None` in the place of the examples of the first batches of this process, without reading them."""
+        """Skip the first batches of this process: yield `None` instead of their examples, without reading them."""
         self.num_batches_done, self.batch_size = num_batches, batch_size
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
-        """Yields transformed examples; ends only if there are none at all.
+        """Yield transformed examples without end, unless the stream is empty.
 
         Raises:
             OSError: if an image cannot be read and `skip_unreadable` is not set.
-            ValueError: if a row is wrong, or this is one of several processes and none is left for it.
+            ValueError: if a row is invalid, or if there are several workers and no image for this one.
         """
         worker = torch.utils.data.get_worker_info()
         index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         reader, readers = self.process_index * workers + index, self.num_processes * workers
-        # Worker processes make batches in turns.
+        # Worker processes create batches in turn, so each has created every `workers`-th one.
         done = len(range(index, self.num_batches_done, workers)) * self.batch_size
         place = 0
         for epoch in count():
@@ -152,16 +152,17 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
                 place += 1
             if number < 0 and readers > 1:
                 raise ValueError(
-                    f"The stream has no image for one of {readers} readers ({self.num_processes} processes with "
-                    f"{workers} workers each). Set --dataloader_num_workers lower."
+                    f"The stream has no image for one of {readers} workers ({self.num_processes} processes with "
+                    f"{workers} workers each). Reduce --dataloader_num_workers."
                 )
             if number < 0:
                 return
 
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
-        """Yields the examples of an epoch that can be read, and `None` for the first ones, which are done."""
+        """Yield the readable examples of an epoch; the first `num_done` are `None` unless `skip_unreadable` is set."""
         for row in self._rows(epoch, reader, readers):
-            if num_done > 0 and not self.skip_unreadable:  # else they must be read to be counted
+            # With `skip_unreadable`, images must be read to find out which ones are skipped.
+            if num_done > 0 and not self.skip_unreadable:
                 num_done -= 1
                 yield None
                 continue
@@ -170,7 +171,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
             except (OSError, ValueError) as error:
                 if not self.skip_unreadable:
                     raise
-                logger.warning("Left out, as it cannot be read: %s", error)
+                logger.warning("Skipped an unreadable image: %s", error)
                 continue
             yield example
 
@@ -178,26 +179,27 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         places = min(self.stream.num_shards, readers)
         own = self.stream if places == 1 else self.stream.shard(places, reader % places, contiguous=False)
         shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
-        # Its __iter__ would give each worker process a part once more.
+        # The __iter__ method of the stream would split it among worker processes again, so iter() is used.
         rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
-        sharing = len(range(reader % places, readers, places))  # readers of the same shards
+        sharing = len(range(reader % places, readers, places))  # number of workers that read the same shards
         return islice(rows, reader // places, None, sharing)
 
 
 @dataclass(eq=False, repr=False)
 class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
-    """Draws several augmentations of each image of a step (https://arxiv.org/abs/1901.09335).
+    """Sampler for repeated augmentation: each step has several augmentations of each of its images.
 
-    An epoch is as long as the dataset, and so has but one in so many of its images, others in each epoch, as in DeiT
-    (https://arxiv.org/abs/2012.12877). What comes depends on the seed and the epoch of the dataset alone.
+    See https://arxiv.org/abs/1901.09335. As in DeiT (https://arxiv.org/abs/2012.12877), the length of an epoch is that
+    of the dataset, so an epoch uses only a random subset of 1 / `repeats` of the images. The order depends only on the
+    seed and the epoch of the dataset.
 
     Args:
-        dataset: The images.
-        repeats: How many augmentations of each.
-        step_size: Images of a step, on all processes and in all batches that are accumulated.
+        dataset: Dataset of augmented images.
+        repeats: Number of augmentations per image.
+        step_size: Number of images in an optimizer step, over all processes and accumulated batches.
 
     Raises:
-        ValueError: if a step is not made of whole groups of augmentations.
+        ValueError: if `step_size` is not a multiple of `repeats`.
     """
 
     dataset: AugmentedDataset
@@ -215,7 +217,7 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        # Of each step one augmentation of all images first: neighbors, which are mixed, are never the same image.
+        # Within a step, all images occur once before any is repeated, so that Mixup never mixes an image with itself.
         seed = derive_seed(self.dataset.seed, int(self.dataset.epoch))
         length = len(self.dataset)
         order = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -227,13 +229,13 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
 
 @dataclass(eq=False, repr=False)
 class BalancedSampler(torch.utils.data.Sampler[tuple[int, int]]):
-    """Draws as many images of each class, to within one, in an epoch that is as long as the dataset.
+    """Sampler that draws equally many images of each class; the length of an epoch is that of the dataset.
 
-    Images of a class are drawn as often, to within one; those of rare classes repeat, each time augmented anew. What
-    comes depends on the seed and the epoch of the dataset alone.
+    The numbers of draws of two classes, or of two images of a class, differ by at most one. Images of rare classes are
+    repeated with different augmentations. The order depends only on the seed and the epoch of the dataset.
 
     Args:
-        dataset: The images, with their `classes`.
+        dataset: Dataset of augmented images with `classes`.
     """
 
     dataset: AugmentedDataset

@@ -1,6 +1,6 @@
-"""The random changes that images and their targets go through together, by `torchvision.transforms.v2`.
+"""Augmentation of images together with their masks, depth maps, boxes or keypoints.
 
-Shapes: C channels, H W pixels, M masks, N objects, K keypoints, h w pixels of the result.
+Shapes: C channels, H and W image size, h and w output size in pixels, M masks, N objects, K keypoints.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ from .operations import (
 )
 
 
-# What a target has where the image does not reach.
+# Target values outside the image
 OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
-MIN_SIDE = 1.0  # pixels of the result; less of an object is none
-MIN_IMAGE_SIDE = 4  # pixels; the random crops of torchvision have no whole pixel of smaller ones
+MIN_SIDE = 1.0  # Minimum width and height of a box in the output, in pixels.
+MIN_IMAGE_SIDE = 4  # RandomIoUCrop of torchvision can give empty crops of images with fewer pixels per side.
 
 
 @dataclass(frozen=True)
 class _Augmentation:
-    """What the augmentations of all targets share; classes rather than closures pass to worker processes."""
+    """Base class of augmentations; unlike closures, its instances can be pickled for worker processes."""
 
     size: tuple[int, int]
     _: KW_ONLY
@@ -61,8 +61,8 @@ class _Augmentation:
         return bool(torch.rand(()) < self.horizontal_flip)
 
     def distorted(self, image: Tensor) -> Tensor:
-        """Return an image (C, H, W) uint8, maybe of other brightness, contrast and, of colors, saturation and hue."""
-        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+        """Randomly change brightness and contrast (for color images also saturation and hue) of a (C, H, W) image."""
+        from torchvision.transforms import v2  # imported here because torchvision is optional
 
         jitter = v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)
         return jitter(image) if torch.rand(()) < self.photometric else image
@@ -70,30 +70,29 @@ class _Augmentation:
 
 @dataclass(frozen=True)
 class DenseAugmentation(_Augmentation):
-    """Augments training examples for segmentation and depth, which also brings them to one size.
+    """Augmentation for segmentation and depth estimation, which also resizes examples.
 
-    An image is scaled at random, and a crop of it, or where it is smaller a frame around it, is taken. Where the image
-    does not reach, it is gray, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
-    are dropped, and those of crowds. A depth map is divided by the scale: what is twice as large is half as far
+    The image is randomly scaled, then cropped or padded at random to the output size. Padding is gray in the image and
+    255 (class maps), False (masks) or 0 (depth) in the target. Masks of crowds and masks without any remaining pixel
+    are removed. Depth is divided by the scale, because an object that appears twice as large is half as far away
     (https://arxiv.org/abs/1406.2283, section 3.4).
 
     Args:
-        size: Height h and width w of the result in pixels.
-        num_channels: Number of channels C of the result; colors are converted as the image processor does.
-        scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image is as large
-            as an image processor makes it.
-        keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
-            result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
-        max_class_share: Largest share of a crop's labeled pixels that one class may have, in (0, 1]; crops are drawn
-            again up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-        max_rotation: Largest angle of a random rotation in degrees, either way.
-        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1]. The
-            target stays as it is.
+        size: Height h and width w of the output in pixels.
+        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
+            resizes the image to.
+        keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
+            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
+        max_class_share: Maximum fraction of the labeled pixels of a crop that one class may have, in (0, 1]. Other
+            crops are drawn again up to ten times, as in mmsegmentation. Only for class maps; 1 allows any crop.
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
+        max_rotation: Maximum angle of the random rotation in degrees, in both directions.
+        photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -104,15 +103,15 @@ class DenseAugmentation(_Augmentation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.max_class_share <= 1:
-            raise ValueError(f"max_class_share={self.max_class_share} must lie in (0, 1]; 1 takes any crop.")
+            raise ValueError(f"max_class_share={self.max_class_share} must lie in (0, 1]; 1 allows any crop.")
         check_rotation(self.max_rotation)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8 and its target (h, w) or (M, h, w).
+        """Augment an example; `image` becomes (C, h, w) uint8, the target (h, w) or (M, h, w).
 
         Args:
-            example: An image of any kind and size in `image`, a target of its size in `segmentation_map`, `masks` and
-                `class_labels`, or `depth_map`, and whatever else.
+            example: Dictionary of `image` (any mode and size), a target of the same size (`segmentation_map`,
+                `depth_map`, or `masks` with `class_labels`), and other values, which are not changed.
         """
         example = without_crowds(example)
         name = next(name for name in OUTSIDE if name in example)
@@ -137,43 +136,47 @@ class DenseAugmentation(_Augmentation):
 
 
 def _largest_share(labels: Tensor) -> float:
-    """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
+    """Return the fraction of the most frequent class among labeled pixels, estimated from every fourth row and column.
+
+    The result is 1 if there are no labeled pixels.
+    """
     counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED_LABEL)[:IGNORED_LABEL]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
 
 
 def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tuple[Tensor, Tensor]:
-    from torchvision import tv_tensors  # here, as all else in the package does without torchvision
+    from torchvision import tv_tensors  # imported here because torchvision is optional
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    # The type of a tensor says how it turns: masks are never interpolated.
+    # torchvision rotates tensors of type Mask without interpolation.
     turned = functional.rotate(tv_tensors.Mask(target), angle, fill=outside).as_subclass(Tensor)
     return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GRAY), turned
 
 
 @dataclass(frozen=True)
 class DetectionAugmentation(_Augmentation):
-    """Augments training examples for object detection, which also brings them to one size.
+    """Augmentation for object detection, which also resizes examples.
 
-    An image is scaled at random, and a crop of it, or where it is smaller a gray frame around it, is taken
-    (https://arxiv.org/abs/2012.07177). An object stays if the center of its box does, clipped to the image; it goes
-    too if less than a pixel of its width or height is left, and if it is a crowd. An image may end without any.
+    The image is randomly scaled, then cropped or padded with gray at random to the output size
+    (https://arxiv.org/abs/2012.07177). Boxes are clipped to the visible part of the image. Objects are removed if the
+    center of their box is not visible, if their clipped box is less than one pixel wide or high, or if they are
+    crowds, so an image may have no objects left.
 
     Args:
-        size: Height h and width w of the result in pixels.
-        num_channels: Number of channels C of the result; colors are converted as the image processor does.
-        scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image is as large
-            as an image processor makes it.
-        iou_crop: Probability that first a part of the image is cut out that an object fills to a drawn share, in
-            [0, 1] (SSD, https://arxiv.org/abs/1512.02325, section 2.2). It becomes as large as else the image.
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1].
-        keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
-            result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
+        size: Height h and width w of the output in pixels.
+        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        scale_range: Minimum and maximum of the log-uniform random scale. Scale 1 is the size that the image processor
+            resizes the image to.
+        iou_crop: Probability of first replacing the image by a random crop whose IoU with an object exceeds a random
+            minimum, in [0, 1] (SSD, https://arxiv.org/abs/1512.02325, section 2.2).
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
+        photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
+        keep_aspect_ratio: Whether to keep the aspect ratio, so that at scale 1 the shorter side of the image is that
+            of the output (`{"shortest_edge"}`). Otherwise, it is resized to the output size (`{"height", "width"}`).
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -185,12 +188,15 @@ class DetectionAugmentation(_Augmentation):
         check_probabilities(iou_crop=self.iou_crop)
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8, `boxes` in its pixels and `class_labels` of what is left.
+        """Augment an example; `image` becomes (C, h, w) uint8, `boxes` and `class_labels` those of the kept objects.
 
         Args:
-            example: An image of any kind and size in `image`, `boxes` (N, 4), x1, y1, x2, y2 in its pixels,
-                `class_labels` (N,), and whatever else. Beside it, the result has `batch_draw`, a number in [0, 1) for
-                what `ObjectDetectionCollator` draws for a whole batch.
+            example: Dictionary of `image` (any mode and size), `boxes` (N, 4) as x1, y1, x2, y2 in pixels,
+                `class_labels` (N,), and other values, which are not changed, except that `areas` is removed.
+
+        Returns:
+            The example with an additional random number `batch_draw` in [0, 1), which `ObjectDetectionCollator` uses
+            to choose the size of a batch.
         """
         example = without_crowds(example)
         batch_draw = float(torch.rand(()))
@@ -210,15 +216,15 @@ class DetectionAugmentation(_Augmentation):
 
 
 def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Cuts a part out; boxes are not clipped, so that the center of an object is still that of all of it."""
-    from torchvision import tv_tensors  # here, as all else in the package does without torchvision
+    """Crop an image with `RandomIoUCrop`; boxes are not clipped, so that their centers are still those of objects."""
+    from torchvision import tv_tensors  # imported here because torchvision is optional
     from torchvision.transforms import v2
 
     if len(boxes) == 0 or min(image.shape[-2:]) < MIN_IMAGE_SIDE:
         return image, boxes
     known = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=tuple(image.shape[-2:]))
     part = v2.RandomIoUCrop().make_params([image, known])
-    if not part:  # one of what is drawn is the whole image
+    if not part:  # `RandomIoUCrop` chose the whole image
         return image, boxes
     left, top = part["left"], part["top"]
     cut = image[:, top : top + part["height"], left : left + part["width"]]
@@ -226,7 +232,7 @@ def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns boxes (N, 4) as they lie in a crop, clipped to what of the image is in it, and which are left (N,)."""
+    """Convert boxes (N, 4) to a crop and clip them to its image region; also return a mask (N,) of boxes to keep."""
     corners, is_left = [], torch.ones(len(boxes), dtype=torch.bool)
     for places, span in ((boxes[:, 0::2], crop.columns), (boxes[:, 1::2], crop.rows)):
         moved = span.move(places)  # (N, 2)
@@ -240,25 +246,25 @@ def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class KeypointAugmentation(_Augmentation):
-    """Augments training examples for keypoints, which cuts each object out of its image.
+    """Augmentation for keypoint detection, which crops an object out of its image.
 
-    With nothing left to chance, the crop is the one that the image processor makes: bilinear, black outside the image.
-    Keypoints that leave it count as not labeled.
+    Without random changes, the crop is that of the image processor: bilinear, with black outside the image. Keypoints
+    outside the crop become unlabeled.
 
     Args:
         size: Height h and width w of the crop in pixels.
-        num_channels: Number of channels C of the result; colors are converted as the image processor does.
-        box_padding: How many times wider and higher than the box a crop is at scale 1.
-        scale_range: Smallest and largest scale of the object, drawn evenly on a logarithmic axis.
-        max_rotation: Largest angle of a random rotation in degrees, either way.
-        max_shift: How far the object is moved at most, either way, as a share of the width and height of the crop.
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-        flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps, as the left and the right eye.
-        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1].
+        num_channels: Number of channels C of the output; colors are converted as in the image processor.
+        box_padding: Ratio of the size of the crop at scale 1 to that of the box.
+        scale_range: Minimum and maximum of the log-uniform random scale of the object.
+        max_rotation: Maximum angle of the random rotation in degrees, in both directions.
+        max_shift: Maximum shift of the object in both directions, as a fraction of the width and height of the crop.
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
+        flip_pairs: Pairs of keypoint indices that a horizontal flip swaps, such as the left and right eye.
+        photometric: Probability of changing brightness, contrast and, for color images, saturation and hue, in [0, 1].
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or if colors are to be changed but C is neither 1 nor 3.
     """
 
     _: KW_ONLY
@@ -272,16 +278,17 @@ class KeypointAugmentation(_Augmentation):
         super().__post_init__()
         check_rotation(self.max_rotation)
         if not self.box_padding > 0:
-            raise ValueError(f"box_padding={self.box_padding} must be positive; 1 cuts at the box.")
+            raise ValueError(f"box_padding={self.box_padding} must be positive; 1 crops exactly at the box.")
         if not 0 <= self.max_shift < 1:
-            raise ValueError(f"max_shift={self.max_shift} is a share of the crop and must lie in [0, 1).")
+            raise ValueError(f"max_shift={self.max_shift} must lie in [0, 1), as a fraction of the crop size.")
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example with `image` (C, h, w) uint8 and `keypoints` (K, 3) in pixels of the crop.
+        """Augment an example; `image` becomes (C, h, w) uint8, and `keypoints` (K, 3) are in pixels of the crop.
 
         Args:
-            example: An image of any kind and size in `image`, `keypoints` (K, 3), x and y in its pixels and
-                visibility, `box` (4,), x1, y1, x2, y2, and whatever else.
+            example: Dictionary of `image` (any mode and size), `keypoints` (K, 3) as x and y in pixels and
+                visibility, `box` (4,) as x1, y1, x2, y2 in pixels, and other values, which are not changed, except
+                that `box` and `area` are removed.
         """
         image, keypoints = read_uint8(example["image"], self.num_channels), example["keypoints"]
         matrix = self._draw_change() @ _square(crop_matrix(example["box"], self.size, self.box_padding))
@@ -291,12 +298,12 @@ class KeypointAugmentation(_Augmentation):
         image = warp(image, matrix[:2], self.size)  # (C, h, w)
         keypoints = crop_keypoints(keypoints, matrix[:2], self.size)
         image = self.distorted(image)
-        # where the object was in the image, it is no more
+        # `box` and `area` refer to the original image, so they are removed.
         rest = {name: value for name, value in example.items() if name not in ("box", "area")}
         return {**rest, "image": image, "keypoints": keypoints}
 
     def _draw_change(self) -> Tensor:
-        """Returns a turn, scale and shift (3, 3) around the center of the crop, in its pixels."""
+        """Return a random rotation, scaling and shift about the center of the crop as matrix (3, 3), in pixels."""
         scale, angle = draw_scale(self.scale_range), radians(uniform(-self.max_rotation, self.max_rotation))
         height, width = self.size
         shift = [uniform(-self.max_shift, self.max_shift) * length for length in (width, height)]
@@ -307,5 +314,5 @@ class KeypointAugmentation(_Augmentation):
 
 
 def _square(matrix: Tensor) -> Tensor:
-    """Completes an affine map (2, 3) to one that can be multiplied."""
+    """Extend an affine matrix (2, 3) to homogeneous coordinates (3, 3)."""
     return torch.cat((matrix, matrix.new_tensor([[0, 0, 1]])))

@@ -1,6 +1,6 @@
-"""The operations that augmentations are made of: reading, drawing, colors, crops, and crops by any affine map.
+"""Building blocks of augmentations: argument checks, random numbers, image reading, crops, and affine warps.
 
-Shapes: C channels, H W pixels of an image, h w pixels of the result, K keypoints.
+Shapes: C channels, H and W size of an image in pixels, h and w size of the output in pixels, K keypoints.
 """
 
 from collections.abc import Sequence
@@ -16,48 +16,48 @@ from ...model.image_geometry import crop_regions, keep_inside, sample_pixels
 from ...model.image_inputs import read_image
 
 
-GRAY = 128  # about zero after normalization
+GRAY = 128  # a pixel value that is near zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:
-    """Reads an image of any mode; of floats in 0..255, torchvision would take all above 1 for white."""
+    """Read an image of any mode as (C, H, W) uint8; torchvision would treat floats above 1 as white."""
     pixels = read_image(image, num_channels=num_channels)
     return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 def check_probabilities(**probabilities: float) -> None:
-    """Raises `ValueError` for the first value outside of [0, 1]."""
+    """Raise `ValueError` for the first value outside [0, 1]."""
     for name, value in probabilities.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} is a probability and must lie in [0, 1]; 0 switches it off.")
+            raise ValueError(f"{name}={value} is a probability and must lie in [0, 1]; 0 disables it.")
 
 
 def check_rotation(max_rotation: float) -> None:
-    """Raises `ValueError` if a largest angle in degrees is out of range."""
+    """Raise `ValueError` if the maximum rotation angle in degrees is out of range."""
     if not 0 <= max_rotation <= 180:
         raise ValueError(f"max_rotation={max_rotation} must lie between 0 and 180 degrees.")
 
 
 def check_colors(num_channels: int, **changes: float) -> None:
-    """Raises `ValueError` for the first change of colors of images that have none."""
+    """Raise `ValueError` for the first nonzero color augmentation if images do not have 1 or 3 channels."""
     for name, value in changes.items():
         if value and num_channels not in (1, 3):
-            raise ValueError(f"{name}={value} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
+            raise ValueError(f"{name}={value} requires 1 or 3 channels, not num_channels={num_channels}. Set it to 0.")
 
 
 def uniform(low: float, high: float) -> float:
-    """Draws a number from torch's default generator."""
+    """Draw a uniform random number in [low, high) from torch's default generator."""
     return low + (high - low) * float(torch.rand(()))
 
 
 def draw_scale(scale_range: tuple[float, float]) -> float:
-    """Draws a scale, as often half as large as twice."""
+    """Draw a scale from a log-uniform distribution."""
     return exp(uniform(*map(log, scale_range)))
 
 
 @dataclass(frozen=True)
 class Span:
-    """Along one side: which part of the old one is taken, and where it lies in the new one. In pixels."""
+    """One dimension of a crop in pixels: an interval of the image, and the interval of the output it is resized to."""
 
     start: int
     length: int
@@ -66,17 +66,23 @@ class Span:
 
     @property
     def new_stop(self) -> int:
-        """Where it ends in the new one."""
+        """End of the interval in the output."""
         return self.new_start + self.new_length
 
     def move(self, places: Tensor) -> Tensor:
-        """Returns where places of the old one are in the new one, in pixels from the edge."""
+        """Convert coordinates in the image to coordinates in the output, in pixels from the edge."""
         return (places - self.start) * (self.new_length / self.length) + self.new_start
 
 
 @dataclass(frozen=True)
 class Crop:
-    """Which part of an image is taken, and where it lies in a result of `size`, height and width in pixels."""
+    """A region of an image and the region of the output that it is resized to.
+
+    Args:
+        rows: Vertical intervals.
+        columns: Horizontal intervals.
+        size: Height h and width w of the output in pixels.
+    """
 
     rows: Span
     columns: Span
@@ -84,33 +90,35 @@ class Crop:
 
     @property
     def inner(self) -> tuple[int, int]:
-        """Height and width of what is cut out once it is resized."""
+        """Height and width of the resized region."""
         return self.rows.new_length, self.columns.new_length
 
     def cut(self, image: Tensor) -> Tensor:
-        """Returns the part of (..., H, W) that is taken."""
+        """Return the region of an image or map (..., H, W), without resizing."""
         rows, columns = (slice(span.start, span.start + span.length) for span in (self.rows, self.columns))
         return image[..., rows, columns]
 
     def place(self, inner: Tensor, outside: float) -> Tensor:
-        """Returns (..., h, w) with the resized part at its place, and `outside` elsewhere."""
+        """Pad the resized region to (..., h, w) with the value `outside`."""
         left, right = self.columns.new_start, self.size[1] - self.columns.new_stop
         top, bottom = self.rows.new_start, self.size[0] - self.rows.new_stop
         return F.pad(inner, (left, right, top, bottom), value=outside)
 
     def take_image(self, image: Tensor, outside: float) -> Tensor:
-        """Returns (C, h, w) of an image (C, H, W), resized smoothly."""
-        from torchvision.transforms.v2 import functional  # here, as all else in the package does without torchvision
+        """Crop an image (C, H, W) to (C, h, w), with antialiased resizing."""
+        from torchvision.transforms.v2 import functional  # imported here because torchvision is optional
 
         return self.place(functional.resize(self.cut(image), list(self.inner), antialias=True), outside)
 
 
 def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_aspect_ratio: bool) -> Crop:
-    """Draws where a crop of an image of a shape (H, W) lies in a result of `size` (h, w) pixels."""
-    # At scale 1 the image is as large as an image processor makes it: with `keep_aspect_ratio` its shorter side is
-    # that of the result, else both sides are.
+    """Draw a random crop of an image of shape (H, W) for an output of `size` (h, w).
+
+    At `scale` 1, the image is resized as in the image processor: with `keep_aspect_ratio`, the shorter side of the
+    image gets the length of the shorter side of `size`; otherwise, the image gets the height and width of `size`.
+    """
     zooms = [length / old for length, old in zip(size, shape, strict=True)]
-    if keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
+    if keep_aspect_ratio:  # portrait and landscape images alike, as in an image processor with `shortest_edge`
         zooms = [min(size) / min(shape)] * 2
     rows, columns = (_draw_span(*lengths) for lengths in zip(shape, size, zooms, [scale] * 2, strict=True))
     return Crop(rows, columns, size)
@@ -124,39 +132,41 @@ def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the affine map (2, 3) float64 from an image to the crop that the image processor makes of a box (4,)."""
-    # What is cut out is `padding` times wider and higher than the box: x1, y1, x2, y2 in pixels.
+    """Return the affine matrix (2, 3) float64 from an image to the crop of a box (4,) by the image processor.
+
+    The crop is `padding` times wider and higher than the box, which is x1, y1, x2, y2 in pixels.
+    """
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]
     if not (torch.isfinite(span) & (span > 0)).all():
-        raise ValueError(f"The box {box.tolist()} has no size. Boxes are x1, y1, x2, y2 with x1 < x2 and y1 < y2.")
+        raise ValueError(f"The box {box.tolist()} has no area. Boxes must be x1, y1, x2, y2 with x1 < x2 and y1 < y2.")
     scale = torch.tensor((size[1] - 1, size[0] - 1), dtype=torch.float64) / span
     return torch.cat((scale.diag(), (-scale * region[:2])[:, None]), dim=1)
 
 
 def invert_matrix(matrix: Tensor) -> Tensor:
-    """Returns the map back (2, 3) of an affine map (2, 3)."""
+    """Return the inverse (2, 3) of an affine matrix (2, 3)."""
     linear = torch.linalg.inv(matrix[:, :2])
     return torch.cat((linear, -linear @ matrix[:, 2:]), dim=1)
 
 
 def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
-    """Returns where an affine map (2, 3) takes points (..., 2), x and y in pixels, in their own dtype."""
+    """Apply an affine matrix (2, 3) to points (..., 2), x and y in pixels; keep their dtype."""
     return (points.to(matrix.dtype) @ matrix[:, :2].T + matrix[:, 2]).to(points.dtype)
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns where keypoints (K, 3) of an image lie in the crop of `size` that an affine map (2, 3) leads to."""
-    # Those without label and those on no pixel of the crop are all zeros.
+    """Apply an affine matrix (2, 3) to keypoints (K, 3); set unlabeled ones and those outside `size` to zero."""
     return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the crop (C, h, w) of an image (C, H, W), uint8 or float32, that an affine map (2, 3) leads to."""
-    # Bilinear, black outside the image; pixels are not averaged where it shrinks, as in the crops of the image
-    # processor.
+    """Apply an affine matrix (2, 3) to an image (C, H, W), uint8 or float32; return the crop (C, h, w).
+
+    Interpolation is bilinear without antialiasing, with black outside the image, as in the image processor.
+    """
     inverse = invert_matrix(matrix)
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
-    # (h, w), where the pixels of the crop lie in the image
+    # Image coordinates (h, w) of the pixels of the crop
     x, y = (a * columns + (b * rows + c)[:, None] for a, b, c in inverse.tolist())
     return sample_pixels(image, x, y)

@@ -1,6 +1,6 @@
-"""Random views of a whole batch of images at once: crops, colors, blur, as joint embeddings are trained on.
+"""Random views of a batch of images for joint-embedding training: crops, color changes and blur.
 
-Shapes: B images, C channels, H W pixels, h w pixels of a view, K numbers that a view is drawn by.
+Shapes: B images, C channels, H and W image size, h and w view size in pixels, K random numbers per view.
 """
 
 import math
@@ -13,25 +13,25 @@ from torch import Tensor
 from .operations import check_probabilities
 
 
-NUM_DRAWN = 14  # numbers K in [0, 1) that one view takes
-MAX_RATIO = 4 / 3  # of the sides of a crop
-MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # pixels at 224, fewer of smaller views
+NUM_DRAWN = 14  # Number K of random numbers per view.
+MAX_RATIO = 4 / 3  # Maximum aspect ratio of a crop.
+MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # Range of the blur of 224x224 views in pixels; it scales with the view size.
 BLUR_SIZE = 224
 
 
 @dataclass(frozen=True)
 class ViewColors:
-    """How often and how much colors change, in the units of torchvision's ColorJitter.
+    """Probabilities and strengths of the color augmentation of views, in the units of torchvision's ColorJitter.
 
     Args:
-        color_jitter: Probability that brightness, contrast, saturation and hue change.
-        brightness: By how much at most, as a share, as for the following.
-        contrast: See `brightness`.
-        saturation: See `brightness`.
-        hue: As a share of the full circle, in [0, 0.5].
-        grayscale: Probability that colors go.
+        color_jitter: Probability of changing brightness, contrast, saturation and hue.
+        brightness: Maximum relative change of brightness.
+        contrast: Maximum relative change of contrast.
+        saturation: Maximum relative change of saturation.
+        hue: Maximum change of hue as a fraction of the color circle, in [0, 0.5].
+        grayscale: Probability of converting the view to grayscale.
         blur: Probability of a Gaussian blur.
-        solarize: Probability that what is brighter than the middle is inverted.
+        solarize: Probability of inverting values above 0.5.
     """
 
     color_jitter: float = 0.8
@@ -46,7 +46,7 @@ class ViewColors:
     def __post_init__(self) -> None:
         check_probabilities(**vars(self))
         if self.hue > 0.5:
-            raise ValueError(f"hue={self.hue} is a share of the circle of colors and must lie in [0, 0.5].")
+            raise ValueError(f"hue={self.hue} must lie in [0, 0.5], as a fraction of the color circle.")
 
 
 def make_views(
@@ -57,21 +57,22 @@ def make_views(
     horizontal_flip: float,
     colors: ViewColors,
 ) -> Tensor:
-    """Returns a view of each image: cropped, mirrored, in other colors and blurred.
+    """Return one view of each image: a random crop with a random horizontal flip, color changes and blur.
 
-    Crop, mirror image, antialiased resizing and blur are linear along rows and along columns: all are one product
-    with a matrix from each side. Brightness, contrast, saturation and hue are one affine map of the colors of a pixel.
+    Crop, flip, antialiased resizing and blur are linear and separable, so they are computed together by one matrix
+    product from the left and one from the right. Brightness, contrast, saturation and hue are changed together by one
+    affine map of the colors of a pixel.
 
     Args:
-        images: (B, C, H, W) in [0, 1].
-        drawn: (B, K) in [0, 1), evenly distributed; what a view is depends on its numbers alone.
+        images: Images (B, C, H, W) in [0, 1].
+        drawn: Uniform random numbers (B, K) in [0, 1) that determine the views.
         size: Height and width of the views in pixels.
-        crop_scale: Least and largest share of the image's area that a crop has, in (0, 1].
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-        colors: The changes of colors.
+        crop_scale: Minimum and maximum area of the crop as a fraction of the image area, in (0, 1].
+        horizontal_flip: Probability of a horizontal flip, in [0, 1].
+        colors: Options of the color augmentation.
 
     Returns:
-        (B, C, h, w) in [0, 1].
+        Views (B, C, h, w) in [0, 1].
     """
     shape = images.shape[-2:]
     area, ratio, top, left, flip, *others = drawn.to(images).unbind(dim=1)  # (B,) each
@@ -90,7 +91,10 @@ def make_views(
 
 
 def resize_matrix(start: Tensor, length: Tensor, old: int, new: int) -> Tensor:
-    """Returns (B, new, old): what resizes the `length` (B,) pixels from `start` (B,), bilinear and antialiased."""
+    """Return matrices (B, new, old) that crop `length` (B,) pixels from `start` (B,) and resize them to `new` pixels.
+
+    Interpolation is bilinear and antialiased.
+    """
     scale = length / new
     centers = start[:, None] + (torch.arange(new, device=start.device) + 0.5) * scale[:, None]  # (B, new)
     pixels = torch.arange(old, device=start.device) + 0.5
@@ -100,7 +104,7 @@ def resize_matrix(start: Tensor, length: Tensor, old: int, new: int) -> Tensor:
 
 
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
-    """Returns (B, size, size): the Gaussian blur of deviation `sigma` (B,) in pixels; none where it is 0."""
+    """Return Gaussian blur matrices (B, size, size); the standard deviation `sigma` (B,) in pixels may be 0."""
     places = torch.arange(size, device=sigma.device, dtype=sigma.dtype)
     distance = (places[:, None] - places).square()
     weights = (-distance / (2 * sigma.clamp_min(1e-3).square())[:, None, None]).exp()
@@ -108,7 +112,7 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
 
 
 def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
-    """Returns views (B, C, h, w) in [0, 1] in the colors that (B, 7) numbers in [0, 1) say."""
+    """Change the colors of views (B, C, h, w) in [0, 1], determined by random numbers (B, 7) in [0, 1)."""
     jitter, brightness, contrast, saturation, hue, gray, solarize = drawn.unbind(dim=1)
     is_changed = jitter < colors.color_jitter
 
@@ -130,7 +134,7 @@ def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
 
 
 def color_matrix(angle: Tensor, chroma: Tensor) -> Tensor:
-    """Returns (B, 3, 3): what turns colors around the axis of grays by `angle` (B,), and scales them by `chroma`."""
+    """Return matrices (B, 3, 3) that rotate hue by `angle` (B,) in radians and scale saturation by `chroma` (B,)."""
     gray = angle.new_full((3, 3), 1 / 3)
     cross = angle.new_tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
     cosine, sine = (chroma * part for part in (angle.cos(), angle.sin()))
@@ -139,21 +143,21 @@ def color_matrix(angle: Tensor, chroma: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MultiCrop:
-    """Draws the views of images: some large ones of most of an image, and some small ones of a part of it.
+    """Multi-crop augmentation: global views of large parts and smaller local views of small parts of an image.
 
-    Source: SwAV, https://arxiv.org/abs/2006.09882.
+    See SwAV, https://arxiv.org/abs/2006.09882.
 
     Args:
         size: Height and width of global views in pixels.
-        local_size: Those of local views.
-        num_global: Number G of global views.
-        num_local: Number of local views.
-        global_scale: Least and largest share of the image's area that a global view has.
-        local_scale: The same of local views.
-        horizontal_flip: Probability of a mirror image.
-        colors: The changes of colors.
-        mean: Of each channel, by which `pixel_values` are normalized.
-        std: Deviation of each channel, likewise.
+        local_size: Height and width of local views in pixels.
+        num_global: Number G of global views per image.
+        num_local: Number L of local views per image.
+        global_scale: Minimum and maximum area of a global view as a fraction of the image area.
+        local_scale: Minimum and maximum area of a local view as a fraction of the image area.
+        horizontal_flip: Probability of a horizontal flip.
+        colors: Options of the color augmentation.
+        mean: Mean of each channel that `pixel_values` are normalized with.
+        std: Standard deviation of each channel that `pixel_values` are normalized with.
     """
 
     size: tuple[int, int]
@@ -169,14 +173,14 @@ class MultiCrop:
 
     @property
     def num_drawn(self) -> int:
-        """How many numbers in [0, 1) the views of one image take."""
+        """Number of random numbers in [0, 1) for all views of one image."""
         return (self.num_global + self.num_local) * NUM_DRAWN
 
     def __call__(self, pixel_values: Tensor, drawn: Tensor) -> dict[str, Tensor]:
-        """Returns the views of images (B, C, H, W), drawn by numbers in [0, 1) (B, `num_drawn`).
+        """Create the views of normalized images (B, C, H, W) from random numbers (B, `num_drawn`) in [0, 1).
 
-        They are normalized as the images: `pixel_values` (B, G, C, h, w) and, if there are local ones,
-        `local_pixel_values` (B, V - G, C, h', w').
+        The normalized views are `pixel_values` (B, G, C, h, w) and, if there are local views, `local_pixel_values`
+        (B, L, C, h', w').
         """
         mean, std = (pixel_values.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
         images = pixel_values * std + mean

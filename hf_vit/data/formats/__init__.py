@@ -1,1 +1,1 @@
-"""Readers of the files that datasets come in."""
+"""Readers of dataset file formats."""

@@ -1,4 +1,4 @@
-"""Boxes in the text files of YOLO and in the XML files of Pascal VOC. Shapes: N objects."""
+"""Readers of boxes in YOLO text files and Pascal VOC XML files."""
 
 import math
 from collections import defaultdict
@@ -45,34 +45,36 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """What a dataset of YOLO consists of."""
+    """The files of a YOLO dataset."""
 
-    images: dict[str, list[Path]]  # paths by split
-    names: tuple[str, ...]  # of the classes, if a file data.yaml names them
-    folders: tuple[Path, ...]  # where else they may be named
-    source: Path  # the file, or the folder without one
+    images: dict[str, list[Path]]  # Image paths by split.
+    names: tuple[str, ...]  # Class names from data.yaml; empty if there is no such file.
+    folders: tuple[Path, ...]  # Folders that may contain a file of class names.
+    source: Path  # Path of data.yaml, or of the dataset folder if there is no such file.
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a dataset of YOLO, if it is one."""
-    # At a file data.yaml, or in a folder with one, or in one with `images/` and `labels/`: alone, with a folder for
-    # each split in them, or in a folder for each split.
+    """Find the files of a YOLO dataset; return `None` if the path is not a YOLO dataset.
+
+    The path is a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/`, which may have
+    subfolders for the splits or be inside folders of the splits.
+    """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
     files = list(filter(_read_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
     if len(files) > 1:
         raise ValueError(
-            f"{path} has several descriptions of data: {listed(list(map(str, files)))}. Give one of them."
+            f"{path} has several YAML files of YOLO datasets: {listed(list(map(str, files)))}. Give one of them."
         )
     return _from_yaml(files[0]) if files else _from_folders(path)
 
 
 def _read_description(file: Path) -> dict[Any, Any] | None:
-    """Return the content of a YAML file, or `None` if it does not describe data of YOLO."""
+    """Return the content of a YAML file, or `None` if it does not describe a YOLO dataset."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} is no YAML: {error}.") from error
+        raise ValueError(f"{file} is not valid YAML: {error}. Correct it.") from error
     names_data = isinstance(content, dict) and "names" in content and any(split_named(str(key)) for key in content)
     return content if names_data else None
 
@@ -80,9 +82,9 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
 def _from_yaml(file: Path) -> YoloFiles:
     content = _read_description(file)
     if content is None:
-        raise ValueError(f"{file} has no names, or no train, val or test, which a description of YOLO's data has.")
+        raise ValueError(f"{file} does not describe a YOLO dataset. Add the key names, and train, val or test.")
     if "kpt_shape" in content:
-        raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to the JSON of COCO, or to a CSV.")
+        raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to COCO JSON or to a CSV file.")
     images: dict[str, list[Path]] = {}
     for key, place in content.items():
         if place and (split := split_named(str(key))):
@@ -94,30 +96,33 @@ def _from_yaml(file: Path) -> YoloFiles:
 def _names(names: Any, file: Path) -> tuple[str, ...]:
     found = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(found, dict) or sorted(found) != list(range(len(found))):
-        raise ValueError(f"{file} has names={names!r}, but they are a list, or numbered from 0.")
+        raise ValueError(f"{file} has names={names!r}. Write class names as a list, or number them from 0.")
     return tuple(str(found[number]) for number in range(len(found)))
 
 
 def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]:
-    """Returns the images of a folder or of a list of paths, relative to `path` or to the file."""
+    """Return the images of an entry of data.yaml, which is a folder or a text file of image paths.
+
+    The entry is relative to the `path` in data.yaml or to the folder of data.yaml.
+    """
     folder = file.parent
-    # Files of Roboflow say "../train/images" of a folder beside them.
+    # Roboflow writes "../train/images" for a folder that is next to data.yaml.
     places = [folder / str(content.get("path") or "") / entry, folder / entry, folder / entry.removeprefix("../")]
     place = next((place for place in places if place.exists()), None)
     if place is None:
-        raise ValueError(f"{entry!r} of {file} does not exist, at none of:{in_lines(places)}\nSet its path.")
+        raise ValueError(f"{entry!r} of {file} was not found in:{in_lines(places)}\nCorrect the path in the file.")
     if place.is_dir():
         return _images_below(place)
     lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
     paths = [place.parent / line for line in lines]
-    check_exist(paths, f"that {place} lists do not exist", "images")
+    check_exist(paths, f"listed in {place} do not exist", "images")
     return paths
 
 
 def _images_below(folder: Path) -> list[Path]:
     if images := [file for file in files_below(folder) if is_image(file)]:
         return images
-    raise ValueError(f"{folder} has no image.")
+    raise ValueError(f"{folder} has no image. Add images.")
 
 
 def _from_folders(path: Path) -> YoloFiles | None:
@@ -135,9 +140,11 @@ def _from_folders(path: Path) -> YoloFiles | None:
 
 
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read objects by split and the names of classes from text files, and the headers of images."""
-    # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; an image without such a file has no objects.
-    # Polygons are reduced to their bounding boxes. Class names come from data.yaml, `class_names`, or classes.txt.
+    """Read objects from YOLO text files; return one table per split and the class names.
+
+    The objects of `images/train/1.jpg` are in `labels/train/1.txt`; an image without such a file has no objects.
+    Polygons are converted to their bounding boxes. Class names come from data.yaml, `class_names`, or classes.txt.
+    """
     if files.names:
         without_class_names(class_names, files.source)
     names = files.names or class_names_beside(files.folders, class_names)
@@ -148,7 +155,10 @@ def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list
 def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> ObjectTable:
     texts = [_text_of(path) for path in paths]
     if not any(text.is_file() for text in texts):
-        raise ValueError(f"None of the {len(texts)} images of {split!r} in {source} has a text file, as {texts[0]}.")
+        raise ValueError(
+            f"None of the {len(texts)} images of {split!r} in {source} has a text file of objects. Add them, for "
+            f"example {texts[0]}."
+        )
     objects, names, faults = list[tuple[float, ...]](), list[str](), list[str]()
     for number, text in enumerate(texts):
         for line_number, line in enumerate(text.read_text().splitlines() if text.is_file() else (), start=1):
@@ -159,17 +169,18 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
                 else:
                     objects.append((number, *values))
                     names.append(name)
-    raise_faults(faults, "lines are neither class, center x, y, width and height, nor class and polygon x, y, ...")
+    raise_faults(faults, "lines are neither 'class x_center y_center width height' nor 'class x1 y1 x2 y2 x3 y3 ...'")
     table = np.array(objects, float).reshape(-1, 6)
     image_numbers, labels = table[:, :2].astype(np.int64).T
     check_numbers(labels, num_classes, names, source)
-    images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
+    # Absolute paths stay valid if the working directory changes.
+    images = images_at([str(path.absolute()) for path in paths], split)
     boxes, sizes = corners(table[:, 2:], "yolo"), np.zeros((len(images), 2))
     return table_of(split, images, sizes, image_numbers, boxes, names, is_share=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:
-    """Returns where the objects of an image are: in `labels/` in place of the last `images/`, or beside it."""
+    """Return the text file of an image: in `labels/` instead of the last `images/` of its path, or next to it."""
     parts = list(image.parts)
     for place in range(len(parts) - 2, -1, -1):
         if parts[place].lower() == IMAGES:
@@ -179,7 +190,7 @@ def _text_of(image: Path) -> Path:
 
 
 def _read_line(words: list[str]) -> tuple[float, ...] | None:
-    """Returns class, center x, y, width and height of a line; `None` if it is malformed."""
+    """Return the class and the center x, y, width and height of an object; `None` if the line is malformed."""
     try:
         label, *values = map(float, words)
     except ValueError:
@@ -208,9 +219,11 @@ class _Object:
 
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
-    """Finds XML files by split."""
-    # Layouts: `Annotations/` with optional `ImageSets/Main/train.txt`, ..., also in `VOCdevkit/VOC2012/`; or XML files
-    # next to their images or in a sibling folder, with or without `train/`, `valid/`, ... around them.
+    """Find VOC XML files by split.
+
+    Supported layouts are `Annotations/` with optional `ImageSets/Main/train.txt`, ..., also in `VOCdevkit/VOC2012/`,
+    and XML files next to their images or in a sibling folder, optionally inside `train/`, `valid/`, ...
+    """
     if not path.is_dir():
         return {}
     root = _year(path)
@@ -222,10 +235,12 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
 
 
 def _year(path: Path) -> Path:
-    """Returns the folder of a year of VOC in a `VOCdevkit`, or the path itself."""
+    """Return the folder of a year, such as VOC2012, in the path or in its `VOCdevkit/`; otherwise the path itself."""
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
-        raise ValueError(f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give one.")
+        raise ValueError(
+            f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give the path of one."
+        )
     return years[0] if years else path
 
 
@@ -240,19 +255,19 @@ def _split_lists(root: Path) -> dict[str, Path]:
 def _listed_files(root: Path, file: Path) -> list[Path]:
     lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
     files = [root / "Annotations" / f"{words[0]}{SUFFIX}" for words in lines if words]
-    check_exist(files, f"that {file} lists do not exist")
+    check_exist(files, f"listed in {file} do not exist")
     return files
 
 
 def load_voc(
     files: Mapping[str, list[Path]], class_names: Sequence[str] | None
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read objects and the names of classes from XML files by split, without opening images whose size they give.
+    """Read objects from VOC XML files without opening the images; return one table per split and the class names.
 
     An XML file and its image have the same stem. The image is in the folder of the XML file or in a sibling folder.
-    Objects marked as difficult are read as crowds, which need not be found. In files of VOC itself, coordinates are
-    pixel numbers from 1, including the last pixel; in files of other tools, they are edges. By default, the classes
-    are those that occur in "train", sorted.
+    Objects marked as difficult are treated like crowds. In the files of the VOC challenges, coordinates are numbers of
+    pixels that start at 1 and include the last pixel; in files of other tools, they are the edges of the box. By
+    default, the class names are the sorted names that occur in "train".
     """
     found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
     words = {split: [entry.word for entry in objects] for split, (_, _, _, objects) in found.items()}
@@ -292,19 +307,24 @@ def _images_of(files: list[Path]) -> list[str]:
     stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
     bare = sorted(str(image) for (_, stem), images in by_stem.items() if stem not in stems for image in images)
     if bare:
-        logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
-    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
+        logger.warning("Ignored %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
+    # Absolute paths stay valid if the working directory changes.
+    return [str(images[0].absolute()) for images in found]
 
 
 def _image_folders(folder: Path) -> list[Path]:
-    """Return the folders in which the images of XML files in a folder may lie."""
+    """Return the folders that may contain the images of the XML files in a folder."""
     if folder.name.lower() not in ANNOTATIONS:
         return [folder]
     return [folder, *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images"))]
 
 
 def _read_all(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[_Object]]:
-    """Return (I, 2) width and height as given, else 0, the image number of each object, and the objects."""
+    """Read XML files.
+
+    Returns:
+        Width and height of each image (I, 2), 0 if not given, the image index of each object, and the objects.
+    """
     faults: list[str] = []
     sizes, image_numbers, objects = np.zeros((len(files), 2), np.int64), [], []
     for number, file in enumerate(files):
@@ -324,7 +344,7 @@ def _read_all(files: list[Path]) -> tuple[np.ndarray, np.ndarray, list[_Object]]
 def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Path, place: int) -> _Object:
     word, texts = entry.findtext("name"), [entry.findtext(f"bndbox/{corner}") for corner in CORNERS]
     if not word or None in texts:
-        raise ValueError(f"object {place + 1} has no name, or no bndbox with {', '.join(CORNERS)}")
+        raise ValueError(f"object {place + 1} has no name or no bndbox with {', '.join(CORNERS)}")
     x1, y1, x2, y2 = (float(text or "") for text in texts)
     counts_from_one = (root.findtext("source/annotation") or "").startswith("PASCAL")
     box = (x1 - counts_from_one, y1 - counts_from_one, x2, y2)

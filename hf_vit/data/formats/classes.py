@@ -1,4 +1,4 @@
-"""Classes of a dataset: their names, their numbers, and how masks encode them."""
+"""Classes of a dataset: their names, their numbers, and their encoding in masks."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +17,14 @@ from .files import listed, parse_json, read_text, report
 
 
 logger = logging.get_logger(__name__)
-# How datasets say that an example has no label: -1 on the Hub, an empty cell in a table.
+# Values that mark examples without a label: -1 in datasets on the Hub, an empty cell in tables
 UNLABELED = (None, "", -1, "-1")
 INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
-# How palettes call the color of pixels that are of no class.
+# Names that palettes use for unlabeled pixels
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
-NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # "0 cat", "0: cat"
+NUMBERED = re.compile(r"(\d+)(?:\s*[:;,=.)-]\s*|\s+)(.+)")  # matches "0 cat" and "0: cat"
 PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
 Color = tuple[int, int, int]
 
@@ -34,13 +34,14 @@ class ClassList:
     """The classes of segmentation masks.
 
     Args:
-        names: Name of each class; its place is its number.
-        colors: Pairs of a color (R, G, B) in masks and the class number it stands for, or 255.
-        reduce_labels: Whether indexed masks count classes from 1 and have 0 where there is none.
-        binary_masks: Whether indexed masks have 0 for the first of two classes and 255 for the second.
+        names: Name of each class, in the order of class numbers.
+        colors: Pairs of a mask color (R, G, B) and its class number, or 255 for unlabeled pixels.
+        reduce_labels: Whether class numbers in masks start at 1, with 0 for unlabeled pixels.
+        binary_masks: Whether masks contain 0 for the first of two classes and 255 for the second.
 
     Raises:
-        ValueError: if there is no class, or more than 255, a name is empty or there twice, or masks cannot be binary.
+        ValueError: if there are no or more than 255 classes, if names are empty or duplicate, or if `binary_masks`
+            is combined with `reduce_labels`, colors or another number of classes than two.
     """
 
     names: tuple[str, ...]
@@ -51,21 +52,23 @@ class ClassList:
     def __post_init__(self) -> None:
         if not 1 <= len(self.names) <= IGNORED_LABEL:
             raise ValueError(
-                f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED_LABEL} classes apart."
+                f"There are {len(self.names)} class names, but masks support 1 to {IGNORED_LABEL} classes."
             )
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
-            raise ValueError(f"Class names must not be empty, nor be there twice as {listed(twice)}. Rename them.")
+            raise ValueError(
+                f"Class names must not be empty or occur more than once (duplicates: {listed(twice)}). Rename them."
+            )
         if self.binary_masks and (len(self.names) != 2 or self.reduce_labels or self.colors):
             raise ValueError(
-                "binary_masks is for masks of 0 and 255 and two classes, without a palette or reduce_labels, but the "
-                f"classes are {listed(self.names)}. Leave it out, or name two."
+                "binary_masks is for masks of 0 and 255 with two classes, without a palette and without "
+                f"reduce_labels. The classes are {listed(self.names)}. Remove binary_masks, or name two classes."
             )
 
 
 @lru_cache(maxsize=8)
 def index_table(classes: ClassList) -> np.ndarray:
-    """Return the label of each value of an indexed mask, plus one; 0 for values that mean nothing."""
+    """Return a table from mask values to class numbers plus one; the entry of an invalid value is 0."""
     table = np.zeros(1 << 16, np.int16)
     if classes.binary_masks:
         table[0], table[255] = 1, 2
@@ -78,7 +81,7 @@ def index_table(classes: ClassList) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def color_table(classes: ClassList) -> np.ndarray:
-    """Return the label of each color 65536 R + 256 G + B, plus one; 0 for colors that mean nothing."""
+    """Return a table from colors 65536 R + 256 G + B to class numbers plus one; the entry of an unknown color is 0."""
     table = np.zeros(1 << 24, np.int16)  # pages are allocated lazily, on first access
     for (red, green, blue), label in classes.colors:
         table[red << 16 | green << 8 | blue] = 1 + label
@@ -92,7 +95,11 @@ def choose_classes(
     reduce_labels: bool,
     binary_masks: bool = False,
 ) -> ClassList:
-    """Returns the classes of masks: those that are given, or of a file that is given, or else of files in a folder."""
+    """Return the classes of masks.
+
+    Names come from `class_names`, else from `classes_file`, else from a file of a usual name in `folder`. Colors come
+    from `classes_file`, else from a palette file in `folder`.
+    """
     names = list(class_names or [])
     palette: dict[Color, str] = {}
     files = [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
@@ -102,7 +109,7 @@ def choose_classes(
     if not names:
         raise ValueError(
             f"The names of the classes are unknown. Give them as class_names, or in a file {' or '.join(NAME_FILES)} "
-            "beside the splits, or as classes_file."
+            "next to the splits, or give another file as classes_file."
         )
     return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels, binary_masks)
 
@@ -112,14 +119,17 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
     is_ignored = {name: name.lower() in IGNORED_NAMES and name not in numbers for name in palette.values()}
     if unknown := sorted(name for name in set(palette.values()) if name not in numbers and not is_ignored[name]):
         raise ValueError(
-            f"The palette has colors for {listed(unknown)}, but the classes are {listed(names)}. Spell them the "
-            f"same, or call colors of no class {sorted(IGNORED_NAMES)[0]!r}."
+            f"The palette has colors for {listed(unknown)}, but the classes are {listed(names)}. Use the same "
+            f"spelling, or name the color of unlabeled pixels {sorted(IGNORED_NAMES)[0]!r}."
         )
     return {color: numbers.get(name, IGNORED_LABEL) for color, name in palette.items()}
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
-    """Reads lines of names or of numbers and names, `id2label` in JSON, or a palette; returns names, and by color."""
+    """Return the class names in a file, and the name of each color if the file is a palette.
+
+    The file contains names, numbers and names, or names and colors, one class per line, or `id2label` as JSON.
+    """
     text = read_text(file)
     if file.suffix.lower() == ".json":
         return _read_id2label(file, text), {}
@@ -131,18 +141,20 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         return _without_numbers(lines, file), {}
     if None in colors:
         raise ValueError(
-            f"{file} has the line {lines[colors.index(None)]!r} among colors. A line of a palette reads "
+            f"{file} is a palette, but its line {lines[colors.index(None)]!r} has no color. Write each line as "
             "'name 255 0 128' or '255 0 128 name'."
         )
     palette: dict[Color, str] = {}
     for name, color in filter(None, colors):
         if palette.setdefault(color, name) != name:
-            raise ValueError(f"{file} gives the color {color} to {palette[color]!r} and to {name!r}. Change one.")
+            raise ValueError(
+                f"{file} uses the color {color} for both {palette[color]!r} and {name!r}. Change one of them."
+            )
     return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
 
 
 def names_beside(folders: Sequence[Path]) -> list[str]:
-    """Returns the class names in the first classes.txt or id2label.json in folders, if there is one."""
+    """Return the class names in the first classes.txt or id2label.json in the folders; empty if there is no file."""
     files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
     return read_class_file(files[0])[0] if files else []
 
@@ -151,13 +163,13 @@ def _read_id2label(file: Path, text: str) -> list[str]:
     try:
         names = {int(number): str(name) for number, name in dict(parse_json(text)).items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is no JSON object of class numbers and names: {error}.") from error
+        raise ValueError(f"{file} is not a JSON object of class numbers and names: {error}. Correct it.") from error
     names.pop(IGNORED_LABEL, None)
     return _by_number(names, file)
 
 
 def _without_numbers(lines: list[str], file: Path) -> list[str]:
-    """Returns names without the numbers from 0 in front of them; raises `ValueError` for numbers from 1."""
+    """Remove line numbers from class names; raise `ValueError` if the numbers start at 1 instead of 0."""
     names = {int(match[1]): match[2] for match in map(NUMBERED.fullmatch, lines) if match}
     is_numbered = names and sorted(names) in [list(range(first, first + len(lines))) for first in (0, 1)]
     return _by_number(names, file) if is_numbered else lines
@@ -166,15 +178,15 @@ def _without_numbers(lines: list[str], file: Path) -> list[str]:
 def _by_number(names: Mapping[int, str], file: Path) -> list[str]:
     if sorted(names) != list(range(len(names))):
         raise ValueError(
-            f"{file} numbers its classes {listed(sorted(names))}, but {len(names)} classes go from 0 to "
-            f"{len(names) - 1}. Where masks count from 1 and 0 is no class, number them from 0 and set reduce_labels. "
-            f"Names that begin with a number stand in {NAME_FILES[1]}."
+            f"{file} numbers its classes {listed(sorted(names))}. Number these {len(names)} classes from 0 to "
+            f"{len(names) - 1}. If class numbers in masks start at 1 and 0 means unlabeled, also set reduce_labels. "
+            f"If the numbers are part of the class names, use a file {NAME_FILES[1]} instead."
         )
     return [names[number] for number in range(len(names))]
 
 
 def _name_and_color(line: str) -> tuple[str, Color] | None:
-    """Returns name and color from "name 255 0 128", "255 0 128 name" or the same with commas; `None` from else."""
+    """Parse "name 255 0 128" or "255 0 128 name", optionally with commas; return `None` for other lines."""
     words = [word for word in re.split(r"[\s,;]+", line) if word]
     for numbers, name in ((words[:3], words[3:]), (words[-3:], words[:-3])):
         if name and len(numbers) == 3 and all(word.isdecimal() and int(word) <= 255 for word in numbers):
@@ -185,43 +197,45 @@ def _name_and_color(line: str) -> tuple[str, Color] | None:
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The names of the classes of a dataset in their order, and the number of each label by its text."""
+    """The class names of a dataset in the order of class numbers, and the class number of each label text."""
 
     names: tuple[str, ...]
     numbers: Mapping[str, int]
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
-            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2.")
+            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2. Add classes.")
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"Of the classes {listed(self.names)} two have one name. Rename them.")
+            raise ValueError(f"The class names {listed(self.names)} are not unique. Rename duplicate ones.")
 
     def number(self, label: object, file: str) -> int:
-        """Returns the class of a label; `file` is what the label is of."""
+        """Return the class number of a label; `file` names the image in error messages."""
         if label in UNLABELED:
-            raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
+            raise ValueError(f"{file} has no label (value {label!r}). Add a label, or remove the image from the data.")
         number = self.numbers.get(str(label).strip())
         if number is None:
             raise ValueError(
-                f"{file} has the label {label!r}, which is of none of the {len(self.names)} classes "
-                f"{listed(self.names)}. Correct it, or name all classes with class_names."
+                f"{file} has the label {label!r}, which is not one of the {len(self.names)} classes "
+                f"{listed(self.names)}. Correct it, or give the names of all classes as class_names."
             )
         return number
 
     def relabeled(self, split: Dataset) -> Dataset:
-        """Returns a split whose column `label` numbers these classes; its column `file` names the images."""
+        """Convert the column `label` of a split to class numbers. The column `file` names images in errors."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
         return with_class_column(split, "label", numbers, self.names)
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
-    """Returns the classes that the type of labels tells, or the names that are given; `None` if neither does."""
-    # Labels that are whole numbers are places in `names`.
+    """Return the classes of a label column from its type or the given names; `None` if both have no class names.
+
+    Integer labels are indices into `names`.
+    """
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
             raise ValueError(
-                f"class_names says {listed(names)}, but the data call their classes {listed(feature.names)}. Leave "
-                "class_names out."
+                f"class_names={listed(names)} differs from the class names in the data, {listed(feature.names)}. "
+                "Remove class_names."
             )
         names = feature.names
     if not names:
@@ -232,12 +246,12 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
-    """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
+    """Return the classes that occur in labels, sorted as in `sorted_names`."""
     return _by_name(sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
 
 def sorted_names(names: set[str]) -> list[str]:
-    """Returns names in the order of numbers, or else of the alphabet."""
+    """Sort names numerically if all are numbers, otherwise alphabetically."""
     return sorted(names, key=int if all(name.isdecimal() for name in names) else None)
 
 
@@ -246,22 +260,22 @@ def _by_name(names: Sequence[str]) -> ClassNumbers:
 
 
 def with_class_labels(splits: DatasetDict) -> DatasetDict:
-    """Gives the column `label` of all splits the same type, one `datasets.ClassLabel`.
+    """Convert the column `label` of all splits to the same `datasets.ClassLabel` type.
 
-    The classes are those of "train", or of the first split where there is none. Named classes keep their order; others
-    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet. Splits that
-    have no label at all, as test sets are often published, are left out with a warning.
+    The classes are those of "train", or of the first split if there is no "train". Classes of a `ClassLabel` column
+    keep their order. Other classes are named by their values and sorted as in `sorted_names`. Splits without any
+    label, such as published test sets, are removed with a warning.
     """
     splits = DatasetDict(splits)
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():
         values = split["label"][:]
         if not values:
-            raise ValueError(f"The split {name!r} is empty. Fill it or leave it out.")
+            raise ValueError(f"The split {name!r} is empty. Add examples or remove the split.")
         if name == "train" or has_labels(name, values):
             labels[name] = _names_of(values, split.features["label"], name)
     if not labels:
-        raise ValueError(f"No split has labels: {', '.join(splits)}.")
+        raise ValueError(f"None of the splits {', '.join(splits)} has labels. Add labels.")
     first = next(iter(labels))
     classes = _class_names(splits[first].features["label"], labels[first], first)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -271,8 +285,8 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
             missing = [label for label in classes if label not in occurring]
             raise ValueError(
                 f"The labels of the splits differ. Only in {name!r}: {listed(unknown)}. Only in {first!r}: "
-                f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them "
-                f"the same, or give {first!r} examples of them."
+                f"{listed(missing) if missing else 'none'}. Use the same spelling in all splits, or add examples of "
+                f"the missing classes to {first!r}."
             )
         if splits[name].features["label"] != ClassLabel(names=classes):
             splits[name] = with_class_column(splits[name], "label", [numbers[label] for label in names], classes)
@@ -280,16 +294,16 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
 
 
 def has_labels(name: str, labels: Iterable[object]) -> bool:
-    """Returns whether a split has labels, which published test sets often have not, or warns that it is left out."""
+    """Return whether a split has any label; otherwise, log a warning that the split is ignored."""
     if any(label not in UNLABELED for label in labels):
         return True
-    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
+    logger.warning("Ignored the split %r because it has no labels: all are -1 or empty.", name)
     return False
 
 
 def with_class_column(dataset: Dataset, column: str, numbers: Sequence[int], names: Sequence[str]) -> Dataset:
-    """Replaces a column by class numbers, with the names of the classes."""
-    # A new column rather than a cast, which would copy all images.
+    """Replace a column by class numbers of type `datasets.ClassLabel`."""
+    # Adding a new column avoids a cast, which would copy all images.
     return dataset.remove_columns(column).add_column(column, numbers, feature=ClassLabel(names=list(names)))
 
 
@@ -298,14 +312,16 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
     if isinstance(feature, ClassLabel):
         known = dict(enumerate(feature.names))
         names = [known.get(value) for value in values]
-        hint = f"They go from 0 to {len(known) - 1}, as there are {len(known)} classes."
+        hint = f"Labels of {len(known)} classes must be 0 to {len(known) - 1}."
     else:
         names = [None if value in UNLABELED else str(value).strip() or None for value in values]
         count = len({str(value) for value in values if value not in UNLABELED}) - len({*names} - {None})
         report(
-            count, f"{count} labels of the split {split!r} differ from others only in outer spaces and are the same"
+            count,
+            f"{count} labels of the split {split!r} differ from others only in leading or trailing spaces and were "
+            "merged with them",
         )
-        hint = "Label these examples or leave them out."
+        hint = "Add labels to these examples, or remove them."
     if wrong := [index for index, name in enumerate(names) if name is None]:
         raise ValueError(
             f"{len(wrong)} of {len(values)} labels of the split {split!r} are missing or out of range; the first is "
@@ -315,11 +331,11 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
 
 
 def _class_names(feature: object, names: list[str], split: str) -> list[str]:
-    """Returns the names of all classes in order, and warns of those without an example."""
+    """Return the names of all classes in order, and log a warning about classes without examples."""
     occurring = set(names)
     classes: list[str] = feature.names if isinstance(feature, ClassLabel) else sorted_names(occurring)
     if missing := [name for name in classes if name not in occurring]:
-        logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
+        logger.warning("The split %r has no examples of the classes %s.", split, listed(missing))
     if split == "train" and len(occurring) < 2:
-        raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
+        raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but at least 2 classes are needed.")
     return classes

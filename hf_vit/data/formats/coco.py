@@ -1,4 +1,4 @@
-"""Annotations in the JSON files of COCO: boxes, keypoints, instances and panoptic segments.
+"""Reader of COCO annotation files (JSON): boxes, keypoints, instance masks and panoptic masks.
 
 Shapes: N objects, K keypoints.
 """
@@ -41,24 +41,28 @@ from .orientation import AnnotationOrientation, with_turns
 
 logger = logging.get_logger(__name__)
 Entry = dict[str, Any]
-KINDS = ("panoptic", "instances")  # of masks
-# Lists of a file, and the keys of their entries, in annotations of every kind
+KINDS = ("panoptic", "instances")  # Kinds of annotations with masks.
+# Lists that every annotation file contains, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# In addition to files with a kind in their names
+# Usual names of annotation files that do not contain the kind of annotations.
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Find annotation files by split, of any of `kinds`: "panoptic", "instances" and "keypoints"."""
-    # In a folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`, or
-    # `train/_annotations.coco.json`, ..., or at the path itself.
+    """Find annotation files by split, of any of `kinds`: "panoptic", "instances" and "keypoints".
+
+    The path is an annotation file, or a folder with `annotations/instances_train2017.json`, `annotations/train.json`,
+    `train/annotations.json`, or `train/_annotations.coco.json`, ...
+    """
     if path.is_file():
         return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
     folders = [path, *subfolders(path)]
     files = [file for folder in folders for file in visible(folder.glob("*.json")) if _is_annotation(file, kinds)]
     found = [kind for kind in kinds if any(kind in file.stem for file in files)]
     if len(found) > 1:
-        raise ValueError(f"{path} has annotations of {' and '.join(found)}. Choose with annotations={found[0]!r}.")
+        raise ValueError(
+            f"{path} has annotation files of {' and '.join(found)}. Choose one kind, as in annotations={found[0]!r}."
+        )
     if len(files) == 1:
         return {_split_of(files[0]) or "train": files[0]}
     return one_per_split((split, file) for file in files if (split := _split_of(file)))
@@ -76,7 +80,7 @@ def _split_of(file: Path) -> str | None:
 
 @dataclass(frozen=True)
 class CocoFile:
-    """The content of the annotation file of a split; categories are sorted by `id` and all have `isthing`."""
+    """The annotation file of a split, with categories sorted by `id` that all have the key `isthing`."""
 
     split: str
     path: Path
@@ -85,40 +89,44 @@ class CocoFile:
     categories: list[Entry]
 
     def check_annotations(self, *keys: str) -> None:
-        """Raise `ValueError` unless all annotations have these keys, and categories that are in the file."""
+        """Raise `ValueError` unless all annotations have the given keys and, for "category_id", a known category."""
         _check_entries(self.annotations, keys, "annotations", self.path)
         if "category_id" in keys:
             self.check_known(self.annotations, "category_id")
 
     def check_known(self, entries: Sequence[Entry], key: str) -> None:
-        """Raise `ValueError` unless each entry refers to an image ("image_id") or a category ("category_id")."""
+        """Raise `ValueError` if the "image_id" or "category_id" of an entry does not exist in the file."""
         name, known = ("images", self.images) if key == "image_id" else ("categories", self.categories)
         if unknown := sorted({entry[key] for entry in entries} - {entry["id"] for entry in known}):
-            raise ValueError(f"{self.path} has annotations of {name} that are not in it: {listed(unknown)}.")
+            raise ValueError(
+                f"{self.path} has annotations of {name} that it does not define: {listed(unknown)}. Add definitions, "
+                "or remove the annotations."
+            )
 
     def describe(self, place: int) -> str:
         """Return the name of an annotation, for error messages."""
         return f"annotation {self.annotations[place].get('id', f'at place {place}')} of {self.path}"
 
     def image_paths(self) -> list[str]:
-        """Return the paths of images in `images/` or the folder of the file, or in `../train2017/` as COCO has it."""
+        """Return the image paths, from `images/` or the folder of the file, or from `../train2017/` as in COCO."""
         folder, word = self.path.parent, self.path.stem.split("_")[-1]
         above = folder.parent
         folders = [folder / "images", folder, above / word, above / "images", above / "images" / word, above]
         return self.paths_in(self.images, folders)
 
     def paths_in(self, entries: list[Entry], folders: list[Path]) -> list[str]:
-        """Return the paths of the files of entries, which lie in the first of the folders that has any."""
+        """Return the file paths of entries in the first folder that contains any of these files."""
         names = [entry["file_name"] for entry in entries]
         folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
         if folder is None:
-            raise ValueError(f"{names[0]} of {self.path} lies in none of the folders:{in_lines(folders)}")
-        paths = [str(folder.absolute() / name) for name in names]  # the dataset outlives the working directory
+            raise ValueError(f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}")
+        # Absolute paths stay valid if the working directory changes.
+        paths = [str(folder.absolute() / name) for name in names]
         check_exist(paths, f"of {self.path} do not exist")
         return paths
 
     def numbers(self, key: str, count: int) -> np.ndarray:
-        """Return (N, count) float64 from lists of `count` numbers in the annotations."""
+        """Return the value of `key` in all annotations, each a list of `count` numbers, as (N, count) float64."""
         faults = []
         for place, annotation in enumerate(self.annotations):
             found: Any = annotation.get(key)
@@ -131,7 +139,7 @@ class CocoFile:
 
 
 def _read_all(files: Mapping[str, Path]) -> list[CocoFile]:
-    """Read the annotation file of each split, which must agree in their categories."""
+    """Read the annotation file of each split; raise `ValueError` if their categories differ."""
     contents = [_read_coco(split, file) for split, file in files.items()]
     keys = ("id", "name", "isthing")
     _check_same(contents, lambda content: [[entry[key] for key in keys] for entry in content.categories], "categories")
@@ -139,17 +147,17 @@ def _read_all(files: Mapping[str, Path]) -> list[CocoFile]:
 
 
 def _read_coco(split: str, file: Path) -> CocoFile:
-    """Read "images", "categories" and "annotations", which may be empty, and check what all kinds need."""
+    """Read the images, categories and annotations of a file and check the keys that every kind of file needs."""
     try:
         content = parse_json(read_text(file))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}.") from error
+        raise ValueError(f"{file} is not valid JSON: {error}. Correct it.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object, as annotations of COCO are.")
+        raise ValueError(f"{file} does not contain a JSON object, so it is not a COCO annotation file.")
     missing = [key for key in NEEDED if not isinstance(content.get(key), list)]
     missing += [key for key in ("images", "categories") if content.get(key) == []]
     if missing:
-        raise ValueError(f"{file} has no {' and no '.join(missing)}, which annotations of COCO have.")
+        raise ValueError(f"{file} has no {' and no '.join(missing)}, which COCO annotation files need. Add them.")
     for name, keys in NEEDED.items():
         _check_entries(content[name], keys, name, file)
     for key in NEEDED["images"]:
@@ -163,7 +171,7 @@ def _check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file:
     lacking = []
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            lacking.append(f"entry {place} is no object but {entry!r}")
+            lacking.append(f"entry {place} is {entry!r} instead of an object")
         elif missing := [key for key in keys if key not in entry]:
             name = f"id {entry['id']}" if "id" in entry else f"entry {place}"
             lacking.append(f"{name} has no {', '.join(missing)}")
@@ -175,7 +183,7 @@ def _check_unique(entries: Sequence[Entry], key: str, what: str, file: Path) -> 
     raise_faults(
         [f"{key} {name}: {count} times" for name, count in counts.items() if count > 1],
         f"{key}s of {what} in {file} occur more than once",
-        f"Give each entry its own {key}, or join the entries that mean the same.",
+        f"Give each entry a unique {key}, or merge duplicate entries.",
     )
 
 
@@ -183,14 +191,14 @@ def _check_same(contents: Sequence[CocoFile], value_of: Callable[[CocoFile], Any
     first = contents[0]
     for other in contents:
         if value_of(other) != value_of(first):
-            raise ValueError(f"{first.path} and {other.path} differ in {what}. Make them the same.")
+            raise ValueError(f"{first.path} and {other.path} differ in {what}. Make them equal.")
 
 
 def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
     categories = sorted(entries, key=lambda category: int(category["id"]))
     names = [str(category["name"]) for category in categories]
     if len(set(names)) < len(names):
-        raise ValueError(f"{file} has categories of one name: {listed(sorted(names))}. Rename them.")
+        raise ValueError(f"{file} has categories with the same name: {listed(sorted(names))}. Rename them.")
     is_thing = [flag_of(entry.get("isthing", 1), f"isthing of {entry['name']!r} in {file}") for entry in categories]
     return [
         {**entry, "name": name, "isthing": thing}
@@ -199,10 +207,13 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
 
 
 def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientation) -> TargetData:
-    """Read annotations with masks, without decoding images."""
-    # Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
-    # (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
-    # `label`, `iscrowd` and `segmentation`) with `height` and `width`.
+    """Read annotations with masks, without decoding images.
+
+    Panoptic masks are in a folder named like the annotation file, in `panoptic/`, or in `masks/`. For panoptic
+    annotations, rows have the columns `panoptic` (undecoded `datasets.Image`) and `segments` (lists of `id`, `label`,
+    and `iscrowd`). For instance annotations, they have `height`, `width`, and `objects` (lists of `id`, `label`,
+    `iscrowd` and `segmentation`, as JSON).
+    """
     contents = _read_all(files)
     _check_same(contents, _is_panoptic, "kind")
     is_panoptic, categories = _is_panoptic(contents[0]), contents[0].categories
@@ -219,7 +230,7 @@ def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientatio
 
 def _is_panoptic(content: CocoFile) -> bool:
     if not content.annotations:
-        raise ValueError(f"{content.path} has no annotations, which annotations of COCO have.")
+        raise ValueError(f"{content.path} has no annotations. Add annotations.")
     return "segments_info" in content.annotations[0]
 
 
@@ -232,7 +243,7 @@ def _panoptic_rows(content: CocoFile, numbers: dict[int, int]) -> Dataset:
     by_id = {image["id"]: path for image, path in zip(content.images, content.image_paths(), strict=True)}
     masks = content.paths_in(annotations, [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"])
     if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
-        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(bare)))
+        logger.warning("Ignored images in %s because they have no annotation, by id: %s.", file, listed(sorted(bare)))
     segments = [
         [_labeled(segment, numbers, file) for segment in annotation["segments_info"]] for annotation in annotations
     ]
@@ -252,8 +263,8 @@ def _instance_rows(content: CocoFile, numbers: dict[int, int]) -> Dataset:
             faults.append(f"annotation {annotation.get('id', 'without id')} {fault}")
         found = {**_labeled(annotation, numbers, file), "segmentation": annotation.get("segmentation")}
         by_image[annotation["image_id"]].append(found)
-    finding = f"of {len(content.annotations)} annotations in {file} have no mask"
-    raise_faults(faults, finding, "Repair them, or leave them out.")
+    finding = f"of {len(content.annotations)} annotations in {file} have no valid mask"
+    raise_faults(faults, finding, "Repair or remove them.")
     objects = [json.dumps(by_image[image["id"]]) for image in images]
     sizes = {side: ([image[side] for image in images], Value("int64")) for side in ("height", "width")}
     return images_at(content.image_paths(), content.split, objects=(objects, Value("string")), **sizes)
@@ -265,33 +276,33 @@ def _labeled(entry: Entry, numbers: Mapping[int, int], file: Path) -> Entry:
 
 
 def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Return what is wrong with a mask, as far as that shows without drawing it."""
+    """Return a description of the fault of a mask, or `None`; checks only what can be checked without decoding it."""
     if isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys():
         return None
     if not isinstance(segmentation, list) or not segmentation:
-        return "has no segmentation (polygons or run lengths): boxes alone make no masks"
+        return "has no segmentation (polygons or run-length encoding), which masks require in addition to boxes"
     if not all(isinstance(points, list) and len(points) >= 6 and len(points) % 2 == 0 for points in segmentation):
         return "has no polygons of at least three points x, y"
     values = np.array([value for points in segmentation for value in points])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-        return "has a polygon with something else than numbers"
+        return "has a polygon with values that are not finite numbers"
     places = values.reshape(-1, 2)  # x and y
-    # What is far out is a slip, and drawing it would take more memory than there is.
+    # Points far outside the image are errors, and drawing them could exhaust the memory.
     if (abs(places) > 2 * max(height, width)).any():
         return f"has a polygon far outside the image of {height} x {width} pixels"
     polygons = np.split(places, np.cumsum([len(points) // 2 for points in segmentation])[:-1])
     size = (width, height)
     if not any((polygon.max(axis=0) > 0).all() and (polygon.min(axis=0) < size).all() for polygon in polygons):
-        return f"lies wholly outside the image of {height} x {width} pixels"
+        return f"lies completely outside the image of {height} x {width} pixels"
     return None
 
 
 def load_coco_objects(
     files: Mapping[str, Path], class_names: Sequence[str] | None
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read boxes and the names of classes by id, without opening images whose size is given."""
+    """Read boxes and the class names in the order of category ids, without opening images whose size is given."""
     without_class_names(class_names, next(iter(files.values())))
-    # A category without any box that is only the heading of others, as Roboflow writes one, is no class.
+    # Roboflow adds a category without boxes that is only the supercategory of others. It is not a class.
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
     all_categories = contents[0].categories
@@ -306,7 +317,7 @@ def load_coco_objects(
 
 
 def load_coco_keypoints(files: Mapping[str, Path], _: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read objects with keypoints by split, without opening images whose size is given."""
+    """Read objects with keypoints and the keypoint names, without opening images whose size is given."""
     contents = [_read_coco(split, file) for split, file in files.items()]
     _check_same(contents, lambda content: _names_of(_keypoint_category(content)), "keypoints")
     tables = []
@@ -315,7 +326,7 @@ def load_coco_keypoints(files: Mapping[str, Path], _: SourceOptions) -> tuple[li
         number = _keypoint_category(content)["id"]
         ours = [annotation for annotation in content.annotations if annotation["category_id"] == number]
         if others := len(content.annotations) - len(ours):
-            logger.warning("Left out of %s: %d annotations of categories without keypoints.", content.path, others)
+            logger.warning("Ignored in %s: %d annotations of categories without keypoints.", content.path, others)
         tables.append(
             _table(replace(content, annotations=ours), {number: 0}, _keypoint_category(content)["keypoints"])
         )
@@ -326,9 +337,9 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
     annotations, images = content.annotations, content.images
     _check_unique(annotations, "id", "annotations", content.path)
     places = {image["id"]: place for place, image in enumerate(images)}
-    has_boxes = any("bbox" in annotation for annotation in annotations)  # not if there are keypoints alone
+    has_boxes = any("bbox" in annotation for annotation in annotations)
     keypoints = None
-    if keypoint_names:  # an object without any, as a crowd, has unlabeled ones
+    if keypoint_names:  # objects without keypoints, such as crowds, get unlabeled keypoints
         none = {"keypoints": [0] * (3 * len(keypoint_names))}
         filled = [annotation if annotation.get("keypoints") else annotation | none for annotation in annotations]
         keypoints = replace(content, annotations=filled).numbers("keypoints", 3 * len(keypoint_names))

@@ -1,4 +1,4 @@
-"""Columns of images and targets, in datasets and in tables of paths: CSV, TSV and JSON lines."""
+"""Select the columns of images and targets in datasets, and read tables of image paths (CSV, TSV, JSON lines)."""
 
 import csv
 from collections import defaultdict
@@ -25,7 +25,7 @@ from .files import (
 )
 
 
-Columns = Mapping[str, tuple[Any, Any]]  # cells by column name, and their type
+Columns = Mapping[str, tuple[Any, Any]]  # by column name: the cells and their feature type
 LABEL_NAMES = ("label", "labels")
 ANNOTATION_NAMES = ("annotation", "annotations")
 USUAL_NAMES = {
@@ -39,7 +39,7 @@ USUAL_NAMES = {
 
 
 class SourceKeywords(TypedDict, total=False):
-    """Keyword arguments that all loaders take, see `SourceOptions`."""
+    """Keyword arguments of all loaders, see `SourceOptions`."""
 
     dataset_config_name: str | None
     dataset_revision: str | None
@@ -48,10 +48,10 @@ class SourceKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The place of a dataset, and the columns to take.
+    """Location of a dataset and names of its columns.
 
     Args:
-        source: Path, or name on the Hub.
+        source: Path, or name of a dataset on the Hub.
         target_column: Column of labels, masks, depth maps, objects or captions; by default found by type or name.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
@@ -66,74 +66,84 @@ class SourceOptions:
 
     @property
     def path(self) -> Path:
-        """The source as a path, whether it exists or not."""
+        """The source as a path, which may not exist."""
         return Path(self.source).expanduser()
 
     @property
     def hub(self) -> dict[str, str | None]:
-        """The configuration and the revision, as `datasets.load_dataset` calls them."""
+        """The configuration and the revision as arguments of `datasets.load_dataset`."""
         return {"name": self.dataset_config_name, "revision": self.dataset_revision}
 
     def check_no_hub_options(self) -> None:
-        """Raise `ValueError` if an option for the Hub is given for data on disk."""
+        """Raise `ValueError` if an option for datasets on the Hub is given for data on disk."""
         for name in ("dataset_revision", "dataset_config_name"):
             if (value := vars(self)[name]) is not None:
                 raise ValueError(
-                    f"{name}={value!r} is for datasets on the Hub, but {self.path} is here. Leave it out."
+                    f"{name}={value!r} is for datasets on the Hub, but {self.path} is on this machine. Remove it."
                 )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
-        """Returns the column to take: the one that was given, else the only one of the type, else of a usual name."""
-        # `kind` is a key of `USUAL_NAMES`, `by_type` the columns of the right type; errors begin with `where`.
+        """Choose a column: the given one, else the only one of the right type, else the only one of a usual name.
+
+        Args:
+            kind: Content of the column, a key of `USUAL_NAMES`.
+            columns: Names of all columns.
+            where: Start of error messages.
+            by_type: Names of the columns of the right type.
+        """
         given = self.image_column_name if kind == "image" else self.target_column
         option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
         if given is not None:
             if given not in columns:
-                raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}.")
+                raise ValueError(f"{where} has no column {given!r}, only {listed}. Set {option} to one of these.")
             return given
         names = USUAL_NAMES[kind]
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}."
+                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Set {option} to one of "
+                "these columns."
             )
         if len(found) > 1:
             several = ", ".join(map(repr, found))
-            raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}.")
+            raise ValueError(f"{where} has several possible columns: {several}. Set {option} to one of them.")
         return found[0]
 
     def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
-        """Returns the column of encoded images, by the types of all columns, which a stream may not know."""
+        """Choose the column of encoded images by the types of all columns, which are `None` for some streams."""
         if features is None:
             raise ValueError(
-                f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. "
-                "Leave streaming out, or store the images as parquet files."
+                f"{where} of the stream does not declare its columns, which is the case for CSV and JSON files. "
+                "Disable streaming, or store the images as parquet files."
             )
         images = [name for name, feature in features.items() if isinstance(feature, Image)]
         image = self.choose("image", features, where, by_type=images)
         if not can_hold_images(features[image]):
             raise ValueError(
-                f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name "
-                f"the right one with image_column_name; there are {', '.join(map(repr, features))}."
+                f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Set "
+                f"image_column_name to the right column: {', '.join(map(repr, features))}."
             )
         return image
 
 
 def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
-    new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
+    """Select and rename columns of a `Dataset` or `IterableDataset`, and cast "image" to `datasets.Image`.
+
+    The argument `columns` maps old names to new names.
+    """
+    new_names = {old: new for old, new in columns.items() if old != new}  # streams do not allow equal names
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
 
 def image_and_target(split: Dataset, name: str, options: SourceOptions, target: str) -> Dataset:
-    """Reduces a split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
+    """Select the column `image` and the column of the encoded targets, "mask" or "depth", of a split."""
     where = f"The split {name!r}"
     candidates = [column for column, feature in split.features.items() if can_hold_images(feature)]
     if len(candidates) < 2:
         raise ValueError(
-            f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
-            f"{target}s. Its columns are {', '.join(map(repr, split.features))}."
+            f"{where} has {len(candidates)} columns of encoded images, but needs one of images and one of {target}s. "
+            f"Its columns are {', '.join(map(repr, split.features))}."
         )
     of_targets = options.choose(target, candidates, where)
     others = [column for column in candidates if column != of_targets]
@@ -142,26 +152,29 @@ def image_and_target(split: Dataset, name: str, options: SourceOptions, target: 
 
 
 def can_hold_images(feature: object) -> bool:
-    """Returns whether a column of this type can hold encoded images."""
-    # Files written without the metadata of `datasets` hold plain bytes, or bytes beside a path.
+    """Return whether a column of this type can hold encoded images."""
+    # Files written without the metadata of `datasets` contain plain bytes, or structs of bytes and a path.
     if isinstance(feature, dict):
         return "bytes" in feature
     return isinstance(feature, Image) or feature in (Value("binary"), Value("large_binary"))
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
-MISSING = "do not exist. Paths are relative to the folder of their table. They are"
+MISSING = "do not exist. Paths must be relative to the folder of their table. Missing images"
 DELIMITERS = ",;\t"
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """Lists the tables of a folder, whatever their names."""
+    """List all tables in a folder."""
     return [table for suffix in TABLE_SUFFIXES for table in visible(folder.glob(f"*{suffix}"))]
 
 
 def find_tables(path: Path) -> dict[str, Path]:
-    """Finds tables by split, "train" where a name says none, at a path or in its folder."""
-    # Folders have train.csv, test.csv, ..., or train/metadata.csv, ..., or metadata.csv.
+    """Find tables by split.
+
+    The path is a table, or a folder with train.csv, test.csv, ..., or train/metadata.csv, ..., or metadata.csv. A
+    table without a split in its name is "train".
+    """
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
     tables = list_tables(path)
@@ -178,7 +191,7 @@ def find_tables(path: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: the path of its image, values by column, and the number, for errors, in `where`."""
+    """A row of a table: its split, image path, values by column, and its name in error messages (`where`)."""
 
     split: str
     image: str
@@ -187,24 +200,24 @@ class TableRow:
 
 
 def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[TableRow]:
-    """Reads the rows of a table with a column of paths, relative to its folder, and maybe `split`."""
+    """Read the rows of a table with a column of image paths, relative to its folder, and optionally `split`."""
     rows = read_table(table)
     column = options.choose("image", list(dict.fromkeys(chain.from_iterable(rows))), str(table))
-    folder = table.parent.absolute()  # the dataset outlives the working directory
+    folder = table.parent.absolute()  # absolute paths stay valid if the working directory changes
     found = []
     for number, cells in enumerate(rows, start=1):
         where, split = f"{table}, row {number}", table_split
         if "split" in cells:
             named = split_named(str(cells["split"]))
             if named is None:
-                raise ValueError(f"{where}, is of the split {cells['split']!r}. Known are {', '.join(SPLIT_NAMES)}.")
+                raise ValueError(f"{where}, has the split {cells['split']!r}. Use one of {', '.join(SPLIT_NAMES)}.")
             split = named
         found.append(TableRow(split, str(folder / str(cells.get(column) or "")), cells, where))
     return found
 
 
 def columns_of(rows: Iterable[TableRow]) -> list[str]:
-    """Returns the columns that any row has."""
+    """Return the names of the columns of all rows, without duplicates."""
     return list(dict.fromkeys(column for row in rows for column in row.cells))
 
 
@@ -217,15 +230,15 @@ def load_tables(
     *,
     prefers_lists: bool = False,
 ) -> DatasetDict:
-    """Read `image` (paths that are opened on access) and a column called `kind` from tables by split.
+    """Read images (opened on access) and one target column from tables.
 
     Args:
-        tables: Paths by split.
-        options: The columns to take.
-        kind: A key of `USUAL_NAMES`.
-        read_cell: Returns the value of a cell; its second argument begins error messages.
-        feature: Type of the values.
-        prefers_lists: Whether of several columns with usual names, those of lists are taken.
+        tables: Paths of the tables by split.
+        options: Names of the columns.
+        kind: Content and new name of the target column, a key of `USUAL_NAMES`.
+        read_cell: Function from a cell, and the start of error messages, to its value.
+        feature: Feature type of the values.
+        prefers_lists: Whether a column of lists is preferred over other columns with usual names.
     """
     images, values = defaultdict[str, list[str]](list), defaultdict[str, list[Any]](list)
     for table_split, table in tables.items():
@@ -243,7 +256,7 @@ def load_tables(
 
 
 def read_columns(tables: Mapping[str, Path], options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
-    """Read the images (paths that are opened on access) of tables, and all cells, by split."""
+    """Read the images (opened on access) and all columns of tables, by split."""
     rows = [row for split, table in tables.items() for row in read_rows(table, split, options)]
     check_exist([row.image for row in rows], MISSING, "images")
     splits = {split: own for split in SPLITS if (own := [row for row in rows if row.split == split])}
@@ -254,28 +267,28 @@ def read_columns(tables: Mapping[str, Path], options: SourceOptions) -> tuple[Da
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:
-    """Reads the cells of a table, of which there is at least one row."""
+    """Read the rows of a table; raise `ValueError` if it has none."""
     text = read_text(table)
     rows = list(_parse_jsonl(text, table)) if table.suffix.lower() == ".jsonl" else _parse_csv(text, table)
     if not rows:
-        raise ValueError(f"{table} has no rows. Fill it or leave it out.")
+        raise ValueError(f"{table} has no rows. Add rows or remove the file.")
     return rows
 
 
 def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
-    """Parses columns parted by commas, semicolons or tabs, whichever the header has most of."""
+    """Parse text with the delimiter (comma, semicolon or tab) that is most frequent in the header."""
     lines = text.splitlines(keepends=True)
     delimiter = max(DELIMITERS, key=lines[0].count) if lines else ","
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
     header = list(filter(None, reader.fieldnames or ()))
     if several := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{file} has several columns called {listed(several)}. Rename or remove the others.")
+        raise ValueError(f"{file} has several columns named {listed(several)}. Rename or remove the others.")
     rows = list(reader)
-    # The reader puts what goes beyond the header under the key None, and None into cells that lack.
+    # The reader stores surplus cells under the key None, and None as value of missing cells.
     if ragged := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
         raise ValueError(
             f"{file} has {len(ragged)} rows with more or fewer cells than its header; the first is row {ragged[0]}. "
-            "Quote cells that hold the delimiter."
+            "Quote cells that contain the delimiter."
         )
     return rows
 
@@ -286,4 +299,4 @@ def _parse_jsonl(text: str, file: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield dict(parse_json(line))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{file}, line {number} is no JSON object: {error}.") from error
+                raise ValueError(f"{file}, line {number} is not a JSON object: {error}. Correct it.") from error

@@ -1,4 +1,4 @@
-"""Files of datasets: how they are found, sorted by split, read as text, and listed in messages."""
+"""Utilities for dataset files: find them, sort them by split, read text, and list them in messages."""
 
 import json
 import os
@@ -19,43 +19,43 @@ from transformers.utils import logging
 from ...model.image_inputs import header
 
 
-# Files of VOC have "Unspecified" for what nobody has decided.
+# VOC files contain "Unspecified" for flags that the annotators did not set.
 FALSE, TRUE = {"", "0", "0.0", "false", "no", "none", "unspecified"}, {"1", "1.0", "true", "yes"}
 
 
 def flag_of(value: object, name: str) -> bool:
-    """Returns whether a number, a truth value or a text ("0", "True", "yes") means true; errors begin with `name`."""
+    """Convert a number, a bool or a text ("0", "True", "yes") to bool; error messages start with `name`."""
     text = str(value).strip().lower()
     if text not in FALSE | TRUE:
-        raise ValueError(f"{name} is {value!r}, which is neither true nor false. Write 1 or 0.")
+        raise ValueError(f"{name} is {value!r}, which is neither true nor false. Use 1 or 0.")
     return text in TRUE
 
 
 def read_text(file: Path) -> str:
-    """Returns the content of a text file in UTF-8; raises `ValueError` for other encodings."""
+    """Return the content of a UTF-8 text file; raise `ValueError` for other encodings."""
     try:
-        return file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+        return file.read_text(encoding="utf-8-sig")  # spreadsheet programs write a byte order mark
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no UTF-8 text: {error}. Save it as UTF-8.") from error
+        raise ValueError(f"{file} is not valid UTF-8 text: {error}. Save it as UTF-8.") from error
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON; raises `ValueError` if an object has a key twice, of which `json` keeps the last."""
+    """Parse JSON; raise `ValueError` if an object has a duplicate key, which `json` ignores."""
     return json.loads(text, object_pairs_hook=_without_repeats)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content := dict(pairs)) < len(pairs):
         ((key, count),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} occurs {count} times in one object; keep one of them")
+        raise ValueError(f"the key {key!r} occurs {count} times in the same object. Keep one of them")
     return content
 
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-Format = tuple[Callable[[Path], Any], Callable[..., T]]  # recognizes its files, and reads them
+Format = tuple[Callable[[Path], Any], Callable[..., T]]  # functions that find and that read the files of a format
 MAX_LISTED = 20
-MAX_NAMED = 10  # of those whose lines are long
+MAX_NAMED = 10  # number of items to list if their descriptions are long
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = (
     dict.fromkeys(("train", "training"), "train")
@@ -66,20 +66,20 @@ IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
 NPY_START = b"\x93NUMPY"
-READ_AHEAD = 64  # images of which the bytes are in memory at a time
-# Folders and files that macOS, Windows and network storage leave among the data, in lower case.
+READ_AHEAD = 64  # Number of encoded images held in memory at the same time.
+# Files and folders that macOS, Windows and network storage create, in lower case.
 SYSTEM_NAMES = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "thumbs.db", "ehthumbs.db", "desktop.ini"}
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
 
 def listed(items: Collection[object]) -> str:
-    """Returns the first items, quoted, in one line, and how many more there are."""
+    """Return the first `MAX_LISTED` items, quoted and separated by commas, and the number of remaining items."""
     more = f", and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
     return ", ".join(map(repr, islice(items, MAX_LISTED))) + more
 
 
 def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
-    """Returns the first items, each on a new line of its own, and how many more there are."""
+    """Return the first `limit` items, each on a new line, and the number of remaining items."""
     more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
     return "".join(f"\n  {item}" for item in islice(items, limit)) + more
 
@@ -92,77 +92,83 @@ def raise_faults(
     limit: int = MAX_NAMED,
     error: type[Exception] = ValueError,
 ) -> None:
-    """Raise an error that counts the faults, lists the first ones and says what to do, if there are any faults."""
+    """If there are faults, raise an error with their number, `finding`, the first `limit` faults and `advice`."""
     if faults:
         raise error(f"{len(faults)} {finding}:{in_lines(faults, limit)}" + (f"\n{advice}" if advice else ""))
 
 
 def check_exist(files: Collection[str | Path], finding: str = "do not exist", what: str = "files") -> None:
-    """Raise `ValueError` if files do not exist; `finding` says who names them, `what` they are."""
+    """Raise `ValueError` if any of the files does not exist; `what` and `finding` are parts of the error message."""
     raise_faults([file for file in files if not os.path.isfile(file)], f"of {len(files)} {what} {finding}")
 
 
 def first_format(path: Path, formats: Iterable[Format[T]], *options: Any) -> T | None:
-    """Read the data at a path in the first format that is recognized; return `None` if none is.
+    """Read the data at a path in the first format whose files are found; return `None` if there is no such format.
 
     Args:
         path: An existing path.
-        formats: Pairs of a function that finds the files of a format, falsy without any, and one that reads them.
-        *options: Passed to the reader after the files.
+        formats: Pairs of a function that finds the files of a format below the path, and a function that reads them.
+        *options: Further arguments of the function that reads the files.
     """
     return next((read(found, *options) for find, read in formats if (found := find(path))), None)
 
 
 def find_folder(path: Path) -> Path | None:
-    """Returns a path if it is a folder."""
+    """Return the path if it is a folder, otherwise `None`."""
     return path if path.is_dir() else None
 
 
 def report(count: int, finding: str) -> tuple[str, ...]:
-    """Warns of a finding if its count is positive; returns it as sentences for the model card, none without any."""
+    """Log a finding as a warning and return it as a note for the model card; do nothing if `count` is 0."""
     if count:
         logger.warning("%s.", finding)
     return (f"{finding}.",) if count else ()
 
 
 def split_names(names: str | None) -> list[str]:
-    """Splits names at commas; names that contain commas are written as a JSON list."""
+    """Split a comma-separated list of names; names that contain commas are given as a JSON list."""
     given = json.loads(names) if names and names.startswith("[") else names.split(",") if names else []
     return [str(name).strip() for name in given]
 
 
 def split_named(name: str) -> str | None:
-    """Returns the split that goes by a name, "validation" for "val", or `None` if there is none."""
+    """Return the split that a name is an alias of, for example "validation" for "val", or `None`."""
     return SPLIT_NAMES.get(name.strip().lower())
 
 
 def split_within(name: str) -> str | None:
-    """Returns the split that is a word of `name`, as in "train-00000-of-00001", or `None` if none is."""
+    """Return the first split that a word of `name` stands for, as in "train-00000-of-00001", or `None`."""
     return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
 
 
 def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Returns what goes by names of splits, by split, in the order train, validation, test."""
+    """Convert pairs of a split name (or alias) and a value to a dictionary in the order train, validation, test.
+
+    Raises:
+        ValueError: if two names stand for the same split.
+    """
     names: dict[str, str] = {}
     things: dict[str, T] = {}
     for name, thing in named:
         split = SPLIT_NAMES[name.strip().lower()]
         if split in names:
-            raise ValueError(f"{names[split]!r} and {name!r} both mean the split {split!r}. Keep one of them.")
+            raise ValueError(f"{names[split]!r} and {name!r} both stand for the split {split!r}. Keep one of them.")
         names[split], things[split] = name, thing
     return {split: things[split] for split in SPLITS if split in things}
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Returns the folders in a folder that are called like splits, by split; see `one_per_split`."""
+    """Return the subfolders that are named like splits, by split; see `one_per_split`."""
     return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
 def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
-    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`."""
+    """Group files by the split that their name, or the name of their subfolder of `folder`, contains.
+
+    If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
+    """
     if files == [folder]:  # a single file
         return {split_within(folder.stem) or "train": [str(folder)]}
-    # If none has such a name, all are "train"; if some have, the others are left out with a warning.
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:
         parent = "" if file.parent == folder else file.parent.name
@@ -172,7 +178,7 @@ def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
     if not found:
         return {"train": others} if others else {}
     if others:
-        logger.warning("Left out, as their names say no split: %s.", listed(others))
+        logger.warning("Ignored files because their names do not contain a split: %s.", listed(others))
     return {split: found[split] for split in SPLITS if split in found}
 
 
@@ -182,56 +188,62 @@ def _check_shards(files: Iterable[str]) -> None:
         found[match[1], match[3]].add(int(match[2]))
     missing = []
     for (name, total), numbers in found.items():
-        first = int(int(total) in numbers)  # some tools number shards from 1
+        first = int(int(total) in numbers)  # some tools number shards from 1 instead of 0
         others = sorted(set(range(first, first + int(total))) - numbers)
         missing += [f"{name}-{number:0{len(total)}}-of-{total}" for number in others]
-    advice = "Download them, or rename the files that are present to use these alone."
+    advice = "Download them, or rename the existing files to use only these."
     raise_faults(missing, "shards of the data are missing", advice)
 
 
 def is_system(name: str) -> bool:
-    """Returns whether a file or folder of this name is hidden, or created by an operating system."""
+    """Return whether a file or folder name is hidden, or is created by operating systems or network storage."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
-    """Returns sorted paths without those that `is_system` finds."""
+    """Return the sorted paths without hidden and system files, see `is_system`."""
     return sorted(path for path in paths if not is_system(path.name))
 
 
 def is_image(file: Path) -> bool:
-    """Returns whether a visible file ends like an image that PIL reads."""
+    """Return whether a file has an image suffix and is not hidden or a system file."""
     return file.suffix.lower() in IMAGE_SUFFIXES and not is_system(file.name)
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the visible folders in a folder, sorted, without links that lead back to it or above."""
+    """List the visible subfolders of a folder, sorted, without links to the folder itself or its parents."""
     place = folder.resolve()
     found = [path for path in visible(folder.iterdir()) if path.is_dir()]
     loops = [path for path in found if path.is_symlink() and place.is_relative_to(path.resolve())]
     for path in loops:
-        logger.warning_once(f"Left out, as the link leads back to where it lies: {path}.")
+        logger.warning_once(f"Ignored a symbolic link to its own folder or a parent of it: {path}.")
     return [path for path in found if path not in loops]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List the visible files at any depth, sorted; links to folders elsewhere are followed once."""
+    """List the visible files at any depth, sorted; each linked folder outside of `folder` is followed once."""
     root, seen, found = folder.resolve(), set[Path](), list[Path]()
     for name, folders, files in os.walk(folder, followlinks=True):
         place, real = Path(name), Path(name).resolve()
         is_linked = real != root / place.relative_to(folder)
         if real in seen or (is_linked and (real.is_relative_to(root) or root.is_relative_to(real))):
-            logger.warning_once(f"Left out, as the folder is listed by another name already: {place}.")
+            logger.warning_once(f"Ignored a folder that is already listed under another name: {place}.")
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two links, the first one counts
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two equal links, use the first
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 
 
 def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], Any]) -> Dataset:
-    """Returns a split with the column `image`, which opens its file on access, and others: their values and type."""
+    """Create a split with the column `image`, whose files are opened on access.
+
+    Args:
+        paths: Paths of the images.
+        split: Name of the split.
+        **others: Values and feature type of each further column.
+    """
     columns = {"image": (paths, Image()), **others}
     features = Features({name: feature for name, (_, feature) in columns.items()})
     values = {name: list(found) for name, (found, _) in columns.items()}
@@ -239,10 +251,10 @@ def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], A
 
 
 def with_files(splits: DatasetDict) -> DatasetDict:
-    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
+    """Add the column `file`: the path that is stored with each image, or a name such as "image 17 of train"."""
     named = {}
     for name, split in splits.items():
-        # As Arrow, which leaves the bytes of the images where they are.
+        # The Arrow format avoids copying the bytes of the images.
         paths = split.select_columns("image").with_format("arrow")[:].flatten()["image.path"].to_pylist()
         files = [path or f"image {number} of {name}" for number, path in enumerate(paths)]
         named[name] = split.add_column("file", files)
@@ -250,9 +262,19 @@ def with_files(splits: DatasetDict) -> DatasetDict:
 
 
 def image_headers(rows: Dataset, column: str = "image", is_needed: ArrayLike = False) -> np.ndarray:
-    """Returns (I, 3) int64, width, height and EXIF orientation of encoded images, or arrays of NumPy, as stored.
+    """Read the headers of images, or of `.npy` arrays.
 
-    Raises `OSError` if images that are needed, (I,) bool, cannot be opened; others then get zeros.
+    Args:
+        rows: Rows with I images.
+        column: Name of the image column.
+        is_needed: Whether each header is required, (I,) bool or one bool for all.
+
+    Returns:
+        (I, 3) int64 width and height before applying the EXIF orientation, and EXIF orientation. Headers that are not
+        required and cannot be read are zeros.
+
+    Raises:
+        OSError: if a required header cannot be read.
     """
     encoded = rows.select_columns(column).cast_column(column, Image(decode=False))
     found: list[tuple[int, int, int] | str] = []
@@ -272,5 +294,5 @@ def _header_or_fault(encoded: Mapping[str, Any]) -> tuple[int, int, int] | str:
             is_array = stream.read(len(NPY_START)) == NPY_START
             stream.seek(0)
             return (*np.load(stream).squeeze().shape[::-1], 1) if is_array else header(stream, name)
-    except (OSError, TypeError, ValueError) as error:  # also that a cell is empty
+    except (OSError, TypeError, ValueError) as error:  # an empty cell raises TypeError
         return str(error)

@@ -1,4 +1,4 @@
-"""Images in one folder per class, and in folders beside those of their targets."""
+"""Readers of folders with one subfolder per class, and of parallel folders of images and targets."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -31,24 +31,27 @@ TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 
 
 def load_image_folder(folder: Path) -> DatasetDict:
-    """Lists images by class folder, and then by path, without opening them.
+    """List images sorted by class folder and path, without opening them.
 
-    The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
-    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split other
-    than "train" that holds images without a class, as test sets are often published, is left out with a warning.
+    The folder contains one subfolder per class, or a folder for each split ("train", "validation" and "test", or one
+    of their usual aliases) with one subfolder per class. Images are found at any depth below their class folder;
+    hidden files are ignored. A split other than "train" whose images are not in class folders, such as a published
+    test set without labels, is ignored with a warning.
     """
-    folder = folder.absolute()  # the dataset outlives the working directory
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_folders(folder)
     unlabeled = [
         name for name, root in roots.items() if name != "train" and not subfolders(root) and _loose_images(root)
     ]
     if unlabeled:
-        logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabeled))
+        logger.warning(
+            "Ignored splits in %s because their images are not in class folders: %s.", folder, listed(unlabeled)
+        )
     return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
 
 
 def has_class_folders(folder: Path) -> bool:
-    """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
+    """Return whether a folder can be read by `load_image_folder`: it has two subfolders, or one named like a split."""
     inside = subfolders(folder)
     return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
 
@@ -58,7 +61,7 @@ def _loose_images(root: Path) -> list[str]:
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    # A class may be called "train" too, but then it holds images and not further folders.
+    # A folder named "train" without subfolders is a class, not a split.
     if not any(subfolders(sub) for sub in subfolders(folder) if split_named(sub.name)):
         return {"train": folder}
     named = splits_in(folder)
@@ -67,9 +70,9 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def report_other_folders(folder: Path, named: Mapping[str, Path]) -> None:
-    """Warn of the folders in a folder that are not among those of its splits."""
+    """Log a warning that names the subfolders of a folder that do not belong to one of its splits."""
     if others := sorted({sub.name for sub in subfolders(folder)} - {root.name for root in named.values()}):
-        logger.warning("Left out of %s, as their names are of no known split: %s.", folder, listed(others))
+        logger.warning("Ignored folders in %s because they are not named like a split: %s.", folder, listed(others))
 
 
 def _load_split(name: str, root: Path) -> Dataset:
@@ -80,9 +83,9 @@ def _load_split(name: str, root: Path) -> Dataset:
     _check_places(images)
     others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
     if others:
-        logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
+        logger.warning("Ignored files in %s because they are not images, by suffix: %s.", root, dict(others))
     if loose:
-        logger.warning("Left out of %s, as they lie in no class folder: %s.", root, listed(loose))
+        logger.warning("Ignored images in %s because they are not in a class folder: %s.", root, listed(loose))
     labels = [label for label, found in images.items() for _ in found]
     paths = (str(file) for found in images.values() for file in found)
     return images_at(paths, name, label=(labels, Value("string")))
@@ -92,11 +95,13 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     if not any(images.values()):
         found = f"only images without a class ({listed(loose)})" if loose else f"no image: no file ends in {suffixes}"
-        raise ValueError(f"{root} holds {found}. Put the images into one folder per class: {root.name}/cat/1.jpg, ...")
+        raise ValueError(
+            f"{root} contains {found}. Put the images into one folder per class: {root.name}/cat/1.jpg, ..."
+        )
     if empty := [label for label, found in images.items() if not found]:
         raise ValueError(
-            f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
-            f"there ({suffixes})."
+            f"{root} has class folders without an image: {', '.join(map(repr, empty))}. Remove them, or add images "
+            f"({suffixes})."
         )
 
 
@@ -106,33 +111,33 @@ def _check_places(images: dict[str, list[Path]]) -> None:
         for place in {file.parent for file in found}:
             if (other := labels.setdefault(place.resolve(), label)) != label:
                 raise ValueError(
-                    f"By links, the images in {place.resolve()} are of two classes, {other!r} and {label!r}. Remove a "
-                    "link."
+                    f"Because of symbolic links, the images in {place.resolve()} belong to two classes, {other!r} and "
+                    f"{label!r}. Remove one of the links."
                 )
 
 
 def load_pairs(folder: Path, target: str) -> DatasetDict:
-    """Lists images and their targets ("mask" or "depth"), sorted by path, without opening them.
+    """List pairs of an image and its target ("mask" or "depth"), sorted by path, without opening them.
 
-    The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
-    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem, at
-    any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off, as
-    in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
+    The folder contains `images/` and `masks/` (or `depths/`, ...), either directly, or per split as `train/images/` or
+    `images/train/`, where a split is named "train", "validation", "test" or one of their usual aliases. The image and
+    its target have the same relative path except for the suffix. If no path matches, words that all file names of a
+    folder end in are ignored, for example in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
     """
-    folder = folder.absolute()  # the dataset outlives the working directory
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_roots(folder, target)
     if not roots:
         image, other = IMAGE_FOLDERS[0], TARGET_FOLDERS[target][0]
         inside = [path.name for path in subfolders(folder)]
         raise ValueError(
-            f"{folder} holds no pairs of an image and a {target}, only {listed(inside) if inside else 'no folders'}. "
-            f"Put them into train/{image}/1.jpg and train/{other}/1.png, ..., or into {image}/ and {other}/."
+            f"{folder} needs folders of images and {target}s, but has {listed(inside) if inside else 'no folders'}. "
+            f"Save pairs as train/{image}/1.jpg and train/{other}/1.png, ..., or in {image}/ and {other}/."
         )
     found = {split: _match(images, targets, target) for split, (images, targets) in roots.items()}
     raise_faults(
         [problem for _, problems in found.values() for problem in problems],
-        f"files in {folder} have no partner",
-        f"An image and its {target} need the same name but for the suffix. Add missing files or remove the others.",
+        f"files in {folder} do not form pairs",
+        f"An image and its {target} must have the same name except for the suffix. Add or remove files.",
     )
     splits = DatasetDict()
     for split, (pairs, _) in found.items():
@@ -153,13 +158,13 @@ def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
         sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
     if complete and (others := sorted(sides.keys() - complete.keys())):
-        lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
-        logger.warning("Left out of %s, %s.", folder, lack)
+        lack = f"because they have no folder of images or of {target}s: {listed(others)}"
+        logger.warning("Ignored splits in %s %s.", folder, lack)
     return complete
 
 
 def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
-    """Returns the folder of images and that of targets in a folder, if it has both."""
+    """Return the image folder and the target folder inside a folder, or `None` if one of them is missing."""
     inside = {sub.name.lower(): sub for sub in subfolders(folder)}
     images, targets = (
         next((inside[name] for name in names if name in inside), None)
@@ -169,7 +174,7 @@ def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
 
 
 def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """Returns pairs of an image and its target, and a line for each file that has no partner or two."""
+    """Return pairs of an image and its target, and a message for each file with no or several counterparts."""
     problems: list[str] = []
     sides = []
     for folder, suffixes in ((images, IMAGE_SUFFIXES), (targets, TARGET_SUFFIXES[target])):
@@ -179,7 +184,9 @@ def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, P
                 by_stem[file.relative_to(folder).with_suffix("").as_posix()].append(file)
         if not by_stem:
             return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
-        problems += [f"{listed(list(map(str, found)))} have one stem" for found in by_stem.values() if len(found) > 1]
+        problems += [
+            f"{listed(list(map(str, found)))} have the same stem" for found in by_stem.values() if len(found) > 1
+        ]
         sides.append({stem: files[0] for stem, files in by_stem.items()})
     if not sides[0].keys() & sides[1].keys():
         sides = [_without_common_words(side) for side in sides]
@@ -193,8 +200,8 @@ def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Itera
 
 
 def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
-    """Cuts off the words that all stems end in, if what is left tells them apart."""
-    words = [stem.split("_")[:0:-1] for stem in side]  # the last first; of each stem, the first word stays
+    """Remove the words at the end that all file stems share, unless the shortened stems are no longer unique."""
+    words = [stem.split("_")[:0:-1] for stem in side]  # words of each stem in reverse order, without the first one
     common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
     cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
     return cut if len(cut) == len(side) else side

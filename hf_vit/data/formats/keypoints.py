@@ -1,4 +1,4 @@
-"""Names of keypoints, the pairs of them that a mirror image swaps, and tables with a column for each coordinate."""
+"""Keypoint names, pairs of keypoints that a horizontal flip swaps, and a reader of tables of keypoint coordinates."""
 
 import math
 import re
@@ -19,8 +19,8 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # also of "LeftEye" and "REar"
-# Of the keypoints of COCO's persons (https://cocodataset.org/#keypoints-eval)
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Also splits "LeftEye" and "REar".
+# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval).
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
 COCO_SIGMAS = {"nose": 0.026} | {
@@ -28,8 +28,8 @@ COCO_SIGMAS = {"nose": 0.026} | {
     for part, sigma in zip(PERSON_PARTS, PART_SIGMAS, strict=True)
     for side in ("left", "right")
 }
-# The 68 points of a face as iBUG numbers them, from 0 (https://ibug.doc.ic.ac.uk/resources/facial-point-annotations/):
-# runs of points whose mirror images run the other way. Those that are their own are in the middle.
+# Indices of the 68 iBUG face landmarks (https://ibug.doc.ic.ac.uk/resources/facial-point-annotations/). A horizontal
+# flip reverses each group; the point in the middle of a group of odd length is its own mirror image.
 NUM_FACE_POINTS = 68
 FACE_RUNS = (
     range(0, 17), range(17, 27), range(31, 36), (36, 37, 38, 39, 42, 43, 44, 45), (41, 40, 47, 46), range(48, 55),
@@ -39,33 +39,37 @@ FACE_RUNS = (
 
 @dataclass(frozen=True)
 class KeypointNames:
-    """The names of K keypoints, and pairs of numbers from 0 that a line joins in pictures."""
+    """The names of K keypoints, and pairs of keypoint indices that are connected by a line in visualizations."""
 
     names: tuple[str, ...]
     skeleton: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
-            raise ValueError(f"Several keypoints are called {', '.join(map(repr, twice))}. Rename them.")
+            raise ValueError(f"Several keypoints are named {', '.join(map(repr, twice))}. Rename them.")
         if wrong := [pair for pair in self.skeleton if not all(0 <= end < len(self.names) for end in pair)]:
             start, end = wrong[0]
             raise ValueError(
-                f"The skeleton joins the keypoints {start + 1} and {end + 1}, but they go from 1 to {len(self.names)}."
+                f"The skeleton connects the keypoints {start + 1} and {end + 1}, but keypoint numbers are 1 to "
+                f"{len(self.names)}. Correct it."
             )
 
 
 def oks_sigmas_of(names: Sequence[str]) -> tuple[float, ...] | None:
-    """Returns COCO's sigmas if the names are those of its 17 keypoints, in any order."""
+    """Return the OKS sigmas of COCO if the names are its 17 person keypoints in any order, otherwise `None`."""
     if sorted(names) != sorted(COCO_SIGMAS):
         return None
     return tuple(COCO_SIGMAS[name] for name in names)
 
 
 def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | None = None) -> Pairs:
-    """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending."""
-    # Pairs are given by names or numbers from 0, as "left_eye,right_eye" or "1,2", an empty list for none. Else names
-    # say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68 points of iBUG on a face
-    # are known, as their numbers on the one side run against those on the other.
+    """Return the sorted pairs of keypoint indices that a horizontal flip swaps.
+
+    Args:
+        names: Names of the keypoints. By default, pairs are found by names such as "left_eye" and "right_eye",
+            "Left Eye", "leftear", "L_ear", or "eyeR". The 68 iBUG face landmarks have predefined pairs.
+        given: Pairs of names or indices, such as "left_eye,right_eye" or "1,2"; an empty list for no pairs.
+    """
     if given is not None:
         return _given_pairs(names, given)
     places = {_words(name): number for number, name in enumerate(names)}
@@ -74,7 +78,7 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
     numbered = [pair for pair in pairs if names[pair[0]][-1].isdecimal()]
     if len(names) == NUM_FACE_POINTS and numbered == list(pairs):
         logger.warning(
-            "68 keypoints are taken for those of iBUG on a face, mirrored accordingly. Else give flip_pairs."
+            "The 68 keypoints are assumed to be iBUG face landmarks when flipping images. If not, set flip_pairs."
         )
         runs = [tuple(run) for run in FACE_RUNS]
         opposite = {(*sorted(pair),) for run in runs for pair in zip(run, reversed(run), strict=True)}
@@ -83,13 +87,15 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
         name for number, name in enumerate(names) if _mirrored(name) and not any(number in pair for pair in pairs)
     ]
     if alone:
-        logger.warning("No keypoint is the other side of %s. Give flip_pairs, or train without flips.", listed(alone))
+        logger.warning(
+            "No keypoint is the left or right counterpart of %s. Set flip_pairs, or disable flips.", listed(alone)
+        )
     if numbered:
         examples = listed([f"{names[start]},{names[end]}" for start, end in numbered])
-        logger.warning("Taken for mirror images by their numbers: %s. Give flip_pairs if they are not.", examples)
+        logger.warning("A horizontal flip swaps keypoints of equal numbers: %s. If not, set flip_pairs.", examples)
     if not pairs:
         logger.warning(
-            "No keypoints are called left and right: a mirror image swaps none. Give flip_pairs if it does."
+            "No keypoint names contain left and right, so a horizontal flip swaps none. If it does, set flip_pairs."
         )
     return pairs
 
@@ -99,7 +105,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _mirrored(name: str) -> tuple[str, ...]:
-    """Returns the words of what is on the other side; none if the name says no side."""
+    """Return the words of the keypoint on the other side; empty if the name has no left or right."""
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
@@ -116,26 +122,26 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
         if len(ends) != 2 or None in ends or ends[0] == ends[1]:
             text = pair if isinstance(pair, str) else ",".join(pair)
             raise ValueError(
-                f"flip_pairs has {text!r}, which is no pair as 'left_eye,right_eye' or '1,2' of the keypoints "
-                f"{listed(names)}."
+                f"flip_pairs contains {text!r}, which is not a pair of keypoints such as 'left_eye,right_eye' or "
+                f"'1,2'. The keypoints are {listed(names)}."
             )
         pairs.append(tuple(sorted(number for number in ends if number is not None)))
     paired = [number for pair in pairs for number in pair]
     if twice := sorted({names[number] for number in paired if paired.count(number) > 1}):
-        raise ValueError(f"flip_pairs names {listed(twice)} more than once. A keypoint has one mirror image.")
+        raise ValueError(f"flip_pairs contains {listed(twice)} more than once. Put each keypoint into one pair only.")
     return tuple(sorted((first, second) for first, second in pairs))
 
 
-# "nose_x", "nose.y" and "nose v"; or "x1", "y_1" and "v1"
+# Column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # also written as "x_min", ...
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # columns such as "x_min" match, too
 BOX = "bbox"
-KeypointColumns = dict[str, dict[str, str]]  # those of x, y and maybe v, by keypoint
+KeypointColumns = dict[str, dict[str, str]]  # by keypoint: the columns of "x", "y" and optionally "v"
 
 
 def find_landmarks(path: Path) -> dict[str, Path]:
-    """Finds tables as `find_tables` does, or else the only one of a folder."""
+    """Find tables by split as in `find_tables`; otherwise, use the only table in a folder as "train"."""
     if tables := find_tables(path):
         return tables
     loose = list_tables(path) if path.is_dir() else []
@@ -143,10 +149,12 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 
 
 def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
-    # Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
-    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
-    # height), else it is the image.
+    """Read tables with one row per object: the path of its image, see `read_rows`, its keypoints, and its box.
+
+    Keypoints are in the columns `nose_x`, `nose_y` and optionally `nose_v` (visibility), ..., or `x1`, `y1`, ... A
+    keypoint is unlabeled if its cells are empty or its visibility is 0. Boxes are in `x_min`, `y_min`, `x_max`,
+    `y_max`, or in `bbox` (x, y, width, height). Without a box, the whole image is used.
+    """
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}
     for table_split, table in tables.items():
@@ -157,7 +165,7 @@ def load_landmarks(tables: Mapping[str, Path], options: SourceOptions) -> tuple[
     first = next(iter(columns))
     for table, other in columns.items():
         if list(other) != list(columns[first]):
-            raise ValueError(f"{first} and {table} differ in their keypoints. Make them the same.")
+            raise ValueError(f"{first} and {table} have different keypoints. Use the same columns in both.")
     check_exist([row.image for of_split in rows.values() for row, _ in of_split], MISSING, "images")
     return [_as_table(rows[split], split) for split in SPLITS if split in rows], KeypointNames(tuple(columns[first]))
 
@@ -171,11 +179,11 @@ def _keypoint_columns(names: Sequence[str], table: Path) -> KeypointColumns:
             found.setdefault(match[2], {})[match[1].lower()] = column
     if not found:
         raise ValueError(
-            f"{table} has no keypoints, only the columns {listed(names)}. Call them nose_x, nose_y, ..., or x1, y1, "
-            "..."
+            f"{table} has no keypoint columns, only {listed(names)}. Name these columns nose_x, nose_y, ..., or x1, "
+            "y1, ..."
         )
     if lacking := [name for name, columns in found.items() if not {"x", "y"} <= columns.keys()]:
-        raise ValueError(f"{table} has not both x and y of the keypoints {listed(lacking)}. Add the columns.")
+        raise ValueError(f"{table} has no x or no y column for the keypoints {listed(lacking)}. Add the columns.")
     return found
 
 
@@ -213,17 +221,17 @@ def _read_keypoint(cells: Mapping[str, Any], columns: Mapping[str, str]) -> tupl
 
 
 def _read_number(cells: Mapping[str, Any], column: str) -> float:
-    """Returns the number in a cell, NaN if it is empty."""
+    """Return the number in a cell, or NaN if the cell is empty."""
     value = cells.get(column)
     text = "" if value is None else str(value).strip()
     try:
         return float(text) if text else math.nan
     except ValueError:
-        raise ValueError(f"{column} is {text!r}, which is no number") from None
+        raise ValueError(f"{column} is {text!r}, which is not a number") from None
 
 
 def _read_box(cells: Mapping[str, Any]) -> list[float] | None:
-    """Returns x1, y1, x2, y2 in pixels, or `None` if there is no box."""
+    """Return the box of a row as x1, y1, x2, y2 in pixels, or `None` if it has no box."""
     names = {column.strip().lower(): column for column in cells}
     corner_columns = {name.replace("_", ""): column for name, column in names.items()}
     if set(CORNERS) <= corner_columns.keys():

@@ -1,6 +1,6 @@
-"""Labels other than one class per image: several names, columns of 0 and 1, and numbers.
+"""Reader of multi-label and regression targets: lists of class names, columns of 0 and 1, and numbers.
 
-Shapes: N images, K labels or values.
+Shapes: N images, K classes or values.
 """
 
 import math
@@ -25,29 +25,29 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 SINGLE: Final = "single_label_classification"
 MULTI: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
-FLAGS, VALUES = "label_flags", "label_values"  # columns of a number for each name, NaN if it is missing
-NEEDED = {MULTI: "0 or 1 for each class", REGRESSION: "numbers, as problem_type='regression' needs"}
-SEPARATORS = "|;,"  # between names, if there are several labels and no separator is given
+FLAGS, VALUES = "label_flags", "label_values"  # columns of structs with one number per name, NaN if missing
+NEEDED = {MULTI: "0 or 1 for each class", REGRESSION: "numbers, which problem_type='regression' requires"}
+SEPARATORS = "|;,"  # default separators of class names in multi-label cells, in the order in which they are tried
 SPECIAL_CELLS = dict.fromkeys(("", "nan", "na", "none", "null"), math.nan) | {"true": 1.0, "false": 0.0}
 
 
 def problem_type_of(rows: Dataset) -> ProblemType:
-    """Returns what the labels of images are for."""
+    """Return the problem type of the labels of rows, according to their columns."""
     return MULTI if FLAGS in rows.column_names else REGRESSION if VALUES in rows.column_names else SINGLE
 
 
 def value_table(rows: Dataset) -> pd.DataFrame:
-    """Returns the labels or values of images, a column of float64 for each name, NaN for missing ones."""
+    """Return the labels or values of images as table with one float64 column per name, NaN if missing."""
     return pd.DataFrame(rows[FLAGS if FLAGS in rows.column_names else VALUES][:], dtype=np.float64)
 
 
 def values_target(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[float]]:
-    """Read the number of each name as `label`, a list of K floats, NaN if it is missing or there is no such name."""
+    """Return the numbers of K names as `label`, a list of floats, NaN for missing values and unknown names."""
     return {"label": [(row.get(FLAGS) or row[VALUES]).get(name, math.nan) for name in names]}
 
 
 def number_in(cell: Any) -> float:
-    """Returns the number in a cell, NaN if the cell is empty, infinity if it holds anything else."""
+    """Return the number in a cell, NaN if the cell is empty, or infinity if it contains anything else."""
     text = str(cell).strip().lower()
     try:
         return SPECIAL_CELLS[text] if text in SPECIAL_CELLS else float(text)
@@ -56,18 +56,18 @@ def number_in(cell: Any) -> float:
 
 
 def are_flags(numbers: pd.DataFrame | pd.Series) -> Any:
-    """Returns whether each number is 0, 1 or missing."""
+    """Return whether each number is 0, 1 or missing."""
     return numbers.isna() | numbers.isin([0, 1])
 
 
 def class_names_of(feature: Any) -> list[str]:
-    """Returns the names of the classes of a column of class numbers, or of lists of them; none of another one."""
+    """Return the class names of a column of class numbers or of lists of them; empty for other types of columns."""
     inner = feature.feature if isinstance(feature, List | LargeList) else feature
     return inner.names if isinstance(inner, ClassLabel) else []
 
 
 def find_columns(columns: Columns, given: str | None) -> list[str]:
-    """Returns the columns of labels: those given, with commas between them, else of type, name, or of 0 and 1."""
+    """Return the label columns: the given ones (comma-separated), else those found by type, name, or 0/1 values."""
     if given is not None:
         names = [given] if given in columns else [name.strip() for name in given.split(",")]
         return names if columns.keys() >= {*names} else []
@@ -81,9 +81,9 @@ def find_columns(columns: Columns, given: str | None) -> list[str]:
 
 
 def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFrame:
-    """Returns the cells of columns, class numbers replaced by names, which are None for those below 0."""
+    """Return the cells of columns with class numbers replaced by names, or by `None` for invalid numbers like -1."""
     if lacking := [name for name in names if name not in columns]:
-        raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, which others have. Add it.")
+        raise ValueError(f"The split {split!r} has no column {lacking[0]!r}, but another split has. Add the column.")
     found = pd.DataFrame({name: columns[name][0][:] for name in names}, dtype=object)
     for name in names:
         if known := dict(enumerate(class_names_of(columns[name][1]))):
@@ -94,7 +94,7 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
 
 
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
-    """Returns what labels are for; text in a single column is one label, unless a separator is given."""
+    """Detect the problem type; text in a single column is one class name, unless a separator is given."""
     if cells.shape[1] > 1:
         return MULTI if are_flags(numbers).all(axis=None) else REGRESSION
     types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)
@@ -111,24 +111,24 @@ def label_values(
     separator: str | None = None,
     class_names: Sequence[str] = (),
 ) -> DatasetDict | None:
-    """Return images with `FLAGS` or `VALUES`, a number for each name; None if images have one label each.
+    """Add multi-label (`FLAGS`) or regression targets (`VALUES`) to images; return `None` for one label per image.
 
     Args:
-        images: The images by split.
-        columns: Their other columns by split.
-        given: The columns to take, several ones with commas between them; by default `find_columns` finds them.
-        problem_type: What the labels are for; by default `detect` finds out.
-        separator: What separates the names in a cell, by default one of `SEPARATORS`.
-        class_names: All names of classes, for cells of names; by default those that occur in the first split.
+        images: Images by split.
+        columns: Other columns by split.
+        given: Comma-separated names of the label columns; by default found by `find_columns`.
+        problem_type: Problem type; by default found by `detect`.
+        separator: Separator of class names in a cell; by default one of `SEPARATORS`.
+        class_names: Names of all classes, for cells of names; by default those that occur in the first split.
 
     Raises:
-        ValueError: if a label is of the wrong kind or unknown, or all are missing.
+        ValueError: if a label has the wrong type or is unknown, or if all labels of the first split are missing.
     """
     first = "train" if "train" in images else next(iter(images))
     if not (names := find_columns(columns[first], given)):
         return None
     known = class_names_of(columns[first][names[0]][1])
-    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # by split and row
+    cells = pd.concat({split: read_cells(own, names, split) for split, own in columns.items()})  # index: split, row
     lists = [cell for cell in cells[names[0]] if isinstance(cell, list)]
     if lists and (problem_type == REGRESSION or any(isinstance(item, float) for cell in lists for item in cell)):
         cells, lists = one_by_one(cells[names[0]], {*map(len, lists)}), []
@@ -140,7 +140,7 @@ def label_values(
     if kind == MULTI and cells.shape[1] == 1 and has_names:
         numbers = flags_of_names(cells.iloc[:, 0], first, separator, known or class_names)
     if problem_type is None:
-        logger.warning("Labels are read for %s: %s. If that is wrong, set problem_type.", kind, listed([*numbers]))
+        logger.warning("Labels are used for %s: %s. If this is wrong, set problem_type.", kind, listed([*numbers]))
     wrong = ~are_flags(numbers) if kind == MULTI else np.isinf(numbers)
     if wrong.any(axis=None):
         name = wrong.any().idxmax()
@@ -160,26 +160,31 @@ def label_values(
         elif split == first:
             raise ValueError(f"All labels of the split {split!r} are missing ({listed([*own])}). Fill them in.")
         else:
-            logger.warning("The split %r has no labels; it is left out.", split)
+            logger.warning("Ignored the split %r because it has no labels.", split)
     return found
 
 
 def one_by_one(cells: pd.Series, lengths: set[int]) -> pd.DataFrame:
-    """Returns lists of numbers, all of one of the lengths, as a column for each place."""
+    """Convert cells with lists of numbers of the same length to a table with one column per list element."""
     if len(lengths) != 1 or lengths == {0}:
-        raise ValueError(f"Lists of {listed(sorted(lengths))} numbers are in {cells.name!r}. All must be as long.")
+        raise ValueError(
+            f"{cells.name!r} has lists of {listed(sorted(lengths))} numbers. All lists must have the same length."
+        )
     rows = [cell if isinstance(cell, list) else [cell] * max(lengths) for cell in cells]
     return pd.DataFrame(rows, cells.index, [f"{cells.name}_{number}" for number in range(*lengths)], dtype=object)
 
 
 def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: Sequence[str]) -> pd.DataFrame:
-    """Returns for each class whether cells, lists or texts, name it; NaN for None.
+    """Convert cells with lists of class names, or with separated class names, to multi-hot labels.
 
     Args:
-        cells: By split and row.
-        first: The split whose names are those of all classes, if `names` is empty.
-        separator: What separates names in text, by default one of `SEPARATORS`.
+        cells: Cells, indexed by split and row.
+        first: Name of the split that defines the classes if `names` is empty.
+        separator: Separator of names in text; by default one of `SEPARATORS`.
         names: Names of all classes.
+
+    Returns:
+        Table with one column per class: 1 if the cell contains the class, 0 if not, and NaN for missing cells.
     """
     marks = (mark for mark in SEPARATORS if any(isinstance(cell, str) and mark in cell for cell in cells))
     separator = separator or next(marks, "\0")
@@ -191,8 +196,8 @@ def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: S
     for split, own in occurring.items():
         if unknown := sorted(own - {*names}):
             raise ValueError(
-                f"The split {split!r} has the labels {listed(unknown)}, but the classes are {listed(names)}. Spell "
-                f"them the same, or give {first!r} examples of them."
+                f"The split {split!r} has the labels {listed(unknown)}, but the classes are {listed(names)}. Use the "
+                f"same spelling, or add examples of them to {first!r}."
             )
     flags = np.zeros((len(cells), len(names)))
     flags[cells.index.get_indexer(items.index), pd.Index(names, dtype=object).get_indexer(items)] = 1

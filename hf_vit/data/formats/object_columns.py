@@ -1,4 +1,4 @@
-"""Boxes and keypoints in the columns of datasets.
+"""Reader of boxes and keypoints in dataset columns.
 
 Shapes: I images, N objects, K keypoints.
 """
@@ -29,7 +29,7 @@ from .orientation import upright_sizes
 from .stored import class_folder
 
 
-# Usual names of the fields of an object
+# Common names of the fields of an object
 FIELDS = {
     "box": ("bbox", "bboxes", "box", "boxes"),
     "label": ("category", "categories", "category_id", "category_ids", *LABEL_NAMES, "class", "classes", "class_id"),
@@ -41,18 +41,18 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ObjectColumns:
-    """The images of a split, and its objects one after the other."""
+    """The images and objects of a split, with the objects of all images in one list."""
 
     split: str
-    images: Dataset  # the column `image`, I rows
-    sizes: np.ndarray  # (I, 2) int64, width and height from columns of these names; 0 without them
-    image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    names: list[str]  # of the N objects, for error messages
-    values: dict[str, list[Any]]  # by field of `FIELDS`, if present: N values
-    label_type: Any  # type of the labels, of `datasets`
+    images: Dataset  # I rows with the column `image`.
+    sizes: np.ndarray  # (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
+    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
+    names: list[str]  # Names of the N objects in error messages.
+    values: dict[str, list[Any]]  # N values for each available field of `FIELDS`.
+    label_type: Any  # Feature type of the labels.
 
     def boxes(self) -> np.ndarray:
-        """Return boxes (N, 4) float64 as they are written."""
+        """Return the boxes (N, 4) float64 in their original format."""
         boxes = self.values["box"]
         is_wrong = [not isinstance(box, list) or len(box) != 4 for box in boxes]
         faults = [f"{self.names[place]}: {boxes[place]}" for place in np.flatnonzero(is_wrong)]
@@ -60,7 +60,7 @@ class ObjectColumns:
         return np.array(boxes, float).reshape(-1, 4)
 
     def keypoints(self) -> np.ndarray:
-        """Return (N, K, 3) x, y and visibility, which is 2 if only x and y are given."""
+        """Return x, y and visibility of keypoints (N, K, 3); the visibility is 2 if only x and y are given."""
         try:
             keypoints = np.array(self.values["keypoints"], float)
             if keypoints.ndim != 3:
@@ -69,7 +69,7 @@ class ObjectColumns:
                 raise ValueError(f"a keypoint has {keypoints.shape[2]} numbers")
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"The objects of {self.split!r} must have the same number of keypoints, each with x, y and optionally "
+                f"All objects of {self.split!r} must have the same number of keypoints, each with x, y and optionally "
                 f"visibility: {error}."
             ) from error
         if keypoints.shape[2] == 2:
@@ -78,7 +78,7 @@ class ObjectColumns:
         return keypoints
 
     def table(self, boxes: np.ndarray, **columns: Any) -> ObjectTable:
-        """Return the table of these objects with boxes (N, 4) and other columns."""
+        """Return the objects as table with the given boxes (N, 4) and other columns."""
         areas = np.array([area or 0 for area in self.values["area"]], float) if "area" in self.values else None
         return table_of(
             self.split, self.images, self.sizes, self.image_numbers, boxes, self.names, areas=areas, **columns
@@ -86,8 +86,14 @@ class ObjectColumns:
 
 
 def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
-    """Read the objects of a split: a list of structs, a struct of lists, or these lists as columns."""
-    # Objects must have the fields that are needed; the first one is what makes it an object.
+    """Read the objects of a split from a list of structs, a struct of lists, or separate columns of lists.
+
+    Args:
+        dataset: Rows of the split.
+        split: Name of the split.
+        needed: Required fields of an object, keys of `FIELDS`. The first one determines the number of objects.
+        options: Names of the columns.
+    """
     types = dict(dataset.features)
     lower = {name.lower() for name in types}
     if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
@@ -99,8 +105,8 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
     for field in needed:
         if names[field] is None:
             raise ValueError(
-                f"The objects of {split!r} have no {field}: of {listed(list(lists))} none is a list of a usual name "
-                f"({', '.join(FIELDS[field])}). Rename it."
+                f"The objects of {split!r} have no {field}. Their fields are {listed(list(lists))}. Rename the field "
+                f"to one of {', '.join(FIELDS[field])}."
             )
     found = {field: lists[name] for field, name in names.items() if name is not None}
     lengths = np.array([len(own or ()) for own in found[needed[0]]], np.int64)
@@ -132,15 +138,15 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
 
 
 def _fields_in(feature: Any, rows: list[Any], where: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the types and the values of the fields of objects, one list of values per image."""
-    if isinstance(feature, dict):  # a struct of lists
+    """Return the types and values of the fields of objects, with one list of values per image."""
+    if isinstance(feature, dict):  # objects stored as a struct of lists
         fields = {name: own for name, own in feature.items() if _is_list(own)}
         return fields, {name: [row and row[name] for row in rows] for name in fields}
     inner = feature.feature if _is_list(feature) else None
     if not isinstance(inner, dict):
         raise ValueError(
-            f"The column {where} is of type {feature}, but objects are a list of structs, or a struct of lists. Name "
-            "the right one with objects_column_name."
+            f"The column {where} has the type {feature}, but objects must be a list of structs or a struct of lists. "
+            "Set objects_column_name to the right column."
         )
     return inner, {name: [[entry[name] for entry in row or ()] for row in rows] for name in inner}
 
@@ -163,15 +169,17 @@ def load_detection_columns(
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
-    """Read the boxes of datasets."""
-    # Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
-    # their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if
-    # only this makes sense of them. Classes that are numbers are named in `class_names`, or in a file of the source.
+    """Read boxes and class names from dataset columns.
+
+    An object has a box, a class and optionally `area` and `iscrowd`, see `read_objects` and `FIELDS`. Boxes have the
+    format `bbox_format`, see `corners`; by default "coco" if no other format fits. If classes are numbers, their names
+    come from `class_names` or a file of the source.
+    """
     objects = [read_objects(dataset, split, ("box", "label"), options) for split, dataset in splits.items()]
     boxes = [found.boxes() for found in objects]
     if bbox_format not in (None, *get_args(BoxFormat)):
         raise ValueError(
-            f"bbox_format={bbox_format!r} is unknown. Choose {', '.join(map(repr, get_args(BoxFormat)))}."
+            f"bbox_format={bbox_format!r} is unknown. Use one of {', '.join(map(repr, get_args(BoxFormat)))}."
         )
     written = bbox_format or _choose_format(objects, np.concatenate(boxes))
     labels, names = _labels(objects, options, class_names)
@@ -192,13 +200,13 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The splits {listed(list(values))} differ in their classes. Make them the same.")
+        raise ValueError(f"The splits {listed(list(values))} have different types or names of classes. Unify them.")
     if missing := [split for split, found in values.items() if None in found]:
-        raise ValueError(f"Objects of {listed(missing)} have no class. Label them, or leave them out.")
+        raise ValueError(f"Some objects of {listed(missing)} have no class. Add their class, or remove them.")
     if kind in (Value("string"), Value("large_string")):
         return numbered_words(values, class_names)
     if isinstance(kind, ClassLabel):
-        without_class_names(class_names, f"The column of classes ({listed(kind.names)})")
+        without_class_names(class_names, f"The class column ({listed(kind.names)})")
         names = tuple(kind.names)
     else:
         names = class_names_beside([class_folder(options, class_names)], class_names)
@@ -209,7 +217,7 @@ def _labels(
 
 
 def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
-    """Return the given sizes of images (I, 2) or, without them, the sizes of the upright images."""
+    """Return the given image sizes (I, 2) or, if any is missing, the sizes of the upright images."""
     if objects.sizes.all():
         return objects.sizes
     headers = image_headers(objects.images, is_needed=True)
@@ -217,9 +225,10 @@ def _upright_sizes(objects: ObjectColumns) -> np.ndarray:
 
 
 def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFormat:
-    """Return "coco" if boxes (N, 4) of the objects fit into their images best when read in this format."""
+    """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
-    is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1  # which would be a small box in pixels too
+    # Values up to 1 are fractions: as pixels, they would be implausibly small boxes.
+    is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
         name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0
         for name in get_args(BoxFormat)
@@ -228,16 +237,18 @@ def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFo
         return "coco"
     counts = "; ".join(f"{count} of {len(boxes)} as {name!r}" for name, count in num_right.items())
     raise ValueError(
-        f"It is not clear how boxes are written. With an area and inside of their images lie {counts}. Set "
-        "bbox_format: 'coco' (x, y, width, height in pixels), 'voc' (x1, y1, x2, y2) or 'yolo' (center x, y, width, "
-        "height as shares of the image)."
+        f"The format of boxes is ambiguous. Numbers of valid boxes by format: {counts}. Set bbox_format to 'coco' (x, "
+        "y, width, height in pixels), 'voc' (x1, y1, x2, y2 in pixels) or 'yolo' (center x, y, width, height as "
+        "fractions of the image size)."
     )
 
 
 def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[list[ObjectTable], KeypointNames]:
-    """Read the keypoints of datasets."""
-    # Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for
-    # each. Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
+    """Read keypoints from dataset columns.
+
+    The field `keypoints` of an object is a flat list of x, y and visibility, or a list of (x, y) or (x, y, visibility)
+    per keypoint. Boxes are optional and in COCO format. The names of the keypoints are their indices.
+    """
     tables = []
     for split, dataset in splits.items():
         found = read_objects(dataset, split, ("keypoints",), options)
@@ -246,5 +257,7 @@ def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[
         tables.append(found.table(corners(boxes, "coco"), is_share=not has_boxes, keypoints=found.keypoints()))
     counts = {table.keypoints.shape[1] for table in tables}
     if len(counts) > 1:
-        raise ValueError(f"The splits have objects of {listed(sorted(counts))} keypoints. Make them the same.")
+        raise ValueError(
+            f"The splits have different numbers of keypoints per object: {listed(sorted(counts))}. Make them equal."
+        )
     return tables, KeypointNames(tuple(str(number) for number in range(counts.pop())))

@@ -1,4 +1,4 @@
-"""One table for the objects of all splits, the same from every format: boxes, classes and keypoints.
+"""Table of the objects of all splits, into which every format is converted: boxes, classes and keypoints.
 
 Shapes: I images, N objects, K keypoints.
 """
@@ -22,43 +22,46 @@ from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_
 logger = logging.get_logger(__name__)
 BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
-# Pixels by which tools go beyond an image when they round, or count pixels from 1.
+# Tolerance in pixels for annotations outside the image, because of rounding or pixel coordinates that start at 1
 ROUNDING = 1.0
-WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # a box in shares of its image
-MIN_BOXES = 10  # fewer say little about how boxes are written
+WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # A box in fractions of the image size.
+MIN_BOXES = 10  # Minimum number of boxes to detect a wrong box format.
 COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
 @dataclass(frozen=True)
 class ObjectTable:
-    """The images of the splits, including those without objects, and one row per object, sorted by image."""
+    """Table with one row per object, sorted by image, and the images of all splits, also those without objects.
 
-    images: Mapping[str, Dataset]  # by split: the column `image` (`datasets.Image`), I rows in all
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; until `upright`, 0 if not given
-    names: np.ndarray  # (N,) str objects, what error messages call the objects
-    image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; until `upright`, as annotated
-    is_share: np.ndarray  # (N,) bool, whether a box is in shares of its image; until `upright`
-    labels: np.ndarray  # (N,) int64, class numbers
-    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects, or is optional to find
-    areas: np.ndarray  # (N,) float64, square pixels; NaN if only the box says it
-    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2
+    The function `upright` completes image sizes, and converts boxes to pixels of the upright images.
+    """
+
+    images: Mapping[str, Dataset]  # Images by split, I in all, in the column `image` (`datasets.Image`).
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; 0 if not given, before `upright`.
+    names: np.ndarray  # (N,) str objects, names of the objects in error messages.
+    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated.
+    is_share: np.ndarray  # (N,) bool, whether a box is in fractions of the image size; False after `upright`.
+    labels: np.ndarray  # (N,) int64, class numbers.
+    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects or is marked as difficult.
+    areas: np.ndarray  # (N,) float64, areas of objects in square pixels; NaN if not given.
+    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2.
 
     def __len__(self) -> int:
         return len(self.boxes)
 
     @property
     def object_sizes(self) -> np.ndarray:
-        """(N, 2) width and height of each object's image."""
+        """Width and height (N, 2) of each object's image."""
         return self.sizes[self.image_numbers]
 
     @property
     def known_areas(self) -> np.ndarray:
-        """(N,) areas, those of the boxes if no others are known."""
+        """Area (N,) of each object, or of its box if the area of the object is not given."""
         return np.where(np.isnan(self.areas), box_areas(self.boxes), self.areas)
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
-        """Return a table of some objects, by (N,) bool or their places, and of all images."""
+        """Return a table of the objects selected by a mask (N,) bool or by indices, and of all images."""
         return replace(self, **{name: vars(self)[name][kept] for name in COLUMNS})
 
     def box_fault(self, place: int) -> str:
@@ -68,7 +71,7 @@ class ObjectTable:
         return f"{self.names[place]}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
 
     def keypoint_faults(self, is_wrong: np.ndarray) -> list[str]:
-        """Return the name and values of each keypoint that is wrong, (N, K) bool, for error messages."""
+        """Return the name and values of each keypoint marked in `is_wrong` (N, K) bool, for error messages."""
         return [
             f"keypoint {number + 1} of {self.names[place]}: {self.keypoints[place, number].tolist()}"
             for place, number in np.argwhere(is_wrong).tolist()
@@ -89,9 +92,11 @@ def table_of(
     areas: np.ndarray | None = None,
     keypoints: np.ndarray | None = None,
 ) -> ObjectTable:
-    """Return the table of one split from objects in any order; it keeps the order within an image."""
-    # By default boxes are in pixels, all labels are 0, and there are no crowds, areas and keypoints. Areas that are
-    # not positive are unknown. `names` are what error messages call the objects.
+    """Return the table of one split from objects in any order, sorted by image with a stable sort.
+
+    By default, boxes are in pixels, all labels are 0, and there are no crowds, areas or keypoints. Areas that are not
+    positive are replaced by NaN (unknown). `names` are the names of the objects in error messages.
+    """
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
     flags = [flag_of(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
     areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
@@ -110,7 +115,7 @@ def table_of(
 
 
 def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
-    """Return the table of several splits from one table per split."""
+    """Concatenate the tables of several splits."""
     num_images, num_objects = [len(table.sizes) for table in tables], [len(table) for table in tables]
     columns = {name: np.concatenate([vars(table)[name] for table in tables]) for name in COLUMNS}
     columns["image_numbers"] += np.repeat(np.cumsum([0, *num_images[:-1]]), num_objects)
@@ -119,7 +124,7 @@ def join_tables(tables: Sequence[ObjectTable]) -> ObjectTable:
 
 
 def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
-    """Return a table in pixels of upright images."""
+    """Convert all coordinates to pixels of the upright images, that is, with their EXIF orientation applied."""
     found, start = [], 0
     for split, images in table.images.items():
         given = table.sizes[start : start + len(images)]
@@ -130,7 +135,7 @@ def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
     own, sizes = turns[table.image_numbers], frames[table.image_numbers]
     boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
     places = turn_points(boxes.reshape(-1, 2, 2), own, sizes)
-    # The first corner stays the first one.
+    # If an axis is reversed, swap its coordinates, so that x1, y1 remains the top left corner.
     boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
     keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
     keypoints[..., :2] = np.where(is_labeled, turn_points(keypoints[..., :2], own, sizes, last=1), 0)
@@ -139,9 +144,11 @@ def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
-    """Return boxes (N, 4) as x1, y1, x2, y2, in pixels of images of (N, 2) width and height."""
-    # "coco" has x1, y1, width and height in pixels, "voc" x1, y1, x2, y2 in pixels, "yolo" center x, y, width and
-    # height as shares of the image.
+    """Convert boxes (N, 4) to x1, y1, x2, y2 in pixels, given the width and height (N, 2) of their images.
+
+    The format "coco" is x1, y1, width, height in pixels, "voc" is x1, y1, x2, y2 in pixels, and "yolo" is center x, y,
+    width, height as fractions of the image size.
+    """
     if box_format == "voc":
         return boxes
     places, lengths = boxes[:, :2], boxes[:, 2:]
@@ -151,12 +158,12 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float 
 
 
 def box_areas(boxes: np.ndarray) -> np.ndarray:
-    """Return (N,) square pixels of boxes (N, 4) x1, y1, x2, y2."""
+    """Return the areas (N,) of boxes (N, 4) given as x1, y1, x2, y2."""
     return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
 
 
 def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tuple[DatasetDict, tuple[str, ...]]:
-    """Return one row per image of an upright table, and sentences for the model card.
+    """Convert the output of `upright` to datasets with one row per image; also return notes for the model card.
 
     The columns are `image`, `file`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, and `height`.
     """
@@ -179,7 +186,7 @@ def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tu
 
 
 def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> DatasetDict:
-    """Return one row per object of an upright table.
+    """Convert the output of `upright` to datasets with one row per object.
 
     The columns are `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width`, and `height`.
     """
@@ -208,7 +215,7 @@ def _list_of_four(boxes: np.ndarray) -> pa.Array:
 
 
 def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range, range]]:
-    """Return the image numbers and the places of the objects of each split; leave out splits without any object."""
+    """Return the ranges of images and objects of each split, without splits that have no object."""
     stops = np.cumsum([0, *map(len, table.images.values())]).tolist()
     ends = np.searchsorted(table.image_numbers, stops).tolist()
     parts = {
@@ -219,16 +226,18 @@ def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range,
     if "train" in empty or len(empty) == len(parts):
         raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
     if empty:  # test sets are often published without annotations
-        logger.warning("Left out of %s, as they have no %s: %s.", source, what, listed(empty))
+        logger.warning("Ignored splits of %s because they have no %s: %s.", source, what, listed(empty))
     return {split: part for split, part in parts.items() if split not in empty}
 
 
 def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
-    """Return a table whose boxes lie within their images and have an area."""
-    # At most one pixel outside is cut off in any case. For other boxes, "raise" lists them in an error, "clip" cuts
-    # off the part outside and leaves out boxes without a part inside, and "drop" leaves them all out.
+    """Check that boxes lie inside their images and have a positive area.
+
+    Boxes that exceed the image by at most one pixel are clipped. For other invalid boxes, "raise" lists them in an
+    error, "clip" clips them and removes those completely outside the image, and "drop" removes all of them.
+    """
     if box_errors not in get_args(BoxErrors):
-        raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
+        raise ValueError(f"box_errors={box_errors!r} is unknown. Use {', '.join(map(repr, get_args(BoxErrors)))}.")
     is_infinite = ~np.isfinite(table.boxes).all(axis=1)
     raise_faults(
         [f"{table.names[place]}: {table.boxes[place].tolist()}" for place in np.flatnonzero(is_infinite).tolist()],
@@ -241,8 +250,8 @@ def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
     if box_errors == "raise":
         raise_faults(
             faults,
-            f"of {len(table)} boxes have no area, or reach out of their image",
-            "Repair them, or set box_errors: 'clip' cuts off the part outside, 'drop' leaves these boxes out.",
+            f"of {len(table)} boxes have no area or exceed their image",
+            "Repair them, or set box_errors to 'clip' to clip them to their image, or to 'drop' to remove them.",
         )
     boxes = _cut(table.boxes, table.object_sizes)
     is_cut = (boxes != table.boxes).any(axis=1)
@@ -251,7 +260,7 @@ def _checked_boxes(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
     if faults:
         num_dropped = int((~is_kept).sum())
         logger.warning(
-            "%d boxes have no area, or reach out of their image: %d were cut off at its border, %d left out:%s",
+            "%d boxes have no area or exceed their image: %d were clipped to the image, %d were removed:%s",
             len(faults),
             len(faults) - num_dropped,
             num_dropped,
@@ -265,15 +274,15 @@ def _check_plausible(table: ObjectTable, num_wrong: int) -> None:
     if len(table) >= MIN_BOXES and 2 * max(num_wrong, num_tiny) > len(table):
         examples = [table.box_fault(place) for place in range(MAX_NAMED)]
         raise ValueError(
-            f"Of {len(table)} boxes {num_wrong} have no area or reach out of their image, and {num_tiny} are no "
-            "larger than a pixel: so they are written in another way. COCO has x, y, width, height in pixels, VOC x1, "
-            "y1, x2, y2 in pixels, and YOLO center x, y, width, height as shares of the image. They were read so:"
-            f"{in_lines(examples, MAX_NAMED)}"
+            f"The boxes seem to have another format: of {len(table)} boxes, {num_wrong} have no area or exceed their "
+            f"image, and {num_tiny} are not larger than a pixel. COCO boxes are x, y, width, height in pixels, VOC "
+            "boxes are x1, y1, x2, y2 in pixels, and YOLO boxes are center x, y, width, height as fractions of the "
+            f"image size. The first boxes, as they were read:{in_lines(examples, MAX_NAMED)}"
         )
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return (N,) bool: which boxes (N, 4) reach out of images of sizes (N, 2) by a pixel, or have no area there."""
+    """Return a mask (N,) of the boxes (N, 4) that exceed their image by over a pixel or have no area inside it."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 
@@ -287,97 +296,109 @@ def _has_area(boxes: np.ndarray) -> np.ndarray:
 
 
 def _without_repeats(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
-    """Remove exact duplicates of boxes, of one image and class; also return sentences for the model card."""
+    """Remove duplicate boxes with the same image, class and coordinates; also return notes for the model card."""
     rows = np.column_stack([table.image_numbers, table.labels, table.is_crowd, table.boxes])
     kept = table.select(np.sort(np.unique(rows, axis=0, return_index=True)[1]))
     count = len(table) - len(kept)
-    return kept, report(count, f"{count:,} exact duplicates of boxes, of one image and class, were removed")
+    return kept, report(count, f"{count:,} exact duplicates of boxes with the same image and class were removed")
 
 
 def clean_keypoints(table: ObjectTable) -> tuple[ObjectTable, tuple[str, ...]]:
-    """Return a table in which keypoints that are not labeled are zeros, and sentences for the model card."""
+    """Set unlabeled keypoints to zero and check the values of the others; also return notes for the model card."""
     places, visibility = table.keypoints[..., :2], table.keypoints[..., 2]
     is_missing = (places == -1).all(axis=2)
     is_labeled = (visibility > 0) & ~is_missing
     is_wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(table.keypoints).all(axis=2))
     raise_faults(
         table.keypoint_faults(is_wrong),
-        "keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2",
+        "keypoints are not finite numbers x, y and a visibility of 0 (not labeled), 1 (hidden) or 2 (visible)",
     )
     count = int((is_missing & (visibility > 0)).sum())
-    notes = report(count, f"{count:,} keypoints at -1, -1 count as not labeled")
+    notes = report(count, f"{count:,} keypoints at -1, -1 are treated as not labeled")
     return replace(table, keypoints=np.where(is_labeled[..., None], table.keypoints, 0)), notes
 
 
 def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable:
-    """Return a table whose labeled keypoints lie within their images but for a pixel, boxes as `_checked_boxes`."""
-    # With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
-    # labeled keypoint are left out, with a warning.
+    """Check that labeled keypoints lie inside their images, with a tolerance of one pixel, and check boxes.
+
+    If `box_errors` is "raise", keypoints outside are listed in an error, otherwise they become unlabeled. Objects
+    without any labeled keypoint are removed with a warning.
+    """
     is_labeled = table.keypoints[..., 2] > 0
     labeled = table.keypoints[is_labeled, :2]
     num_tiny = int((np.abs(labeled) <= 1).all(axis=1).sum())
     if 2 * num_tiny > len(labeled):
         raise ValueError(
-            f"{num_tiny} of {len(labeled)} labeled keypoints have x and y between 0 and 1, but are read as pixels. "
-            "Multiply x by the width of the image and y by its height. A missing keypoint has visibility 0, an empty "
-            "cell, or x and y of -1."
+            f"{num_tiny} of {len(labeled)} labeled keypoints have x and y between 0 and 1, but keypoints must be in "
+            "pixels. Multiply x by the width of the image and y by its height. Mark missing keypoints by visibility "
+            "0, an empty cell, or x = y = -1."
         )
     places, sizes = table.keypoints[..., :2], table.object_sizes[:, None]
-    # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
+    # Keypoint coordinates refer to pixel centers, so an image extends from -0.5 to its width or height - 0.5.
     is_outside = is_labeled & ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
     if box_errors == "raise":
         raise_faults(
             table.keypoint_faults(is_outside),
-            "labeled keypoints lie outside of their image",
-            "Repair them, or set box_errors to 'clip' or 'drop', with which they count as not labeled.",
+            "labeled keypoints lie outside their image",
+            "Repair them, or set box_errors to 'clip' or 'drop' to treat them as not labeled.",
         )
     if is_outside.any():
-        logger.warning("%d keypoints lie outside of their image and count as not labeled.", is_outside.sum())
+        logger.warning("%d keypoints lie outside their image and are treated as not labeled.", is_outside.sum())
     keypoints = np.where(is_outside[..., None], 0, table.keypoints)
     is_kept = np.any(keypoints[..., 2] > 0, axis=1)
     if num_dropped := int((~is_kept).sum()):
-        logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, len(table))
+        logger.warning("Removed %d of %d objects because they have no labeled keypoint.", num_dropped, len(table))
     return _checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of classes that are numbers: those that are given, or of a file in one of the folders."""
+    """Return the names of numbered classes: `class_names`, or the names in a file of one of the folders."""
     names = tuple(class_names or names_beside(folders))
     if not names:
         raise ValueError(
-            "Classes are numbers, and their names are unknown. Give them as class_names, or in a file "
-            f"{' or '.join(NAME_FILES)} beside the data."
+            "The classes are numbers without names. Give their names as class_names, or in a file "
+            f"{' or '.join(NAME_FILES)} next to the data."
         )
     return names
 
 
 def without_class_names(class_names: Sequence[str] | None, source: object) -> None:
-    """Raises `ValueError` if names of classes are given to data that name them."""
+    """Raise `ValueError` if class names are given although the data contain them."""
     if class_names:
-        raise ValueError(f"{source} names its classes itself. Leave class_names={listed(class_names)} out.")
+        raise ValueError(f"{source} already contains class names. Remove class_names={listed(class_names)}.")
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
-    """Raise `ValueError` if class numbers (N,) of the objects with these names are not below `num_classes`."""
+    """Raise `ValueError` if class numbers (N,) are not in 0..`num_classes` - 1; `names` are those of the objects."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     raise_faults(
         [f"{names[place]}: class {numbers[place]}" for place in wrong],
-        f"of {len(numbers)} objects of {source} are of unknown classes; there are {num_classes}, from 0",
+        f"of {len(numbers)} objects of {source} have unknown classes; class numbers must be in [0, {num_classes})",
     )
 
 
 def numbered_words(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Numbers classes that are words, those of each object by split; returns numbers (N,) by split, and the names."""
-    # The names are those that are given, else the words of "train", or else of the first split, sorted.
+    """Convert class names of objects to class numbers.
+
+    Args:
+        words: Class name of each object by split, with "train" first if there is such a split.
+        class_names: All class names in order; by default the sorted names that occur in the first split.
+
+    Returns:
+        Class numbers (N,) by split, and all class names.
+
+    Raises:
+        ValueError: if a split contains an unknown class name.
+    """
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))
     numbers = {name: number for number, name in enumerate(names)}
     for split, found in words.items():
         if unknown := sorted(set(found) - set(names)):
             raise ValueError(
-                f"The split {split!r} has objects of classes that {first!r} has not: {listed(unknown)}. Spell them "
-                f"as there ({listed(names)}), or give all classes as class_names."
+                f"The split {split!r} has classes that are not in {first!r}: {listed(unknown)}. Use the same spelling "
+                f"({listed(names)}), or give all classes as class_names."
             )
     return {split: np.array([numbers[word] for word in found], np.int64) for split, found in words.items()}, names

@@ -1,6 +1,6 @@
-"""EXIF orientations: images are always turned upright, and with them the annotations of the stored image.
+"""EXIF orientation: images are always loaded upright, and annotations of the stored image are turned with it.
 
-Shapes: I images, N objects, K points, H W pixels.
+Shapes: I images, N objects, K points, H and W height and width in pixels.
 """
 
 from typing import Literal, get_args
@@ -15,18 +15,27 @@ from .files import image_headers
 
 logger = logging.get_logger(__name__)
 AnnotationOrientation = Literal["auto", "stored", "displayed"]
-TURN = "turn"  # the column of the EXIF orientation by which pixelwise targets are to be turned
+TURN = "turn"  # column of the EXIF orientation to apply to pixelwise targets
 
 
 def find_turns(
     headers: np.ndarray, given: np.ndarray, choice: AnnotationOrientation, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return by which EXIF orientation (I,) to turn annotations, 1 for none, and which size (I, 2) they refer to."""
-    # Of the headers of images (I, 3), and the sizes (I, 2) that annotations give, 0 if they give none, or the headers
-    # of masks (I, 3), which their own EXIF orientation alone turns. "stored" turns all annotations, "displayed" none,
-    # "auto" those of the stored size. If the size does not tell, "auto" means "displayed", with a warning.
+    """Choose the EXIF orientations to apply to the annotations of a split.
+
+    Args:
+        headers: Headers of images (I, 3): width, height, and EXIF orientation.
+        given: Image sizes (I, 2) in the annotations, 0 if not given, or headers of masks (I, 3). Masks with an EXIF
+            orientation of their own are not changed.
+        choice: "stored" to turn all annotations, "displayed" to turn none, or "auto" to turn those with the stored
+            size of the image. If stored and displayed sizes are equal, "auto" warns and turns none.
+        split: Name of the split in warnings.
+
+    Returns:
+        The EXIF orientation to apply to each annotation (I,), 1 for none, and the size that it refers to (I, 2).
+    """
     if choice not in get_args(AnnotationOrientation):
-        raise ValueError(f"annotation_orientation={choice!r} is unknown. Choose 'auto', 'stored' or 'displayed'.")
+        raise ValueError(f"annotation_orientation={choice!r} is unknown. Use 'auto', 'stored' or 'displayed'.")
     stored, sizes = headers[:, :2], given[:, :2]
     displayed = upright_sizes(stored, headers[:, 2])
     is_tagged = (headers[:, 2] > 1) & (given[:, 2:] <= 1).all(axis=1)
@@ -34,9 +43,9 @@ def find_turns(
     is_turned = is_tagged & fits & (~fits_displayed if choice == "auto" else choice == "stored")
     if choice == "auto" and (count := int((is_tagged & fits & fits_displayed).sum())):
         logger.warning(
-            "%d of %d %s images are turned by their EXIF orientation, and the size does not tell whether their "
-            "annotations are of the stored or of the displayed image. They are taken for those of the displayed one; "
-            "set annotation_orientation to 'stored' if they are not, or to 'displayed' if they are.",
+            "%d of %d %s images have an EXIF orientation, and their size does not show whether annotations refer to "
+            "the stored or to the displayed image. The displayed image is assumed. Set annotation_orientation to "
+            "'stored' if this is wrong, or to 'displayed' to disable this warning.",
             *(count, len(headers), split),
         )
     frames = np.where(is_turned[:, None], stored, displayed)
@@ -44,19 +53,20 @@ def find_turns(
 
 
 def upright_sizes(sizes: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """Return sizes (I, 2), width and height, after a turn by EXIF orientations (I,)."""
+    """Return widths and heights (I, 2) after applying EXIF orientations (I,)."""
     return np.where(turns[:, None] > 4, sizes[:, ::-1], sizes)
 
 
 def reversed_axes(turns: np.ndarray | int) -> np.ndarray:
-    """Return (..., 2) bool, whether EXIF orientations reverse x and y, after they have swapped them from 5 on."""
+    """Return whether EXIF orientations reverse x and y, (..., 2) bool; those above 4 swap x and y first."""
     return np.stack([np.isin(turns, (2, 3, 6, 7)), np.isin(turns, (3, 4, 7, 8))], axis=-1)
 
 
 def turn_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: int = 0) -> np.ndarray:
-    """Return places (N, K, 2), x and y in images of sizes (N, 2), after a turn by EXIF orientations (N,).
+    """Apply EXIF orientations (N,) to points (N, K, 2) in images of width and height `sizes` (N, 2).
 
-    A reversed axis of a length ends at its length - `last`: 1 for the centers of pixels, 0 for edges.
+    Coordinates of a reversed axis become `length - last - x`. Use `last=1` if integer coordinates are pixel centers,
+    and `last=0` if they are pixel edges.
     """
     points = np.where(turns[:, None, None] > 4, points[..., ::-1], points)
     return np.where(
@@ -65,14 +75,14 @@ def turn_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: 
 
 
 def turn_map(values: Tensor, turn: int) -> Tensor:
-    """Return a map (..., H, W) after a turn by an EXIF orientation."""
+    """Apply an EXIF orientation to a map (..., H, W)."""
     return (values.mT if turn > 4 else values).flip((-1 - np.flatnonzero(reversed_axes(turn))).tolist())
 
 
 def with_turns(splits: DatasetDict, column: str | None, choice: AnnotationOrientation) -> DatasetDict:
-    """Add the column `TURN` to splits of which pixelwise targets are to be turned, see `find_turns`.
+    """Add the column `TURN` to splits with pixelwise targets that need an EXIF orientation, see `find_turns`.
 
-    Targets are the images in a column, or of the columns `width` and `height` if that is `None`.
+    The sizes of the targets are those of the images in `column` or, if it is `None`, the columns `width` and `height`.
     """
     found = DatasetDict()
     for split, rows in splits.items():

@@ -1,6 +1,6 @@
-"""Datasets that `datasets` reads: on the Hub, in folders of `save_to_disk`, in parquet files, in tar files.
+"""Reader of formats that `datasets` supports: datasets on the Hub, `save_to_disk` folders, parquet files, tar files.
 
-Tar files are in the format of WebDataset: the files of an example lie side by side, `a/0001.jpg` and `a/0001.cls`.
+Tar files are in WebDataset format: the files of an example have the same stem, such as `a/0001.jpg` and `a/0001.cls`.
 """
 
 import difflib
@@ -47,23 +47,23 @@ from .files import (
 
 logger = logging.get_logger(__name__)
 BLOCK = tarfile.BLOCKSIZE
-MAX_SECONDS = 60.0  # for all archives of a dataset
+MAX_SECONDS = 60.0  # time limit for checking all tar files of a dataset
 CHUNK_BYTES = 2**20
 
 
 def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
-    """Read the headers of tar files to their ends, as long as there is time.
+    """Check that tar files are complete, by reading the headers of all members.
 
-    A tar file ends in blocks of zeros. Readers that find no further member stop without an error, even if the file is
-    cut or goes on.
+    A tar file ends with blocks of zeros. Readers that find no further member stop without an error, even if the file
+    is truncated or more data follow, as in concatenated files.
 
     Args:
-        files: Paths of tar files, plain or compressed by gzip.
-        max_seconds: Time limit, after which only the last bytes of the other files are checked, if they are plain. A
-            warning counts the files whose headers were not all read.
+        files: Paths of tar files, uncompressed or compressed with gzip.
+        max_seconds: Time limit. Afterwards, only the last block of the remaining uncompressed files is checked, and a
+            warning reports the number of files that were not read completely.
 
     Raises:
-        OSError: if a file is cut or damaged, or goes on after its end.
+        OSError: if a file is truncated or damaged, or contains data after its end marker.
     """
     paths = list(files)
     end = time.monotonic() + max_seconds
@@ -71,19 +71,19 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
         found = list(threads.map(partial(_fault_of, end=end), paths))
     raise_faults(
         [f"{path}: {fault}" for path, fault in zip(paths, found, strict=True) if fault],
-        f"of {len(paths)} tar files are not whole, and readers would skip the missing parts without an error",
-        "Get them again, and pack joined ones anew.",
+        f"of {len(paths)} tar files are incomplete, so some of their examples would be skipped without an error",
+        "Download damaged files again. Repack files that were concatenated.",
         error=OSError,
     )
     if num_late := found.count(None):
         logger.warning(
-            "%d of %d tar files could not be read to their ends in %.0f seconds, so they may be incomplete.",
+            "%d of %d tar files could not be checked completely in %.0f seconds, so they may be incomplete.",
             *(num_late, len(paths), max_seconds),
         )
 
 
 def _fault_of(path: str, end: float) -> str | None:
-    """Return the fault of a tar file, empty if there is none, or `None` if the time is over before its end."""
+    """Return the fault of a tar file, empty if there is none, or `None` if the time limit was exceeded."""
     try:
         with tarfile.open(path) as tar:
             stream = tar.fileobj
@@ -91,82 +91,84 @@ def _fault_of(path: str, end: float) -> str | None:
             if isinstance(stream, BufferedReader):  # not compressed
                 stream.seek(-BLOCK, 2)
                 if stream.read().strip(b"\0"):
-                    return "it does not end in the blocks of zeros that end a tar file"
+                    return "it does not end with the blocks of zeros of a tar file"
             while tar.next() is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
+                tar.members.clear()  # type: ignore[attr-defined]  # saves memory if there are millions of members
                 if time.monotonic() > end:
                     return None
             place = tar.offset
             stream.seek(place)
             if len(block := stream.read(BLOCK)) < BLOCK or any(block):
-                return f"at byte {place} there is neither another member nor the blocks of zeros that end a tar file"
+                return f"at byte {place} there is neither another member nor the blocks of zeros of the end"
             is_joined = any(chunk.strip(b"\0") for chunk in iter(partial(stream.read, CHUNK_BYTES), b""))
-            return f"it goes on after its end at byte {place}, as files do that were joined" if is_joined else ""
+            return f"it has more data after its end at byte {place}, as concatenated files do" if is_joined else ""
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        return f"it is cut or damaged ({error})"
+        return f"it is truncated or damaged ({error})"
 
 
 def check_parquet(files: Iterable[str]) -> None:
-    """Raise `OSError` for parquet files that are cut or damaged, before a stream reaches them."""
+    """Raise `OSError` if parquet files are truncated or damaged, before they are streamed."""
     paths, cut = list(files), []
     for path in paths:
         try:
             parquet.read_metadata(path)
         except (ArrowInvalid, OSError):
             cut.append(path)
-    finding, advice = f"of {len(paths)} parquet files are cut or damaged", "Get them again, or leave them out."
+    finding, advice = f"of {len(paths)} parquet files are truncated or damaged", "Download them again or remove them."
     raise_faults(cut, finding, advice, error=OSError)
 
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 Formats = Iterable[Format[DatasetDict]]
 Take = Callable[[Any, str, SourceOptions], Any]
-KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
+KEY, URL = "__key__", "__url__"  # columns that `datasets` adds: the name of an example and of its tar file
 
 
 def find_saved(path: Path) -> Path | None:
-    """Return a folder if it was written by `Dataset.save_to_disk`."""
+    """Return the folder if it was written by `Dataset.save_to_disk`, otherwise `None`."""
     return path if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) else None
 
 
 def load_saved(path: Path) -> DatasetDict:
-    """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
+    """Load a folder written by `Dataset.save_to_disk`, with standard split names."""
     saved = load_from_disk(path)
     return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
 
 
 def load_from_hub(options: SourceOptions, *, streaming: bool = False) -> DatasetDict:
-    """Load a dataset on the Hub, or open it as streams, with the usual names of splits."""
+    """Load or stream a dataset on the Hub, with standard split names."""
     with _explained(options):
         return _standard_splits(load_dataset(options.source, **options.hub, streaming=streaming))
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
-    """Renames splits to "train", "validation" and "test" and leaves others out, with a warning."""
-    # A single split of another name is what there is to train on.
+    """Rename splits to "train", "validation" and "test"; ignore splits of other names with a warning."""
+    # If there is only one split, it becomes "train" whatever its name.
     others = [name for name in splits if split_named(name) is None]
     if len(splits) == len(others) == 1:
         return DatasetDict({"train": splits[others[0]]})
     if len(splits) == len(others):
-        raise ValueError(f"None of the splits {listed(others)} goes by a known name: {', '.join(SPLIT_NAMES)}.")
+        raise ValueError(
+            f"The names of the splits {listed(others)} are unknown. Rename them to one of {', '.join(SPLIT_NAMES)}."
+        )
     if others:
-        logger.warning("Left out, as their names are of no known split: %s.", listed(others))
+        logger.warning("Ignored splits with unknown names: %s.", listed(others))
     return DatasetDict(one_per_split((name, split) for name, split in splits.items() if name not in others))
 
 
 @contextmanager
 def _explained(options: SourceOptions) -> Iterator[None]:
-    """Names what lies near where a dataset was looked for that is neither here nor on the Hub."""
+    """Context manager that adds similar local paths to the error if a dataset is neither on disk nor on the Hub."""
     try:
         validate_repo_id(options.source)
         prepared = Path(config.HF_DATASETS_CACHE, options.source.replace("/", "___"))
         if not prepared.is_dir() and not is_within_reach(options.source, "dataset"):
-            raise ConnectionError(f"Couldn't reach {options.source!r} on the Hub")
+            raise ConnectionError(f"Cannot reach {options.source!r} on the Hub")
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"There is no file or folder {options.source!r}. {_neighbors(options.path.absolute())} Nor did the "
-            f"Hub give a dataset of that name: {error}"
+            f"There is no file or folder {options.source!r}. {_neighbors(options.path.absolute())} A dataset of this "
+            f"name could not be loaded from the Hub either: {error}"
         ) from error
 
 
@@ -177,11 +179,14 @@ def _neighbors(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names)
     if near:
         return f"Did you mean {' or '.join(repr(str(path.parent / name)) for name in near)}?"
-    return f"In {path.parent} there is no {path.name!r}, but {listed(names) if names else 'nothing'}."
+    return f"The folder {path.parent} has no {path.name!r}. It contains {listed(names) if names else 'nothing'}."
 
 
 def class_folder(options: SourceOptions, are_named: object = None) -> Path:
-    """Returns where a file may name the classes; from the Hub, id2label.json is downloaded unless they are named."""
+    """Return the folder that may contain a file of class names.
+
+    For a dataset on the Hub, download its id2label.json, unless `are_named` shows that class names are given.
+    """
     if options.path.exists() or are_named:
         return options.path.parent if options.path.is_file() else options.path
     try:
@@ -192,54 +197,58 @@ def class_folder(options: SourceOptions, are_named: object = None) -> Path:
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
-    """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
+    """Find parquet files by split: the path itself, or files in a folder and its subfolders; see `files_by_split`."""
     return files_by_split(path, _files_that_end(path, (".parquet",)))
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
-    """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
+    """Find tar files by split, as in `find_parquet`; ignore them if there are also images, which they may archive."""
     files = _files_that_end(path, TAR_SUFFIXES)
     has_images = bool(files) and path.is_dir() and any(is_image(file) for file in files_below(path))
     return {} if has_images else files_by_split(path, files)
 
 
 def _files_that_end(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return a file, or the visible files in a folder or one below, whose names end in one of the suffixes."""
+    """Return the files with one of the suffixes: the path itself, or visible files in a folder and its subfolders."""
     folders = (path, *subfolders(path)) if path.is_dir() else ()
     files = visible(file for folder in folders for file in folder.iterdir()) if folders else [path]
     return [file for file in files if file.name.lower().endswith(suffixes) and file.is_file()]
 
 
 def find_shards(path: Path) -> tuple[str, dict[str, list[str]]]:
-    """Find parquet files, or else tar files; return the kind as `load_files` takes it, and the files by split."""
+    """Find parquet files, or otherwise tar files; return the `kind` argument of `load_files`, and files by split."""
     files = find_parquet(path)
     return ("parquet", files) if files else ("webdataset", find_tars(path))
 
 
 def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = False) -> DatasetDict:
-    """Read files of a kind, "parquet" or "webdataset", each split by itself, so that their columns may differ.
+    """Load or stream files of a kind, "parquet" or "webdataset".
 
-    `OSError` is raised for tar files, and for parquet files that are read as streams, that are cut or damaged. Unless
-    tar files are read as streams, their content is copied into the cache of `datasets`.
+    Splits are loaded separately because their columns may differ. Unless tar files are streamed, their content is
+    copied into the cache of `datasets`.
+
+    Raises:
+        OSError: if a tar file, or a streamed parquet file, is truncated or damaged.
+        ValueError: if a split cannot be read.
     """
     if kind == "webdataset" or streaming:
         (check_tars if kind == "webdataset" else check_parquet)(chain.from_iterable(files.values()))
     splits = {}
     for split, names in files.items():
-        patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
+        patterns = [glob.escape(name) for name in names]  # `datasets` would interpret brackets as patterns
         try:
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
-        except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
+        except (ValueError, DatasetGenerationError) as error:  # these errors do not name the file
             raise ValueError(
-                f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
-                "again, or leave them out if they are empty."
+                f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Download these "
+                "files again, or remove them if they are empty."
             ) from error
         splits[split] = rows if kind != "webdataset" else _flat_stream(rows) if streaming else rows.flatten()
     return DatasetDict(splits)
 
 
 def _flat_stream(stream: IterableDataset) -> IterableDataset:
-    """Return a stream of tar files with `json.label`, ... as columns, and encoded images named by their tar files."""
+    """Flatten the JSON column of a stream of tar files to `json.label`, ..., and add tar file names to image paths."""
     features = dict(stream.features)
     images = [name for name, feature in features.items() if isinstance(feature, Image)]
     inner = features.pop("json") if isinstance(features.get("json"), dict) else {}
@@ -256,20 +265,25 @@ def _flat_stream(stream: IterableDataset) -> IterableDataset:
 
 def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[str, Any]:
     if not any(row[name] for name in images):
-        raise ValueError(f"{row[URL]}: {row[KEY]} has no image ({' or '.join(images)}). Add it, or leave it out.")
+        raise ValueError(
+            f"{row[URL]}: {row[KEY]} has no image ({' or '.join(images)}). Add one, or remove the example."
+        )
     named = {name: row[name] and row[name] | {"path": f"{row[URL]}: {row[name]['path']}"} for name in images}
     return row | named | {f"json.{name}": (row["json"] or {}).get(name) for name in inner}
 
 
 def tar_label(features: Mapping[str, Any]) -> list[str]:
-    """Return the column of labels of tar files, if any: `.cls`, else a usual name in `.json`, else `.txt`."""
+    """Return the label column of tar files in a list, empty if there is none.
+
+    It is `cls`, or a usual name in `json`, or `txt`, the first that exists.
+    """
     usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
     candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
     return [name for name in candidates if name in features][:1] if URL in features else []
 
 
 def read_labels(kind: str, files: Iterable[str], column: str) -> Iterator[object]:
-    """Yield the labels in the files of `find_shards` without reading the images."""
+    """Yield the labels in files found by `find_shards`, without reading the images."""
     for file in files:
         if kind == "parquet":
             yield from parquet.ParquetFile(file).read([column])[column].to_pylist()
@@ -280,7 +294,7 @@ def read_labels(kind: str, files: Iterable[str], column: str) -> Iterator[object
 def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
     with tarfile.open(file) as tar:
         for member in tar:
-            tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
+            tar.members.clear()  # type: ignore[attr-defined]  # saves memory if there are millions of members
             if not (member.isfile() and Path(member.name).name.partition(".")[2] == kind):
                 continue
             content = tar.extractfile(member)
@@ -295,7 +309,7 @@ def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
 
 
 def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:
-    """Read what `find_shards` finds; in tar files, numbers in `.cls` are classes if a file names them."""
+    """Load files found by `find_shards`; convert `.cls` numbers in tar files to classes if a file has their names."""
     splits = load_files(kind, files)
     names = names_beside([class_folder(options)]) if kind == "webdataset" else []
     for split, rows in splits.items():
@@ -304,12 +318,12 @@ def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOption
     return splits
 
 
-# Pairs of a function that recognizes a format and one that reads it, in the order in which they are tried
+# Pairs of functions that find and read the files of a format, in the order in which formats are tried
 COLUMN_FORMATS = ((find_parquet, partial(load_files, "parquet")), (find_saved, load_saved))
 
 
 def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> DatasetDict | None:
-    """Load from the Hub if there is no such path, else in the first format that is recognized; `None` if none is."""
+    """Load a path in the first format whose files are found, or `None`; if it does not exist, load from the Hub."""
     if not options.path.exists():
         return load_from_hub(options)
     options.check_no_hub_options()
@@ -319,15 +333,15 @@ def load_columns(options: SourceOptions, formats: Formats = COLUMN_FORMATS) -> D
 def load_splits(
     options: SourceOptions, take: Take, others: Formats, problem: str, columns: Formats = COLUMN_FORMATS
 ) -> DatasetDict:
-    """Load a dataset in the first format that is recognized, or from the Hub.
+    """Load a dataset from a path in the first format whose files are found, or from the Hub.
 
     Args:
-        options: Where the dataset is, and which columns to take.
-        take: Reduces a split from the Hub, or of a format in `columns`, to the columns of its images and targets. It
-            also gets the name of the split, and `options`.
-        others: Formats that are tried after `columns`, and whose readers return such columns themselves.
-        problem: What is wrong with a path of no known format, and what to do, for the error after its name.
-        columns: Formats whose columns have any names.
+        options: Location of the dataset and names of its columns.
+        take: Function that selects the image and target columns of a split from the Hub or of a format in `columns`.
+            Its arguments are the split, its name, and `options`.
+        others: Formats whose readers select these columns themselves, tried after `columns`.
+        problem: End of the error message for paths of unknown format, after the path.
+        columns: Formats with arbitrary column names.
     """
     if (splits := load_columns(options, columns)) is not None:
         return take_from(splits, take, options)
@@ -337,12 +351,12 @@ def load_splits(
 
 
 def take_from(splits: Mapping[str, Any], take: Take, options: SourceOptions) -> DatasetDict:
-    """Reduce datasets or streams by split to their images and targets, see `load_splits`."""
+    """Apply the function `take` of `load_splits` to each split."""
     return DatasetDict({name: take(split, name, options) for name, split in splits.items()})
 
 
 def open_streams(options: SourceOptions) -> DatasetDict:
-    """Open a dataset on the Hub, or parquet or tar files on disk, to be read while used; empty for other data."""
+    """Stream a dataset on the Hub, or parquet or tar files on disk; return an empty dictionary for other data."""
     if not options.path.exists():
         return load_from_hub(options, streaming=True)
     kind, files = find_shards(options.path)

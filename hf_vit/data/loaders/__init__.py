@@ -1,1 +1,1 @@
-"""Data sets for a task, from wherever a user has them."""
+"""Dataset loaders for each task, from local files or the Hub."""

@@ -1,4 +1,4 @@
-"""Datasets for segmentation and depth, from wherever a user has them."""
+"""Load datasets for segmentation and depth estimation from local files or the Hub."""
 
 import math
 from collections.abc import Sequence
@@ -30,37 +30,38 @@ def load_semantic_segmentation(
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a mask each that says the class of every pixel.
+    """Load images with semantic segmentation masks.
 
-    `source` is, recognized by what is there and in this order:
+    The format of `source` is detected in this order:
 
-    - a parquet file, or a folder of them, with two columns of images, as `load_image_classification` takes them;
+    - a parquet file, or a folder of them as in `load_image_classification`, with columns of images and masks;
     - a folder written by `Dataset.save_to_disk`;
     - a folder with `train/images/`, `train/masks/`, `val/images/`, ..., or `images/train/`, `masks/train/`, ..., or
-      `images/` and `masks/` alone, where an image and its mask have one stem; masks may also lie in `labels/` or
+      only `images/` and `masks/`. An image and its mask have the same stem. Other names of `masks/` are `labels/` and
       `annotations/`;
-    - if no such path exists, the name of a dataset on the Hub.
+    - if the path does not exist, the name of a dataset on the Hub.
 
-    Masks hold class numbers in one band of 8 or 16 bits (255 where there is no class), or colors in RGB.
+    Masks contain class numbers in one channel of 8 or 16 bits (255 for unlabeled pixels), or RGB colors.
 
     Args:
-        source: Path, or name on the Hub.
-        class_names: Names of the classes. By default those of classes.txt (one a line, the first is class 0) or
-            id2label.json in `source`, or of a palette there, which is needed for colors: palette.txt,
-            label_colors.txt (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
-        classes_file: One of these files, if it lies elsewhere.
-        reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
-        binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
-        annotation_orientation: Whether masks are of the "stored" or the "displayed" images; by default sizes tell.
-        mask_column_name: Column of masks, if none has a usual name ("mask", "label", "annotation", ...).
+        source: Path, or name of a dataset on the Hub.
+        class_names: Names of the classes. By default, they are read from classes.txt (one name per line, starting with
+            class 0), id2label.json, or a palette in `source`. Colors require a palette: palette.txt, label_colors.txt
+            (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
+        classes_file: Path of one of these files in another folder.
+        reduce_labels: Whether class numbers in masks start at 1, with 0 for unlabeled pixels.
+        binary_masks: Whether masks contain 0 for the first of two classes and 255 for the second.
+        annotation_orientation: Whether masks refer to the "stored" or to the "displayed" image, if it has an EXIF
+            orientation; by default ("auto") detected by their size.
+        mask_column_name: Column of masks, if it has no usual name ("mask", "label", "annotation", ...).
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
-        Splits with the columns `image`, `mask` and `file`, and the names. No image is decoded.
+        Splits with the columns `image`, `mask` and `file`, and the class names. Images are not decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without decoding the images.
+        ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
     splits, classes = _load_masks(
@@ -82,40 +83,43 @@ def load_universal_segmentation(
     mask_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with masks of things and of stuff, each of a class.
+    """Load images with masks of things and stuff, for instance and panoptic segmentation.
 
-    `source` is, recognized by what is there and in this order:
+    The format of `source` is detected in this order:
 
-    - a folder in the format of COCO, `annotations/panoptic_train2017.json`, ... or `annotations/instances_...`, or
-      with `train/annotations.json`, ..., or such a file. Crowds are not trained on, but excuse what is found in them;
-    - whatever `load_semantic_segmentation` takes. Every class in an image is one mask, but of things each connected
-      region is one, which is sensible where things do not touch, as in photos of one animal.
+    - COCO: an annotation file or a folder with `annotations/panoptic_train2017.json`, `annotations/instances_...`, or
+      `train/annotations.json`, ... Crowds are not used for training, and predictions in them are not false positives;
+    - any format of `load_semantic_segmentation`. Each connected region of a thing class becomes one instance, which
+      assumes that things do not touch; a stuff class has one mask per image.
 
     Args:
-        source: Path, or name on the Hub.
-        thing_names: Those classes of semantic masks that are things; an empty list if all are stuff. Required for such
-            masks, which hold no instances. Annotations of COCO say so themselves.
-        annotations: "panoptic" or "instances", where `source` has both.
-        class_names: As in `load_semantic_segmentation`, like all that follow.
-        classes_file: One of the files of names or colors.
-        reduce_labels: Whether masks of numbers count classes from 1.
-        binary_masks: Whether masks of numbers are 0 and 255.
-        annotation_orientation: Of masks, or of the annotations of COCO.
+        source: Path, or name of a dataset on the Hub.
+        thing_names: Names of the thing classes of semantic masks, which contain no instances; an empty list if all
+            classes are stuff. Required for semantic masks. COCO annotations contain this information.
+        annotations: "panoptic" or "instances", if `source` has both.
+        class_names: As in `load_semantic_segmentation`, also for the arguments below.
+        classes_file: File of class names or colors.
+        reduce_labels: Whether class numbers in masks start at 1.
+        binary_masks: Whether masks contain only 0 and 255.
+        annotation_orientation: Orientation of masks or COCO annotations.
         mask_column_name: Column of masks.
-        **keywords: As there.
+        **keywords: As in `load_semantic_segmentation`.
 
     Returns:
-        Splits with the columns `image`, `file` and those of the masks, the names and which of them are things. No
-        image is decoded.
+        Splits with the columns `image`, `file` and those of the masks, the class names, and the numbers of the thing
+        classes. Images are not decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without decoding the images.
+        ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, mask_column_name, **keywords)
     if coco := _load_coco(options.path, annotations, annotation_orientation):
         if thing_names or class_names or classes_file:
-            raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
+            raise ValueError(
+                f"The annotations of {source} already contain class names and things. Remove thing_names, class_names "
+                "and classes_file."
+            )
         return coco
     splits, classes = _load_masks(
         options, annotation_orientation, class_names, classes_file, reduce_labels, binary_masks
@@ -132,7 +136,7 @@ def _load_masks(
     classes_file: str | None,
     *encoding: bool,
 ) -> tuple[DatasetDict, ClassList]:
-    """Return images and masks, and their classes; `encoding` is that of `choose_classes`."""
+    """Load images, masks and classes; `encoding` contains the last two arguments of `choose_classes`."""
     splits = _load_pairs(options, "mask", orientation)
     folder = class_folder(options, class_names or classes_file)
     return splits, choose_classes(folder, class_names, classes_file, *encoding)
@@ -141,11 +145,12 @@ def _load_masks(
 def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: str) -> tuple[int, ...]:
     if thing_names is None:
         raise ValueError(
-            f'The masks of {source} hold classes but no instances. Set --thing_classes "{names[-1]}" (thing_names in '
-            'Python) to the classes whose connected regions are instances, or to "" if all classes are stuff.'
+            f"The masks of {source} contain classes but no instances. Set --thing_classes (thing_names in Python) to "
+            f'the classes whose connected regions are instances, for example --thing_classes "{names[-1]}", or to "" '
+            "if all classes are stuff."
         )
     if unknown := [name for name in thing_names if name not in names]:
-        raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(names)}.")
+        raise ValueError(f"thing_names has unknown classes {listed(unknown)}. Choose from {listed(names)}.")
     return tuple(number for number, name in enumerate(names) if name in thing_names)
 
 
@@ -157,30 +162,30 @@ def load_depth_estimation(
     depth_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a depth map each.
+    """Load images with depth maps.
 
-    `source` is what `load_semantic_segmentation` takes, with `depths/` or `depth/` in the place of `masks/` and a
-    column "depth" or "depth_map" in that of "mask".
+    The formats are those of `load_semantic_segmentation`, with `depths/` or `depth/` instead of `masks/`, and a column
+    "depth" or "depth_map" instead of "mask".
 
     Args:
-        source: Path, or name on the Hub.
-        depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
-            millimeters and floats (TIFF, `.npy`) meters; given, it counts for both.
-        annotation_orientation: Of depth maps, as in `load_semantic_segmentation`.
-        depth_column_name: Column of depth maps, if none has a usual name.
-        **keywords: As there.
+        source: Path, or name of a dataset on the Hub.
+        depth_scale: Units per meter, for example 256 for KITTI. By default, integers (16- or 32-bit PNG and TIFF) are
+            millimeters and floats (TIFF, `.npy`) are meters. If given, it applies to both.
+        annotation_orientation: Orientation of depth maps, as in `load_semantic_segmentation`.
+        depth_column_name: Column of depth maps, if it has no usual name.
+        **keywords: As in `load_semantic_segmentation`.
 
     Returns:
-        Splits with the columns `image`, `depth` and `file`. No image is decoded.
+        Splits with the columns `image`, `depth` and `file`. Images are not decoded.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without decoding the images.
+        ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     if depth_scale is not None and not 0 < depth_scale < math.inf:
         raise ValueError(
-            f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
-            "millimeters."
+            f"depth_scale={depth_scale} must be positive and finite. It is the number of units per meter, for example "
+            "1000 for millimeters."
         )
     options = SourceOptions(source, depth_column_name, **keywords)
     splits = _load_pairs(options, "depth", annotation_orientation)
@@ -189,12 +194,12 @@ def load_depth_estimation(
 
 def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
     take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
-    problem = "is a file of unknown kind. Give a parquet file, or a folder; unpack archives first."
+    problem = "is a file of an unknown format. Give a parquet file or a folder. Extract archives first."
     return with_turns(with_files(load_splits(options, take, folders, problem)), target, orientation)
 
 
 def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:
     if annotations not in (None, *KINDS):
-        raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
+        raise ValueError(f"annotations={annotations!r} is unknown. Use {' or '.join(map(repr, KINDS))}.")
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
     return load_coco_masks(files, orientation) if files else None

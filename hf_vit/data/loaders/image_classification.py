@@ -1,4 +1,4 @@
-"""Datasets for image classification, from wherever a user has them, as a list or a stream; scikit-learn's digits."""
+"""Load or stream datasets for image classification from local files or the Hub, and the digits of scikit-learn."""
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,8 +61,8 @@ from ..formats.stored import (
 
 logger = logging.get_logger(__name__)
 ROWS = Features({"image": Image(decode=False), "file": Value("string"), "label": Value("int64")})
-PEEKED = 10  # rows that tell whether a split on the Hub has labels
-NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
+PEEKED = 10  # Number of rows that are read to check whether a streamed split has labels.
+NUM_SHARDS = 64  # Number of shards for streaming files on disk; also limits the number of workers.
 NUM_TEST_DIGITS = 360
 DIGITS_INFO = DatasetInfo(
     name="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn",
@@ -70,10 +70,10 @@ DIGITS_INFO = DatasetInfo(
     license="CC BY 4.0",
     description=(
         "E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 "
-        "(https://doi.org/10.24432/C50P49); the 1797 images of its test set, by 13 writers, that are part of "
-        "scikit-learn (`sklearn.datasets.load_digits`). They are 8x8 pixels, enlarged to 28x28, light on dark. 1437 "
-        "are for training and 360 for testing, every digit with the same share of both; the split is random, so the "
-        "same writers can be in both."
+        "(https://doi.org/10.24432/C50P49). scikit-learn contains the 1797 images of its test set, by 13 writers "
+        "(`sklearn.datasets.load_digits`). They have 8x8 pixels, enlarged to 28x28, light on dark. 1437 images are "
+        "used for training and 360 for testing. The random split is stratified by digit, but not by writer: images of "
+        "the same writer can be in both parts."
     ),
     test=f"the {NUM_TEST_DIGITS} test images",
 )
@@ -88,43 +88,43 @@ def load_image_classification(
     class_names: Sequence[str] | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> DatasetDict:
-    """Load images with labels, by default one each, whatever the form in which they lie on disk or on the Hub.
+    """Load images with labels: one class (by default) or several classes per image, or regression targets.
 
-    `source` is, recognized by its content and in this order:
+    The format of `source` is detected in this order:
 
-    - a folder with the idx files of MNIST, Fashion-MNIST, ..., packed or not, also in `MNIST/raw/`;
-    - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
-      `train-00000-of-00001.parquet`, or of its folder's;
+    - a folder with the idx files of MNIST, Fashion-MNIST, ..., compressed or not, also in `MNIST/raw/`;
+    - a parquet file, or a folder of them, also in `data/`; the name of a file, such as `train-00000-of-00001.parquet`,
+      or of its folder contains the split;
     - a folder written by `Dataset.save_to_disk`;
-    - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` by each image;
-      numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
-    - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
-      or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` names the split, if there is one;
-    - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
-      a `test/` of images without a class is left out;
-    - if no such path exists, the name of a dataset on the Hub.
+    - a tar file in WebDataset format, or a folder of them without images, with `.cls`, `.json` or `.txt` next to each
+      image; the class names of `.cls` numbers come from a `classes.txt` or `id2label.json` in the folder;
+    - a table (.csv, .tsv, .jsonl) of image paths, relative to the table, and labels, or a folder with `train.csv`,
+      ..., or with `metadata.csv`, there or in `train/`, `test/`, ...; an optional column `split` gives the split;
+    - a folder with one folder of images per class, also inside `train/`, `test/`, ...; a `test/` whose images are not
+      in class folders is ignored;
+    - if the path does not exist, the name of a dataset on the Hub.
 
-    Splits are found under "train", "training", "validation", "valid", "val", "dev", "test" and "testing".
+    Names of splits are "train", "training", "validation", "valid", "val", "dev", "test" and "testing".
 
     Args:
-        source: Path, or name on the Hub.
-        label_column_name: Column of labels, or several with commas between them; by default found by type or name.
-        problem_type: What labels are for. With None, lists and several columns of 0 and 1 are several labels, and
-            numbers with fractions are values. A name is one label, whatever characters it has.
-        label_separator: What separates several names in a cell. With several labels per image, "|", ";" and "," are
-            found by default; without a `problem_type`, a separator says that there are several.
-        class_names: All names of several labels; by default those that occur in the training images.
+        source: Path, or name of a dataset on the Hub.
+        label_column_name: Column of labels, or comma-separated columns; by default found by type or name.
+        problem_type: Problem type, or `None` to detect it: lists and several columns of 0 and 1 are multiple labels,
+            non-integer numbers are regression targets, and other cells are single labels.
+        label_separator: Separator of class names in a cell; by default "|", ";" or "," if `problem_type` is
+            multi-label classification. If `problem_type` is `None`, a separator selects multi-label classification.
+        class_names: Names of all classes for multi-label classification; by default those of the training images.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
-        Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
-        (`datasets.Image`), `label` (`datasets.ClassLabel`, the same for all splits) and `file` (the path of the image,
-        or the one beside its bytes, else "image 17 of train"). Image files are not opened. Several labels are in
-        `label_flags` instead, 0 or 1 by class, and values in `label_values`, a number by column; NaN is missing.
+        The available splits among "train", "validation" and "test", with the columns `image` (`datasets.Image`, not
+        opened), `label` (the same `datasets.ClassLabel` for all splits) and `file` (path of the image, or a name such
+        as "image 17 of train"). Instead of `label`, multiple labels are in `label_flags` (0 or 1 by class), and
+        regression targets in `label_values` (numbers by column), with NaN for missing values.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without opening the images.
+        ValueError: if the data are invalid, as far as this can be detected without opening images.
     """
     options = SourceOptions(source, label_column_name, **keywords)
     rows, tables = load_columns(options, _formats(options)), find_tables(options.path)
@@ -140,7 +140,7 @@ def load_image_classification(
 
 
 def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
-    """Returns the images of splits, and their other columns with the types of these."""
+    """Return the image column of each split, and the values and types of its other columns."""
     images = {name: options.choose_image(rows.features, f"The split {name!r}") for name, rows in splits.items()}
     others = (*images.values(), "split", "file", KEY)
     return DatasetDict({name: take_columns(rows, {images[name]: "image"}) for name, rows in splits.items()}), {
@@ -150,7 +150,7 @@ def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[Dataset
 
 
 def load_labeled(options: SourceOptions, take: Take, others: Formats, problem: str) -> DatasetDict:
-    """Load images that may have labels; `load_splits` says more."""
+    """Load images with optional labels, from all formats with columns and from `others`, see `load_splits`."""
     return load_splits(options, take, others, problem, _formats(options))
 
 
@@ -160,7 +160,7 @@ def _formats(options: SourceOptions) -> Formats:
 
 
 def load_labeled_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Read `image` (paths that are opened on access) and `label` (text) of tables by split."""
+    """Read images (opened on access) and labels (text) from tables, by split."""
     return load_tables(tables, options, "label", _label_in, Value("string"))
 
 
@@ -168,33 +168,33 @@ def _load_class_folders(folder: Path) -> DatasetDict:
     if not folder.is_dir():
         known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
         raise ValueError(
-            f"{folder} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first."
+            f"{folder} is a file of an unknown format. Give one of {known}, or a folder. Extract archives first."
         )
     if not has_class_folders(folder) and (loose := list_tables(folder)):
         names = " or ".join(repr(str(table)) for table in loose)
         raise ValueError(
-            f"{folder} holds a table whose name says no split. Give the table rather than its folder: {names}."
+            f"{folder} contains a table without a split in its name. Give the path of the table: {names}."
         )
     return load_image_folder(folder)
 
 
 def _label_in(cell: Any, where: str) -> str | None:
     if not (cell is None or isinstance(cell, str | int)):
-        raise ValueError(f"{where} has the label {cell!r}, but a label is a word or a whole number.")
+        raise ValueError(f"{where} has the label {cell!r}, but a label must be a text or an integer.")
     return None if cell is None else str(cell).strip()
 
 
 def image_and_label(
     dataset: Any, split: str, options: SourceOptions, *, column: str = "label", is_required: bool = True
 ) -> Any:
-    """Reduce a `Dataset` or an `IterableDataset` to `image` and its label.
+    """Select the columns `image` and label of a `Dataset` or an `IterableDataset`.
 
     Args:
-        dataset: Data whose columns have any names.
+        dataset: Dataset with arbitrary column names.
         split: Name of the split.
-        options: Which columns to take.
-        column: The name that the column of labels gets.
-        is_required: Whether there must be labels; otherwise they are left out if it is not clear which column it is.
+        options: Names of the columns.
+        column: New name of the label column.
+        is_required: Whether labels are required; otherwise, they are ignored if the choice of column is ambiguous.
     """
     where, features = f"The split {split!r}", dataset.features
     columns = {options.choose_image(features, where): "image"}
@@ -206,8 +206,8 @@ def image_and_label(
     label = options.choose("label", features, where, by_type=found)
     if is_required and not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
         raise ValueError(
-            f"The labels of the split {split!r} are of type {features[label]}, but a label is a class number or a "
-            "word. Name the right column with label_column_name."
+            f"The labels of the split {split!r} are of type {features[label]}, but a label must be a class number or "
+            "a text. Set label_column_name to the right column."
         )
     return take_columns(dataset, columns | {label: column})
 
@@ -218,14 +218,14 @@ def _typed_labels(features: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class LabeledStream:
-    """Images and labels of which those to train on come as a stream.
+    """An image classification dataset with streamed training images.
 
     Args:
-        names: What the classes are called, in their order.
-        rows: The training images: `image` (encoded), `file` and `label`, the number of the class.
-        held_out: Share of `rows` that is for validation, chosen by what is in the image files.
-        listed: The other splits, as far as they lie on disk, as `load_image_classification` gives them.
-        streamed: The other splits that do not, as `rows`.
+        names: Names of the classes, in the order of class numbers.
+        rows: Stream of the training images: `image` (encoded), `file` and `label` (class number).
+        held_out: Fraction of `rows` to use for validation, selected by a hash of the image content.
+        listed: Other splits that are on disk, in the format of `load_image_classification`.
+        streamed: Other splits that are on the Hub, in the format of `rows`.
     """
 
     names: tuple[str, ...]
@@ -236,16 +236,16 @@ class LabeledStream:
 
     @property
     def train(self) -> IterableDataset:
-        """The rows to train on."""
+        """Stream of the training images without the held-out ones."""
         return self.rows.filter(partial(_is_trained_on, share=self.held_out)) if self.held_out else self.rows
 
     def first(self, split: str, count: int, buffer_size: int) -> Dataset:
-        """Returns `count` rows of a split, or all if there are fewer, with images that are in memory.
+        """Load up to `count` rows of a split into memory.
 
         Args:
-            split: "train", "validation", or another one of `streamed`.
-            count: How many.
-            buffer_size: Among how many rows the next one is drawn, of data that are sorted by class.
+            split: "train", "validation", or another key of `streamed`.
+            count: Number of rows.
+            buffer_size: Size of the shuffle buffer in rows, because data may be sorted by class.
         """
         rows = self.streamed.get(split, self.rows).shuffle(seed=SPLIT_SEED, buffer_size=buffer_size)
         chosen: Iterable[dict[str, Any]] = rows
@@ -264,29 +264,28 @@ def stream_image_classification(
     train_val_split: float = 0.1,
     **keywords: Unpack[SourceKeywords],
 ) -> LabeledStream:
-    """Open images with one label each, the training images as a stream.
+    """Stream images with one label each.
 
-    Parquet files, tar files and datasets on the Hub are read while they are used. Other sources of
-    `load_image_classification` are listed as there, and their images are opened one by one.
+    Parquet files, tar files and datasets on the Hub are streamed. For other formats of `load_image_classification`,
+    the files are listed, and their images are opened one by one.
 
     Args:
         source: As in `load_image_classification`.
-        label_column_name: As there; of JSON in tar files, as "json.label".
-        class_names: Names of the classes, if the data do not have them: numbers are places in it. A classes.txt or
-            id2label.json that lies with the data does the same; otherwise the labels of data on disk are read, without
-            the images.
-        train_val_split: Share of the training images that is for validation if there is no such split.
-        **keywords: As there.
+        label_column_name: As in `load_image_classification`; "json.label" for JSON in tar files.
+        class_names: Class names, if the data contain none, in the order of class numbers. By default, they are read
+            from a classes.txt or id2label.json next to the data, or collected from all labels of data on disk.
+        train_val_split: Fraction of the training images to use for validation if there is no validation split.
+        **keywords: As in `load_image_classification`.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if there are no training images, columns are not clear, or classes are not known.
+        ValueError: if there are no training images, the choice of columns is ambiguous, or the classes are unknown.
     """
     options = SourceOptions(source, label_column_name, **keywords)
     streams = open_streams(options)
     splits = streams or load_image_classification(source, label_column_name=label_column_name, **keywords)
     if "train" not in splits:
-        raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
+        raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}. Add a split train.")
     if not streams:
         return _from_list(splits, class_names, train_val_split)
     found = take_from(streams, image_and_label, options)
@@ -307,22 +306,22 @@ def stream_image_classification(
 
 
 def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
-    """Returns the training images that a training on a stream of them holds out.
+    """Return the images that are held out for validation if the training images are streamed.
 
     Args:
         images: The split "train" of `load_image_classification`.
-        source: Where it is from.
-        train_val_split: The share that is held out.
+        source: Path or name of the dataset.
+        train_val_split: Fraction of the training images that is held out.
     """
     options = SourceOptions(source)
     if options.path.exists() and not open_streams(options):
-        return hold_out(images, train_val_split)["test"]  # their list was at hand
+        return hold_out(images, train_val_split)["test"]  # files in a list are split as without streaming
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
     return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
 
 
 def _is_trained_on(row: dict[str, Any], share: float) -> bool:
-    """Returns whether a row is not among those that are held out: equal images are all on one side."""
+    """Return whether a row is used for training, by a hash of the image, so that equal images stay together."""
     image = row["image"] or {}
     content = image.get("bytes") or (image.get("path") or "").encode()
     return zlib.crc32(content) >= share * 2**32
@@ -340,20 +339,20 @@ def _from_list(splits: DatasetDict, class_names: Sequence[str], train_val_split:
 
 
 def as_stream(images: Dataset) -> IterableDataset:
-    """Returns a stream of images that are listed, in an order that mixes what is listed class by class."""
+    """Return a stream of listed images in random order, because they may be sorted by class."""
     return images.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(images)))
 
 
 def stream_rows(
     stream: IterableDataset, column: str, convert: Callable[[Any, str], Any], feature: Value
 ) -> IterableDataset:
-    """Return a stream of `image` (encoded), `file` (its name) and, if the stream has it, another column.
+    """Reduce a stream to `image` (encoded), `file` (name of the image) and, if it exists, one converted column.
 
     Args:
-        stream: A stream with the column `image`.
-        column: Name of the other column.
-        convert: From a value of this column and the name of the image to the new value.
-        feature: Type of the new values.
+        stream: Stream with the column `image`.
+        column: Name of the column to convert.
+        convert: Function from a value of this column and the name of the image to the new value.
+        feature: Feature type of the new values.
     """
     features = {"image": Image(decode=False), "file": Value("string")}
     if column in stream.features:
@@ -371,11 +370,11 @@ def _as_row(row: dict[str, Any], column: str, convert: Callable[[Any, str], Any]
 
 
 def _labels_on_disk(options: SourceOptions, features: Features) -> Iterable[object]:
-    """Return the labels of the training images; raise `ValueError` if this would read the images as well."""
+    """Read the labels of training images on disk; raise `ValueError` if this requires reading the images as well."""
     kind, files = find_shards(options.path) if options.path.exists() else ("hub", {})
     if not files or any(file.endswith(TAR_SUFFIXES[1:]) for file in files["train"]):
         raise ValueError(
-            f"{options.source} does not name its classes, and finding them would take reading all of it. Give "
+            f"{options.source} has no class names, and finding all classes requires reading the whole dataset. Set "
             "class_names."
         )
     label = options.choose("label", features, "The split 'train'", by_type=_typed_labels(features))
@@ -391,28 +390,27 @@ def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
 
 
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:
-    """Loads the 1797 digits of `sklearn.datasets.load_digits`, 1437 to train and 360 to test.
+    """Load the 1797 digits of `sklearn.datasets.load_digits`, with 1437 training and 360 test images.
 
-    The originals are 8x8 pixels of 17 gray levels, light on dark. Every digit has the same share of both splits, which
-    are always the same.
+    The original images have 8x8 pixels and 17 gray levels, light on dark. The split is fixed and stratified by digit.
 
     Args:
-        image_size: Height and width in pixels that the images are enlarged to.
+        image_size: Height and width in pixels that images are enlarged to.
 
     Returns:
         Splits "train" and "test" with the columns `image` (PIL, mode L) and `label` (class number, names "0" to "9").
 
     Raises:
         ImportError: if scikit-learn is not installed.
-        ValueError: if `image_size` is below 8, which would throw pixels away.
+        ValueError: if `image_size` is less than 8, the size of the original images.
     """
     if image_size < 8:
-        raise ValueError(f"image_size={image_size} is smaller than the digits, which are 8x8 pixels. Use 8 or more.")
-    check_packages("The digits data set", "sklearn")
+        raise ValueError(f"image_size={image_size} is smaller than the digits, which have 8x8 pixels. Use at least 8.")
+    check_packages("The digits dataset", "sklearn")
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
+    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8)
     size = (image_size, image_size)
     images = [PILImage.fromarray(image).resize(size, PILImage.Resampling.BICUBIC) for image in gray]
     dataset = Dataset.from_dict(

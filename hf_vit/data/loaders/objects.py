@@ -1,4 +1,4 @@
-"""Datasets for object detection and keypoints, from wherever a user has them."""
+"""Load datasets for object detection and keypoint detection from local files or the Hub."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ from ..formats.stored import load_columns
 from ..targets import detection_target, keypoint_target
 
 
-# Pairs of a function that recognizes a format and one that reads it, in the order in which they are tried
+# Pairs of functions that find and read the files of a format, in the order in which formats are tried
 BOX_FORMATS = (
     (partial(find_coco, kinds=["instances"]), load_coco_objects),
     (find_yolo, load_yolo),
@@ -48,52 +48,53 @@ def load_object_detection(
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with a box around each object; there may be images without any.
+    """Load images with boxes of objects.
 
-    `source` is, recognized by what is there and in this order:
+    The format of `source` is detected in this order:
 
-    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` of `bbox`,
-      `category` and maybe `area` and `iscrowd`, or with columns of these names;
-    - a folder in the format of COCO: `annotations/instances_train2017.json`, ..., `train/annotations.json`, ..., or
-      `train/_annotations.coco.json`, ..., or such a file;
-    - a folder in the format of YOLO with a file data.yaml, or this file, or a folder with `images/` and `labels/`,
-      whose classes class_names or classes.txt name. Of polygons, the boxes around them are taken;
-    - a folder in the format of Pascal VOC: `Annotations/`, `JPEGImages/` and maybe `ImageSets/Main/train.txt`, ..., or
-      XML files beside images, also in `train/`, `valid/`, ... What is difficult counts as a crowd;
-    - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
+    - a parquet file, a folder of parquet files, or a folder written by `Dataset.save_to_disk`, with a column `objects`
+      of `bbox`, `category` and optionally `area` and `iscrowd`, or with these columns;
+    - COCO: an annotation file or a folder with `annotations/instances_train2017.json`, ..., `train/annotations.json`,
+      ..., or `train/_annotations.coco.json`, ...;
+    - YOLO: a file data.yaml, a folder with such a file, or a folder with `images/` and `labels/` and class names in
+      `class_names` or classes.txt. Polygons are converted to their bounding boxes;
+    - Pascal VOC: a folder with `Annotations/`, `JPEGImages/` and optionally `ImageSets/Main/train.txt`, ..., or with
+      XML files next to images, optionally in `train/`, `valid/`, ... Difficult objects are treated as crowds;
+    - if the path does not exist, the name of a dataset on the Hub, with columns as in parquet files.
 
     Args:
-        source: Path, or name on the Hub.
-        box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
-            error, "clip" cuts them off at its border if anything is left of them, "drop" leaves them out.
-        bbox_format: How boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
-            pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if that fits.
-        class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
-        annotation_orientation: Whether boxes are of the "stored" or the "displayed" images; by default sizes tell.
-        objects_column_name: Column of objects, if none has a usual name.
+        source: Path, or name of a dataset on the Hub.
+        box_errors: Treatment of boxes that exceed their image or have no area: "raise" lists them in an error, "clip"
+            clips them to the image and removes those completely outside, "drop" removes all of them.
+        bbox_format: Format of boxes in columns: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2, y2 in
+            pixels) or "yolo" (center x, y, width, height as fractions of the image); by default "coco" if it fits.
+        class_names: Names of the classes if they are numbers in the data, or their order if they are names.
+        annotation_orientation: Whether boxes refer to the "stored" or to the "displayed" image, if it has an EXIF
+            orientation; by default ("auto") detected by its size.
+        objects_column_name: Column of objects, if it has no usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
         Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
-        and the names of the classes. No image is decoded: `check_dense` does, and finds those of another size.
+        and the class names. Images are not decoded; use `check_dense` to detect damaged images and wrong sizes.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        OSError: if the size of an image is not given, and its header cannot be read.
-        ValueError: if the data are wrong in any way that shows without decoding the images.
+        OSError: if the size of an image is not given and its header cannot be read.
+        ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, objects_column_name, **keywords)
     if columns := load_columns(options):
         tables, classes = load_detection_columns(columns, options, bbox_format, class_names)
     elif bbox_format is not None:
-        raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
+        raise ValueError(f"bbox_format={bbox_format!r} is for boxes in dataset columns, not for {source}. Remove it.")
     elif found := first_format(options.path, BOX_FORMATS, class_names):
         tables, classes = found
     else:
         raise ValueError(
-            f"{source} holds no boxes. Give COCO's JSON (annotations/instances_train2017.json, or "
-            "train/annotations.json), YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or "
-            "parquet files with a column objects; unpack archives first."
+            f"{source} contains no boxes of a known format: COCO (annotations/instances_train2017.json, or "
+            "train/annotations.json), YOLO (data.yaml, or images/ and labels/), VOC (Annotations/ and JPEGImages/), "
+            "or parquet files with a column objects. Extract archives first."
         )
     rows, notes = detection_rows(upright(join_tables(tables), annotation_orientation), box_errors, source)
     return TargetData(rows, detection_target, classes, notes=notes)
@@ -109,36 +110,36 @@ def load_keypoint_detection(
     objects_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> KeypointData:
-    """Loads objects with keypoints, one example each; those without any labeled keypoint are left out.
+    """Load objects with keypoints, one example per object. Objects without any labeled keypoint are removed.
 
-    `source` is, recognized by what is there and in this order:
+    The format of `source` is detected in this order:
 
-    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` that has
-      `keypoints` and maybe `bbox` and `area`;
-    - a folder in the format of COCO, `annotations/person_keypoints_train2017.json` or `train/annotations.json`, ...;
-    - a table (.csv, .tsv, .jsonl) as of `load_landmarks`, or a folder with `train.csv`, ..., or with one table;
-    - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
+    - a parquet file, a folder of parquet files, or a folder written by `Dataset.save_to_disk`, with a column `objects`
+      that has `keypoints` and optionally `bbox` and `area`;
+    - COCO: a folder with `annotations/person_keypoints_train2017.json` or `train/annotations.json`, ...;
+    - a table (.csv, .tsv, .jsonl), see `load_landmarks`, or a folder with `train.csv`, ..., or with a single table;
+    - if the path does not exist, the name of a dataset on the Hub, with columns as in parquet files.
 
-    Places are in pixels, the center of pixel i at i; -1, -1 is not labeled. Without a box, it is the whole image.
+    Coordinates are in pixels; integers are pixel centers, and -1, -1 means not labeled. The default box is the image.
 
     Args:
-        source: Path, or name on the Hub.
-        whole_image: Whether boxes are ignored, as for landmarks of the only object of an image.
-        box_errors: As in `load_object_detection`; with "clip" and "drop", keypoints outside count as not labeled.
-        flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
-            default what names with left and right, or the 68 points of iBUG, say.
+        source: Path, or name of a dataset on the Hub.
+        whole_image: Whether to replace boxes by the whole image, for images of a single object.
+        box_errors: As in `load_object_detection`; "clip" and "drop" treat keypoints outside the image as not labeled.
+        flip_pairs: Pairs of keypoint names or indices that a horizontal flip swaps, such as "left_eye,right_eye" or
+            "1,2"; by default found by names with left and right, or those of the 68 iBUG face landmarks.
         annotation_orientation: As in `load_object_detection`.
-        objects_column_name: Column of objects, if none has a usual name.
+        objects_column_name: Column of objects, if it has no usual name.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
-        Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and what
-        is known of the keypoints. No image is decoded: `check_dense` does, and finds those of another size.
+        Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and the
+        properties of the keypoints. Images are not decoded; use `check_dense` to detect damaged ones and wrong sizes.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        OSError: if the size of an image is not given, and its header cannot be read.
-        ValueError: if the data are wrong in any way that shows without decoding the images.
+        OSError: if the size of an image is not given and its header cannot be read.
+        ValueError: if the data are invalid, as far as this can be detected without decoding images.
     """
     options = SourceOptions(source, objects_column_name, **keywords)
     if columns := load_columns(options):
@@ -147,12 +148,12 @@ def load_keypoint_detection(
         tables, known = found
     else:
         raise ValueError(
-            f"{source} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
-            "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
+            f"{source} contains no keypoints of a known format: COCO (annotations/person_keypoints_train2017.json, or "
+            "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ... Extract archives first."
         )
     table, notes = clean_keypoints(join_tables(tables))
     table = upright(table, annotation_orientation)
-    if whole_image:  # the areas of objects stay what they were
+    if whole_image:  # the areas of objects are kept
         areas, boxes = table.known_areas, np.tile(table.object_sizes, 2) * WHOLE_IMAGE
         table = replace(table, boxes=boxes, areas=np.where(areas > 0, areas, np.nan))
     rows = keypoint_rows(table, box_errors, source)

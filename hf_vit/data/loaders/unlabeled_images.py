@@ -1,4 +1,4 @@
-"""Images without labels, from wherever a user has them, as a list or a stream."""
+"""Load or stream unlabeled images from local files or the Hub."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ from .image_classification import as_stream, image_and_label, load_labeled, load
 
 
 logger = logging.get_logger(__name__)
-CLASS = "class_number"  # not "label": classes are of use here, but none must have images in every split
+CLASS = "class_number"  # not "label", because classes are optional here and may be missing in some splits
 NO_CLASS = -1
 image_and_class = partial(image_and_label, column=CLASS, is_required=False)
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
@@ -38,26 +38,26 @@ TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 def load_unlabeled_images(
     sources: Sequence[str], *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
 ) -> DatasetDict:
-    """Load the images of one or several datasets as one, whatever the form in which they lie.
+    """Load the images of one or more datasets as a single dataset.
 
-    A source is any of those of `load_image_classification`, with labels or without, or a folder with images at any
-    depth. Folders `train/`, `validation/`, `test/`, ... in it, by any of their usual names, are its splits; without a
-    `train/` all images are "train". Folders of targets (`masks/`, `depths/`, ...) beside one of images (`images/`,
-    ...) are left out.
+    A source is any source of `load_image_classification`, with or without labels, or a folder with images at any
+    depth. Its subfolders `train/`, `validation/`, `test/`, or their usual aliases are the splits; if there is no
+    `train/`, all images are "train". Folders of targets (`masks/`, `depths/`, ...) next to a folder of images
+    (`images/`, ...) are ignored.
 
     Args:
-        sources: Paths, or names on the Hub.
+        sources: Paths, or names of datasets on the Hub.
         label_column_name: Column of labels; by default found by type or name.
-        **keywords: As in `load_image_classification`; options for the Hub only with a single source.
+        **keywords: As in `load_image_classification`; options for the Hub are allowed only for a single source.
 
     Returns:
-        Those of the splits "train", "validation" and "test" that any source has, each with the columns `image`
-        (`datasets.Image`), `file` (see `with_files`) and `number` (from 0). A single source whose labels are known, by
-        a column or by folders of classes, also has `class_number` (`datasets.ClassLabel`), -1 where an image has none.
+        The available splits among "train", "validation" and "test", with the columns `image` (`datasets.Image`),
+        `file` (see `with_files`) and `number` (index of the image). If there is a single source with labels, from a
+        column or class folders, also `class_number` (`datasets.ClassLabel`), -1 for images without a label.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
-        ValueError: if a source has no images, or columns are not clear.
+        ValueError: if a source has no images, or the choice of columns is ambiguous.
     """
     options = _options_of(sources, label_column_name, keywords)
     return _numbered(with_files(DatasetDict(_joined([_load(each) for each in options]))))
@@ -71,14 +71,14 @@ def _options_of(sources: Sequence[str], label: str | None, keywords: SourceKeywo
     config_name, revision = keywords.get("dataset_config_name"), keywords.get("dataset_revision")
     if len(sources) > 1 and (config_name or revision):
         raise ValueError(
-            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one dataset, but there "
-            f"are {len(sources)}: {listed(sources)}. Leave them out."
+            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} require a single dataset, but "
+            f"there are {len(sources)}: {listed(sources)}. Remove these options."
         )
     return [SourceOptions(source, label, **keywords) for source in sources]
 
 
 def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Joins datasets or streams split by split; the classes of several are not the same ones, and are left out."""
+    """Concatenate datasets or streams by split, without classes, which differ between datasets."""
     if len(opened) == 1:
         return opened[0]
     parts = {name: [splits[name] for splits in opened if name in splits] for name in SPLITS}
@@ -98,19 +98,19 @@ def _load(options: SourceOptions) -> DatasetDict:
         (find_folder, list_images),
     )
     tars = ", ".join(TAR_SUFFIXES)
-    problem = f"is a file of unknown kind. Give a folder, a parquet file, a tar file ({tars}) or a table with labels."
+    problem = f"is a file of an unknown format. Give a folder, a parquet, tar ({tars}) file, or a table of labels."
     return with_class_numbers(load_labeled(options, image_and_class, others, problem))
 
 
 def _find_labeled_tables(path: Path, target_column: str | None) -> dict[str, Path]:
-    """Returns the tables of a dataset if all of them have labels; others say nothing that the folder does not."""
+    """Return the tables of a dataset if all of them have a label column; otherwise, its folder is listed instead."""
     names = USUAL_NAMES["label"] if target_column is None else (target_column,)
     tables = find_tables(path)
     return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
 
 
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
-    """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
+    """Convert the column `class_number` of all splits to the same `ClassLabel` type; drop it unless all have it."""
     if not all(CLASS in split.column_names for split in splits.values()):
         others = {name: [column for column in split.column_names if column != CLASS] for name, split in splits.items()}
         return DatasetDict({name: split.select_columns(others[name]) for name, split in splits.items()})
@@ -128,16 +128,16 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them, and their classes if it has folders of them."""
-    folder = folder.absolute()  # the dataset outlives the working directory
+    """List the images in a folder at any depth without opening them, with classes if they are in class folders."""
+    folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
     if not found.get("train"):
-        raise ValueError(f"{folder} holds no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
+        raise ValueError(f"{folder} contains no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
     splits = DatasetDict(
         {name: images_at([str(file) for file in files], name) for name, files in found.items() if files}
     )
-    # By the first folder, empty for an image in none. A folder of its own around all images is no class.
+    # The class is the first subfolder in the path of an image. A single subfolder for all images is not a class.
     classes = {name: [(*file.relative_to(roots[name]).parts[:-1], "")[0] for file in found[name]] for name in splits}
     if "" in classes["train"] or len(set(classes["train"])) < 2:
         return splits
@@ -145,7 +145,7 @@ def list_images(folder: Path) -> DatasetDict:
 
 
 def _split_roots(folder: Path) -> dict[str, Path]:
-    """Returns the folders of the splits, which may be in one of images: `train/`, or `images/train/`."""
+    """Return the folders of the splits, such as `train/` or `images/train/`."""
     for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
         if "train" in (named := splits_in(place)):
             report_other_folders(place, named)
@@ -154,35 +154,35 @@ def _split_roots(folder: Path) -> dict[str, Path]:
 
 
 def _images_below(root: Path) -> list[Path]:
-    """Lists the images below a folder, without those that are targets of the others."""
+    """List the images below a folder, without masks and other targets stored as images."""
     images = [file for file in files_below(root) if is_image(file)]
     folders = {parent for file in images for parent in file.relative_to(root).parents}
     places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
     targets = {inside for inside in folders if inside.name.lower() in TARGETS and inside.parent in places}
     if targets:
         found = listed(sorted(map(str, targets)))
-        logger.warning("Left out of %s, as they hold targets of the images beside them: %s.", root, found)
+        logger.warning("Ignored folders in %s because they contain targets of images: %s.", root, found)
     return [file for file in images if not targets & set(file.relative_to(root).parents)]
 
 
 def stream_images(
     sources: Sequence[str], *, label_column_name: str | None = None, **keywords: Unpack[SourceKeywords]
 ) -> dict[str, IterableDataset]:
-    """Open the images of one or several datasets as one stream.
+    """Stream the images of one or more datasets as a single dataset.
 
     Args:
-        sources: Names on the Hub, parquet files or tar files or folders of them, or folders of images.
+        sources: Names of datasets on the Hub, parquet files, tar files, folders of these files, or folders of images.
         label_column_name: As in `load_unlabeled_images`.
-        **keywords: As there.
+        **keywords: As in `load_unlabeled_images`.
 
     Returns:
-        Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
-        `file`, and, of a single source whose labels are known, `class_number`, as text: only who has seen all classes
-        can number them, see `first_images`.
+        The available splits among "train", "validation" and "test", with the columns `image` (encoded) and `file`. If
+        there is a single source with labels, also `class_number`, as text, because numbering classes would require
+        reading the whole stream; see `first_images`.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
-        ValueError: if it has no images, or columns are not clear.
+        ValueError: if a source has no images, or the choice of columns is ambiguous.
     """
     options = _options_of(sources, label_column_name, keywords)
     joined = _joined([_open(each) for each in options])
@@ -194,14 +194,14 @@ def _as_text(value: object, file: str) -> str | None:
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
-    """Keeps the first rows of the splits of a stream in memory.
+    """Load the first rows of each split of a stream into memory.
 
     Args:
-        streams: As `stream_images` gives them.
-        counts: How many rows to keep of each split.
+        streams: Output of `stream_images`.
+        counts: Number of rows to load by split.
 
     Returns:
-        These splits as `load_unlabeled_images` gives them, but for images, which are encoded.
+        The splits of `counts` in the format of `load_unlabeled_images`, except that images are encoded.
     """
     first = {
         name: Dataset.from_list(list(islice(streams[name], count)), features=streams[name].features)
@@ -211,7 +211,7 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
 
 
 def _open(options: SourceOptions) -> dict[str, IterableDataset]:
-    """Return the splits with the columns `image` and, if labels are known, `class_number`."""
+    """Stream the splits of a source, with the columns `image` and, if there are labels, `class_number`."""
     if streams := open_streams(options):
         return take_from(streams, image_and_class, options)
     return {name: as_stream(split) for name, split in with_files(_load(options)).items()}

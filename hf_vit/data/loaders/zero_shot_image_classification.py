@@ -1,4 +1,4 @@
-"""Images and what is written about them, from wherever a user has them."""
+"""Load images with captions from local files or the Hub."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from ..targets import caption_target
 
 TEXT = (Value("string"), Value("large_string"))
 CAPTIONS = List(Value("string"))
-CHUNK_SIZE = 64  # images that are in memory at a time
+CHUNK_SIZE = 64  # number of images held in memory at the same time
 
 
 def load_image_text(
@@ -25,39 +25,40 @@ def load_image_text(
     caption_column_name: str | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> TargetData:
-    """Loads images with one or several captions each.
+    """Load images with one or more captions each.
 
-    `source` is, recognized by what is there and in this order:
+    The format of `source` is detected in this order:
 
-    - a parquet file, or a folder of them, with a column of images and one of captions, as `load_image_classification`
-      takes them;
+    - a parquet file, or a folder of them as in `load_image_classification`, with a column of images and one of
+      captions;
     - a folder written by `Dataset.save_to_disk`;
-    - a table (.jsonl, .csv, .tsv) of paths, relative to it, and captions, or a folder with `train.jsonl`, ..., or with
-      `metadata.jsonl`, there or in `train/`, `val/`, ...; a column `split` says the split, where there is one;
-    - if no such path exists, the name of a dataset on the Hub.
+    - a table (.jsonl, .csv, .tsv) of image paths (relative to the table) and captions, or a folder with `train.jsonl`,
+      ..., or with `metadata.jsonl`, there or in `train/`, `val/`, ...; an optional column `split` gives the split;
+    - if the path does not exist, the name of a dataset on the Hub.
 
-    A row holds a caption or a list of them. Rows of one image, by its path or else by its bytes, become one example.
+    A row contains a caption or a list of captions. Rows with the same image (equal bytes, or equal paths if images are
+    files) are merged to one example.
 
     Args:
-        source: Path, or name on the Hub.
-        caption_column_name: Column of captions, if its name is not a usual one ("caption", "text", ...). Of two of
-            these, lists of captions go before single ones.
+        source: Path, or name of a dataset on the Hub.
+        caption_column_name: Column of captions, if it has no usual name ("caption", "text", ...). If there are several
+            columns of usual names, a column of lists is preferred.
         **keywords: Configuration and revision on the Hub, and the column of images, see `SourceOptions`.
 
     Returns:
-        Splits with the columns `image`, `captions` (a list) and `file`. No image is opened.
+        Splits with the columns `image`, `captions` (a list) and `file`. Images are not opened.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if the data are wrong in any way that shows without opening the images.
+        ValueError: if the data are invalid, as far as this can be detected without opening images.
     """
     options = SourceOptions(source, caption_column_name, **keywords)
     read = partial(
         load_tables, options=options, kind="caption", read_cell=_as_list, feature=CAPTIONS, prefers_lists=True
     )
     problem = (
-        'holds no captions. Put a metadata.jsonl with lines like {"file_name": "1.jpg", "text": "a dog runs"} next to '
-        "the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
+        'contains no captions. Put a metadata.jsonl with lines like {"file_name": "1.jpg", "text": "a dog runs"} next '
+        "to the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
     )
     splits = load_splits(options, _image_and_caption, ((find_tables, read),), problem)
     merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(splits).items()})
@@ -65,10 +66,10 @@ def load_image_text(
 
 
 def _as_list(value: Any, where: str) -> list[str]:
-    """Returns the captions of a row; one that is missing is empty."""
+    """Return the captions of a row as list; a missing caption becomes an empty string."""
     captions = value if isinstance(value, list) else [value]
     if not all(caption is None or isinstance(caption, str) for caption in captions):
-        raise ValueError(f"{where} has {value!r} for a caption. Give a text, or a list of texts.")
+        raise ValueError(f"{where} has the caption {value!r}, which is not a text or a list of texts. Correct it.")
     return [caption or "" for caption in captions]
 
 
@@ -81,8 +82,8 @@ def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> D
     if features[caption] not in TEXT and not _is_list(features[caption]):
         types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
         raise ValueError(
-            f"{where} has no texts in the column {caption!r}, which is of type {features[caption]}. Name the right "
-            f"one with caption_column_name; there are {types}."
+            f"{where} has no texts in the column {caption!r}, which is of type {features[caption]}. Set "
+            f"caption_column_name to the right column: {types}."
         )
     return take_columns(dataset, {image: "image", caption: "caption"})
 
@@ -92,19 +93,19 @@ def _is_list(feature: object) -> bool:
 
 
 def _merge_rows(split: Dataset, name: str) -> Dataset:
-    """Joins the captions of the rows that have one image."""
+    """Merge the captions of rows with the same image."""
     first: dict[object, int] = {}
     captions: list[list[str]] = []
     for number, (key, value) in enumerate(zip(_keys(split), split["caption"], strict=True)):
         captions.append([])
         captions[first.setdefault(key, number)] += _as_list(value, f"Row {number} of {name}")
-    # Before rows are left out: a column that is added later copies all images.
+    # The column is added before rows are selected because adding it to a selection would copy all images.
     merged = split.remove_columns("caption").add_column("captions", captions, feature=CAPTIONS)
     return merged if len(first) == len(merged) else merged.select(list(first.values()))
 
 
 def _keys(split: Dataset) -> Iterator[object]:
-    """Yields what tells the image of each row from others: a digest of its bytes, or its path."""
+    """Yield a key that identifies the image of each row: the hash of its bytes, or its path."""
     for table in split.select_columns("image").with_format("arrow").iter(CHUNK_SIZE):
         columns = table.flatten()
         paths, contents = (columns[f"image.{part}"].to_pylist() for part in ("path", "bytes"))
