@@ -1,7 +1,7 @@
-"""A budget in minutes: a few steps are timed, then size, batch, steps and schedule chosen to fit.
+"""Time budgets: a few training steps are timed, then model size, batch size, steps and schedule are chosen.
 
-A size is preferred to a smaller one if it still gets the steps that its task needs: what a small model learns in many
-steps is more than what a large one does in few. The table of the task has the sizes and the steps.
+A larger size is preferred only if it still gets the number of steps in the table of its task, because a small model
+with many steps learns more than a large model with few.
 """
 
 import tempfile
@@ -25,19 +25,19 @@ from ..trainer import HfViTTrainer
 from .defaults import EVALUATIONS, Size
 
 
-TIMING_SHARE = 0.08  # of the budget, which timing takes at most
-EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the report
-EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint beside it
-REPORT_SECONDS = 8.0  # pictures, curves, card and saving
-LEAST_TIMED, MOST_TIMED = 3, 50  # steps
-LEAST_STEPS = 20  # of a training: a budget for fewer is refused
-LEFT_OUT = 1  # of them, the first ones, which prepare memory and find images that were read ahead
+TIMING_SHARE = 0.08  # maximum share of the budget for timing
+EVALUATION_SHARE = 0.08  # share of the budget for evaluations before the report
+EVALUATION_SECONDS = 2.0  # pictures and the checkpoint of one evaluation
+REPORT_SECONDS = 8.0  # pictures, curves, model card and saving
+LEAST_TIMED, MOST_TIMED = 3, 50  # number of timed steps
+LEAST_STEPS = 20  # minimum number of steps of a training run
+LEFT_OUT = 1  # first steps that are not timed: they allocate memory and read prefetched images
 TIMED_IMAGES = 32
-VIEW_SHARE = 0.4  # of the budget, for the features of views of images that a frozen backbone sees once
+VIEW_SHARE = 0.4  # maximum share of the budget for computing features of frozen blocks
 LEAST_VIEWS, MOST_VIEWS = 2, 8
 
 
-# Arguments of a trial, which evaluates, saves and reports nothing
+# Training arguments of a timing run, which does not evaluate, save or report
 TRIAL = {
     **dict.fromkeys(("eval_strategy", "logging_strategy"), IntervalStrategy.NO),
     "save_strategy": SaveStrategy.NO,
@@ -47,7 +47,7 @@ TRIAL = {
 
 
 class Pace(NamedTuple):
-    """Seconds of a step, of an image in an evaluation, and of a view whose features are stored, with its bytes."""
+    """Seconds per training step, per evaluated image and per stored view of an image, and bytes per stored view."""
 
     step: float
     image: float
@@ -56,28 +56,28 @@ class Pace(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A size, None for one that is given, and how fast it is."""
+    """A size with its measured speed; `size` is None if the user gave the size."""
 
     size: Size | None
     pace: Pace
     steps: int
     evaluations: int
-    views: int = 0  # of each image, whose features are stored
+    views: int = 0  # views of each image whose features are stored
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training may take.
+    """Time budget of a training run.
 
     Args:
-        seconds: All of it.
-        num_scored: Evaluations of an image after the last step.
-        num_validated: Images of each evaluation before; 0 without.
-        num_probed: Images whose features a linear probe takes before the first step.
-        num_trained: Images of a training whose features may be stored.
-        batch: Images of a step.
-        most_bytes: That stored features may take.
-        clock: Tells how many seconds have gone by, the same on all processes.
+        seconds: Total time in seconds, from the start of the process.
+        num_scored: Number of image evaluations after the last step.
+        num_validated: Number of images per validation; 0 without validation images.
+        num_probed: Number of images whose features the linear probe computes before the first step.
+        num_trained: Number of training images whose features may be stored.
+        batch: Number of images per step.
+        most_bytes: Maximum size of the stored features in bytes.
+        clock: Returns the elapsed seconds, the same on all processes.
     """
 
     seconds: float
@@ -90,17 +90,17 @@ class Budget:
     most_bytes: float = 0.0
 
     def report_seconds(self, pace: Pace) -> float:
-        """Returns what follows the last step."""
+        """Return the estimated seconds after the last step."""
         return min(REPORT_SECONDS, 0.2 * self.seconds) + self.num_scored * pace.image
 
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
-        """Returns the steps and evaluations of a size that fit into what is left."""
+        """Return the number of steps, evaluations and stored views of a size that fit into the remaining time."""
         left = self.seconds - self.clock() - self.report_seconds(pace) - self.num_probed * pace.image
         evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
         evaluations = 0
         if self.num_validated:
             evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
-        evaluations *= evaluations > 1  # one alone would be that of the report
+        evaluations *= evaluations > 1  # the report evaluates the last step anyway
         left -= evaluations * evaluation
         of_view = self.num_trained * pace.view
         views = self.count_views(pace, left) if of_view else 0
@@ -116,18 +116,18 @@ class Budget:
     def choose(
         self, sizes: Sequence[Size | None], needed_steps: int, measure: Callable[[Size | None], Pace]
     ) -> Candidate:
-        """Climbs the sizes, smallest first, as long as the next one still gets the steps that are needed.
+        """Choose the largest size that still gets the required number of steps, starting with the smallest.
 
         Args:
-            sizes: What there is to choose from, at least one.
-            needed_steps: Steps that a size must get to be preferred to a smaller one.
+            sizes: Candidates in ascending order, at least one.
+            needed_steps: Number of steps that a size must get to be preferred to a smaller one.
             measure: Times a few steps of a size.
         """
         deadline = self.clock() + TIMING_SHARE * self.seconds
         best = self.plan(sizes[0], measure(sizes[0]))
         stores = best.views > 0
         for size in sizes[1:]:
-            # A larger one takes at least as long as this one has: by how much, the number of patches tells.
+            # A larger size takes at least as long as this one, in proportion to the number of patches.
             growth = 1.0 if size is None or best.size is None else max(1.0, size.num_patches / best.size.num_patches)
             expected = LEAST_TIMED * best.pace.step * growth
             if best.steps / growth < needed_steps or self.clock() + expected > deadline:
@@ -140,10 +140,10 @@ class Budget:
 
 
 class StepTimes(TrainerCallback):
-    """Notes when each step has ended, and ends the training when they have been timed for long enough.
+    """Record the time of each step, and stop once the steps have been timed for long enough.
 
     Args:
-        seconds: That the steps are to take all together, if these are not `LEAST_TIMED` anyway.
+        seconds: Minimum total time of the timed steps, of which there are at least `LEAST_TIMED`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -151,37 +151,37 @@ class StepTimes(TrainerCallback):
         self.ends: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        """Notes the time."""
+        """Record the time."""
         self.ends.append(time.perf_counter())
         is_enough = len(self.ends) > LEAST_TIMED and self.ends[-1] - self.ends[0] >= self.seconds
         control.should_training_stop = control.should_training_stop or is_enough
 
     def step(self) -> float:
-        """Returns the mean time from the end of a step to that of the next, but for the first ones."""
+        """Return the mean seconds per step, without the first steps."""
         ends = self.ends[min(LEFT_OUT, len(self.ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def measure_pace(task: Task, seconds: float) -> Pace:
-    """Trains some steps of a task whose data are loaded, as it will be trained, and evaluates a few images.
+    """Train a few steps of a task with loaded data, evaluate a few images, and return the measured times.
 
-    Nothing of it stays: what is written goes into a folder that is deleted.
+    All files are written to a temporary folder, which is deleted.
 
     Args:
-        task: Its arguments are changed.
-        seconds: That the steps may take; they are `LEAST_TIMED` at least.
+        task: The task, whose arguments are changed.
+        seconds: Maximum time of the steps; at least `LEAST_TIMED` steps are run.
     """
     args = task.args
-    # All processes have to make as many; and the sizes of images that grow come in turn.
+    # All processes must run the same number of steps, and all progressive image sizes must be timed.
     is_fixed = args.world_size > 1 or args.progressive_sizes
     with tempfile.TemporaryDirectory() as folder:
         trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
         for name, value in trial.items():
             setattr(args, name, value)
-        task.options.whiten_patches = False  # which reads images, and changes no step's time
+        task.options.whiten_patches = False  # whitening reads images and does not change the time of a step
         if isinstance(task.options, ClassificationArguments):
             task.options.probe_classifier = False
-        with without_load_report():  # which the training run reports
+        with without_load_report():  # the training run itself prints the report
             trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
@@ -199,7 +199,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
 
 
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
-    """Return the seconds per image of an evaluation, after a first batch, which also prepares kernels and memory."""
+    """Return the seconds per image of an evaluation, after a first batch that prepares kernels and memory."""
     examples = task.loaded.examples(evaluation_split(task.loaded.splits))
     count = min(TIMED_IMAGES, len(examples)) // 2 or 1
     trainer.model.eval()

@@ -1,6 +1,6 @@
-"""Default hyperparameters by task, data and device: defaults.yaml has the numbers of each task, this file the rules.
+"""Default hyperparameters by task, data and device: defaults.yaml contains the values, this file the rules.
 
-The ladders of sizes are climbed by `budget`.
+`budget` chooses from the sizes of each task.
 """
 
 import math
@@ -19,9 +19,9 @@ Options = dict[str, Any]
 
 
 class Size(NamedTuple):
-    """A size of model and images: width, depth, and the sides of image and patch in pixels.
+    """Size of model and images: width, depth, and sides of image and patch in pixels.
 
-    Width and depth are None if the model is a saved one.
+    Width and depth are None for a saved model.
     """
 
     hidden_size: int | None
@@ -31,18 +31,18 @@ class Size(NamedTuple):
 
     @property
     def num_patches(self) -> int:
-        """The number of patches of an image."""
+        """Number of patches of an image."""
         return (self.image_size // self.patch_size) ** 2
 
     def bounded(self, native_size: int) -> "Size":
-        """Returns the same for smaller images, in about as many patches: enlarged, they would show no more."""
+        """Return a size for smaller images with about as many patches; upscaling would not add information."""
         if native_size >= self.image_size:
             return self
         patch = max(1, -(-native_size * self.patch_size // self.image_size))
         return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
 
     def fixed(self, given: Mapping[str, Any]) -> "Size":
-        """Return the size with the fields of `HfViTConfig` that are given, in about as many patches."""
+        """Return the size with the given fields of `HfViTConfig`, with about as many patches."""
         image = min(to_pair(given.get("image_size") or self.image_size))
         patch = given.get("patch_size")
         if patch is None:
@@ -54,7 +54,7 @@ class Size(NamedTuple):
         return Size(width, depth, image, patch)
 
     def config(self) -> Options:
-        """Return the fields of `HfViTConfig` of a new model, but for the size of images."""
+        """Return the fields of `HfViTConfig` of a new model, except the image size."""
         if self.hidden_size is None:
             return {}
         return {
@@ -68,26 +68,26 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskDefaults:
-    """The row of a task in defaults.yaml, which explains its fields, and two rules.
+    """Default hyperparameters of a task: its entry in defaults.yaml, which describes the fields, and two rules.
 
     Args:
-        batch: See there, like all fields up to `enlarges`.
-        ladder: Sizes from scratch, the smallest first.
-        scratch: Options of trainings from scratch.
-        config: Fields of `HfViTConfig` from scratch.
-        steps: How many a size must get to be preferred to a smaller one.
-        tuned: Options of trainings that start from a model.
-        tuned_sides: Sides of images to choose from for a saved model, in pixels, the smallest first.
-        tuned_steps: How many steps such a side must get to be preferred to a smaller one.
-        few: Those in addition where a large backbone meets few images.
-        stores: Last blocks of a published backbone that train without a GPU, on stored features of the others; None
-            trains all blocks.
-        probes: Whether a fresh head on a saved backbone starts as a linear probe.
-        enlarges: Whether images smaller than a size are enlarged to it.
-        head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the width of a model whose
-            head is to fit it; None where heads stay as they are by default.
-        augmentation: Options of the augmentation, given how often each image is seen, and the side of a patch as a
-            share of the shorter side of an image, None if it is not known.
+        batch: Number of images per step.
+        ladder: Sizes for training from scratch, in ascending order.
+        scratch: Training options for training from scratch.
+        config: Fields of `HfViTConfig` for training from scratch.
+        steps: Number of steps that a size must get to be preferred to a smaller one.
+        tuned: Training options for fine-tuning.
+        tuned_sides: Candidate image sizes in pixels for a saved model, in ascending order.
+        tuned_steps: Number of steps that such an image size must get to be preferred to a smaller one.
+        few: Additional training options for a large backbone and few images.
+        stores: Number of last blocks of a published backbone that are trained without a GPU, on stored features of the
+            frozen blocks; None trains all blocks.
+        probes: Whether a new head on a saved backbone is initialized as a linear probe.
+        enlarges: Whether images smaller than a size are upscaled.
+        head: Returns the options of a new head by its field in `HfViTConfig`, given the facts and the width of the
+            model; None as width selects the default head.
+        augmentation: Returns the augmentation options, given the facts, the number of epochs, and the side of a patch
+            relative to the shorter side of an image (None if unknown).
     """
 
     batch: int
@@ -106,11 +106,11 @@ class TaskDefaults:
     augmentation: Callable[[Facts, float, float | None], Options] = lambda facts, epochs, patch_share: {}
 
     def sizes(self, facts: Facts, given: Mapping[str, Any]) -> list[Size | None]:
-        """Return the sizes to choose from, the smallest first; None stands for that of a saved model.
+        """Return the candidate sizes in ascending order; None stands for the size of a saved model.
 
         Args:
-            facts: What is known of data, model and device.
-            given: Fields of `HfViTConfig` that are given.
+            facts: Properties of data, model and device.
+            given: Fields of `HfViTConfig` that the user gave.
         """
         if facts.start == "scratch":
             ladder = [size if self.enlarges else size.bounded(facts.native_size) for size in self.ladder]
@@ -128,31 +128,31 @@ class TaskDefaults:
         return list(dict.fromkeys(visible))
 
 
-# Shared numbers
+# Values that several tasks share
 
-WIDEST_START = 384  # with a larger deviation than usual
-TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
-PROBED_RATE = 1.5e-5  # if the head starts as a linear probe, which larger rates destroy
-FROZEN_RATE = 1e-3  # of heads on frozen features
+WIDEST_START = 384  # widest model with a larger initializer_range than usual
+TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # learning rate of AdamW for this width; narrower models use larger rates
+PROBED_RATE = 1.5e-5  # learning rate if the head starts as a linear probe
+FROZEN_RATE = 1e-3  # learning rate of heads on frozen features
 TUNED_LAYER_DECAY = 0.75
-FRESH_HEAD_RATE = 5.0  # times that of the rest
-MOST_EAGER_PATCHES = 400  # with which plain products of attention train faster than SDPA where that is slow
-FEW_IMAGES = 200  # with which a large backbone stays frozen but for its last blocks
-LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
-LEAST_OBJECT = 16  # pixels that most objects need to be told apart
+FRESH_HEAD_RATE = 5.0  # head_lr_multiplier of new heads
+MOST_EAGER_PATCHES = 400  # up to which eager attention trains faster than SDPA on some CPUs
+FEW_IMAGES = 200  # fewer training images freeze all but the last blocks of a large backbone
+LARGE_WIDTH = 384  # minimum width of backbones that are frozen
+LEAST_OBJECT = 16  # minimum side in pixels of most objects in the resized image
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
-TOO_FEW_STEPS = 300  # to learn anything from scratch
-GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
+TOO_FEW_STEPS = 300  # minimum number of steps from scratch
+GPU_BATCH, GPU_STEPS = 4, 5  # factors of batch size and steps on a GPU
 EVALUATIONS, CHECKPOINTS = 10, 4
-SOME_EPOCHS, MANY_EPOCHS = 30, 150  # from which on a classifier overfits without augmentation, and with a little
-MOST_ENLARGED = 2.0  # times the size that a model is trained at, beyond which a window shows too little of an image
-CROPPED_EPOCHS = 4  # below which thumbnails are seen too seldom to be shifted
-SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
+SOME_EPOCHS, MANY_EPOCHS = 30, 150  # number of epochs from which a classifier needs moderate or strong augmentation
+MOST_ENLARGED = 2.0  # maximum scale of training images: larger ones crop too much of an image
+CROPPED_EPOCHS = 4  # minimum number of epochs for random shifts of thumbnails
+SMALL_NATIVE = 40  # maximum side in pixels of thumbnails and symbols
 
 
 def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Returns how images of a classifier are changed: the more the more often they are seen."""
-    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols, which a mirror changes
+    """Return the augmentation options of a classifier; more epochs need stronger augmentation."""
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols such as digits must not be flipped
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
@@ -161,14 +161,16 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
     regularized: Options = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
-    if facts.is_regression:  # which has no classes to smooth
+    if facts.is_regression:  # regression has no classes to smooth
         regularized = {"random_erasing": 0.1}
     return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 
 def detection_head(facts: Facts, width: int | None) -> Options:
-    """Returns fewer queries and groups without a GPU, where they take most of a step; more where there are objects."""
-    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # half as many again, in tens
+    """Return the number of queries for the number of objects, with fewer queries and groups without a GPU."""
+    queries = min(
+        300, max(30, -(-facts.max_objects * 3 // 20) * 10)
+    )  # 1.5 times the number of objects, rounded up to a multiple of 10
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
     small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
@@ -176,7 +178,7 @@ def detection_head(facts: Facts, width: int | None) -> Options:
 
 
 def universal_head(facts: Facts, width: int | None) -> Options:
-    """Returns fewer queries and points without a GPU."""
+    """Return fewer queries and sampled points if there is no GPU."""
     if facts.has_gpu:
         return {}
     queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
@@ -184,36 +186,36 @@ def universal_head(facts: Facts, width: int | None) -> Options:
 
 
 def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None], Options]:
-    """Returns what chooses a head by the width of a small model, and leaves it as it is by default with a GPU."""
+    """Return a rule that applies `head` to the width of the model without a GPU, and keeps the default head otherwise."""
     return lambda facts, width: {} if width is None or facts.has_gpu else head(width)
 
 
 def depth_head(width: int) -> Options:
-    """Returns levels no wider than the model."""
+    """Return depth head options with levels at most as wide as the model."""
     widths = [width // part for part in (8, 4, 2, 1)]
     return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": max(32, width // 6)}}
 
 
 def small_tower(width: int) -> Options:
-    """Returns a Transformer of two blocks for a small model."""
+    """Return the options of a transformer with two blocks."""
     return {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
 
 
 def masked_head(width: int) -> Options:
-    """Returns a decoder half as wide as a small model."""
+    """Return the options of a masked image decoder with half the width of the model."""
     decoder = small_tower(width // 2)
     return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
 
 
 def text_tower(width: int) -> Options:
-    """Returns a text tower as wide as a small model."""
+    """Return the options of a text tower with the width of the model."""
     return {"text_config": small_tower(width), "contrastive_config": {"projection_dim": width}}
 
 
 def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Choose training scales at which most classes are at least half as wide as a patch.
+    """Choose training scales at which most classes are at least half a patch wide.
 
-    The scale of evaluations is chosen on held-out images, see `SemanticSegmentation.choose_inference`.
+    The scale for evaluation is chosen on held-out images, see `SemanticSegmentation.choose_inference`.
     """
     if patch_share is None or facts.detail_share is None:
         return {}
@@ -222,7 +224,7 @@ def scale_to_details(facts: Facts, epochs: float, patch_share: float | None) -> 
 
 
 def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Options:
-    """Returns that views are cut out of larger images where there is more to see, and are few without a GPU."""
+    """Return a canvas larger than a view for large images, and fewer local views without a GPU."""
     fewer = {} if facts.has_gpu else {"num_local_views": 2}
     return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0, **fewer}
 
@@ -231,7 +233,7 @@ def draw_views(facts: Facts, epochs: float, patch_share: float | None) -> Option
 
 
 def read_task(name: str, **rules: Any) -> TaskDefaults:
-    """Returns the defaults of a task by its row and its rules."""
+    """Return the defaults of a task from its entry in defaults.yaml and its rules."""
     row = TABLES["tasks"][name]
     return TaskDefaults(**{**row, "ladder": tuple(Size(*size) for size in row["ladder"])}, **rules)
 
@@ -248,7 +250,7 @@ UNIVERSAL = read_task("universal-segmentation", head=universal_head)
 DEPTH = read_task(
     "depth-estimation",
     head=without_gpu(depth_head),
-    # Not enlarged: by how much cannot be seen by what few images teach, and all depths come out too small by that.
+    # No random scaling: with few images, the model cannot learn to infer the scale, and predicts too small depths.
     augmentation=lambda facts, epochs, patch_share: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.0},
 )
 DETECTION = read_task("object-detection", head=detection_head)
@@ -267,14 +269,14 @@ IMAGE_TEXT = read_task("zero-shot-image-classification", head=without_gpu(text_t
 
 # The rules
 
-MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # which change images in each step
-# If one of these options is given, features are not stored by default
+MIXED = ("mixup_alpha", "cutmix_alpha", "token_drop_rate")  # options that change images in each step
+# Options that disable stored features by default
 UNSTORED = {
     *("trainable_blocks", "freeze", "lora_rank", "use_muon", "deepspeed", "fsdp", "cached_views", "torch_compile"),
     *("multi_scale", "progressive_sizes", "multi_scale_sizes", "repeated_augmentations", "teacher"),
     *MIXED,
 }
-HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
+HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # options whose heads have other fields
 
 
 def choose(
@@ -289,21 +291,22 @@ def choose(
     evaluations: int = EVALUATIONS,
     views: int = 0,
 ) -> Options:
-    """Chooses what is not given.
+    """Choose all options that the user did not give.
 
     Args:
-        table: That of the task.
-        facts: What is known of data, model and device.
-        given: Names of the options that are given.
-        overrides: Fields of `HfViTConfig` that are given.
-        size: That of model and images, where it is to be chosen.
-        steps: Those of the training, where they are to be chosen or are known.
-        batch: Images of a step on all processes, if that is given.
-        evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
-        views: Of each image, whose features are stored while all but `stores` blocks stay frozen; 0 trains all.
+        table: Defaults of the task.
+        facts: Properties of data, model and device.
+        given: Names of the options that the user gave.
+        overrides: Fields of `HfViTConfig` that the user gave.
+        size: Chosen size of model and images, if any.
+        steps: Number of training steps, if known.
+        batch: Number of images per step on all processes, if given.
+        evaluations: Number of evaluations, including the one after the last step; 0 or at least 2.
+        views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains all
+            blocks.
 
     Returns:
-        Values by the names of options; `config_overrides` as a mapping, with what is given.
+        Values by option name; `config_overrides` is a mapping that includes `overrides`.
     """
     steps = steps or choose_steps(table, facts)
     epochs = facts.epochs_of(steps, batch or choose_batch(table, facts))
@@ -320,26 +323,26 @@ def choose(
     config = choose_config(table, facts, given, overrides, size)
     if size is not None and "image_size" not in given:
         chosen["image_size"] = size.image_size
-    if views:  # whatever else of the optimizer is given
+    if views:  # also if other options of the optimizer are given
         chosen = {name: value for name, value in chosen.items() if name not in MIXED}
         chosen |= {"trainable_blocks": table.stores, "cached_views": views}
     return chosen | ({"config_overrides": config} if config != overrides else {})
 
 
 def share_of_patch(facts: Facts, size: Size | None) -> float | None:
-    """Returns the side of a patch as a share of the shorter side of an image."""
+    """Return the side of a patch relative to the shorter side of an image, None if unknown."""
     image, patch = (facts.image_size, facts.patch_size) if size is None else (size.image_size, size.patch_size)
     return None if image is None or patch is None else patch / image
 
 
 def is_settled(name: str, given: Collection[str]) -> bool:
-    """Returns whether an option is given, or another one that settles it."""
+    """Return whether the user gave an option or another option of its group in defaults.yaml."""
     settling = {name}.union(*(group for group in GROUPS if name in group))
     return not settling.isdisjoint(given)
 
 
 def choose_batch(table: TaskDefaults, facts: Facts) -> int:
-    """Returns the images of a step: fewer where there are few, so that an epoch has some steps."""
+    """Return the number of images per step, smaller for few training images so that an epoch has several steps."""
     batch = table.batch * (GPU_BATCH if facts.has_gpu else 1)
     while facts.num_images is not None and batch > max(8, facts.num_images // 3):
         batch //= 2
@@ -347,14 +350,14 @@ def choose_batch(table: TaskDefaults, facts: Facts) -> int:
 
 
 def needed_steps(table: TaskDefaults, facts: Facts) -> int:
-    """Returns the steps that a model needs to learn: many more of a large one, which a GPU is for."""
+    """Return the number of steps that a model needs; large models on a GPU get more."""
     if facts.start != "scratch" and not is_small_encoder(facts):
         return table.tuned_steps * (GPU_STEPS if facts.has_gpu else 1)
     return table.steps * (GPU_STEPS if facts.has_gpu else 1)
 
 
 def choose_steps(table: TaskDefaults, facts: Facts) -> int:
-    """Returns the steps of a training without a budget: enough to learn, in a sensible number of epochs."""
+    """Return the number of steps without a time budget, limited by the number of epochs."""
     steps = needed_steps(table, facts)
     if facts.num_images is None:
         return steps
@@ -363,16 +366,16 @@ def choose_steps(table: TaskDefaults, facts: Facts) -> int:
 
 
 def is_small_encoder(facts: Facts) -> bool:
-    """Returns whether a model starts from a small encoder that has learned without labels: little could be lost."""
+    """Return whether training starts from a small encoder that was pretrained without labels."""
     is_small = (facts.hidden_size or TUNED_WIDTH) < LARGE_WIDTH
     return facts.start == "backbone" and facts.is_unlabeled and is_small
 
 
 def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
-    """Returns optimizer, rates and what stays frozen."""
+    """Return optimizer, learning rates and frozen parts."""
     if facts.start == "scratch":
         return dict(table.scratch)
-    if is_small_encoder(facts) and table.scratch:  # trained as from scratch, but for the patches it knows
+    if is_small_encoder(facts) and table.scratch:  # trained as from scratch, except that the patch embedding is kept
         return {name: value for name, value in table.scratch.items() if name != "whiten_patches"}
     width = facts.hidden_size or TUNED_WIDTH
     rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
@@ -386,7 +389,7 @@ def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
 
 
 def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
-    """Returns the steps, and in which of them the model is evaluated and saved."""
+    """Return the number of steps, and when to evaluate and save."""
     saved = {"save_strategy": "steps", "save_steps": round(1 / (evaluations or CHECKPOINTS), 4)}
     evaluated: Options = {"eval_strategy": "no"}
     if facts.has_validation and evaluations:
@@ -397,7 +400,7 @@ def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
 def choose_config(
     table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
 ) -> Options:
-    """Returns the fields of `HfViTConfig`: those that are given, and of a fresh model and head the chosen ones."""
+    """Return the fields of `HfViTConfig`: the given ones, and the chosen ones of a new model or head."""
     config: Options = {}
     width, patches = facts.hidden_size, facts.num_patches
     if size is not None:
@@ -415,7 +418,7 @@ def choose_config(
         if facts.is_gray:
             config["num_channels"] = 1
     if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
-        # A width that the heads of attention divide at half of it; else the head stays as it is by default.
+        # Half the width must be divisible by the number of attention heads; otherwise keep the default head.
         is_fitted = width is not None and width % 8 == 0
         config |= table.head(facts, width if is_fitted else None)
     config = {name: value for name, value in config.items() if name not in given}

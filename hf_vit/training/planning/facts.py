@@ -1,38 +1,38 @@
-"""Facts that defaults are chosen by: where a model starts, what the data are like, what the device can do."""
+"""Properties of data, model and device from which default hyperparameters are chosen."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 
-Start = Literal["scratch", "backbone", "head"]  # from fresh weights, from a backbone, from a model of the same task
+Start = Literal["scratch", "backbone", "head"]  # new weights, a backbone, or a model of the same task
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What defaults are chosen by.
+    """Properties of data, model and device.
 
     Args:
-        start: What the weights come from.
-        is_unlabeled: Whether it is a model of this package that has learned without labels.
-        num_images: Number of training images, or of objects that are trained on one by one; None of a stream.
-        native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
-        is_regression: Whether the labels are values rather than classes.
-        is_gray: Whether the images have no colors.
-        object_share: Median side of objects, as a share of the shorter side of their image; None without boxes.
-        detail_share: Median width of what the classes of masks cover, as a share of the shorter side; None without.
-        max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
-        num_scored: Images that are evaluated at the end.
-        has_validation: Whether there are images to evaluate in between.
-        hidden_size: Width of the model to start from, or of the size that is given; None if it is not known.
-        num_layers: Depth of the saved model; None if it is not known.
-        has_gpu: Whether there is a GPU or another accelerator to train on.
+        start: Origin of the weights.
+        is_unlabeled: Whether the model is one of this package that was pretrained without labels.
+        num_images: Number of training images, or of objects if each is a training example; None for streams.
+        native_size: Median shorter side in pixels of images, or of boxes that are cropped.
+        is_regression: Whether labels are numbers instead of classes.
+        is_gray: Whether the images are grayscale.
+        object_share: Median side of objects relative to the shorter side of their image; None without boxes.
+        detail_share: Median width of segmentation regions relative to the shorter side; None without masks.
+        max_objects: Maximum number of objects or segments in a sampled image; 0 for other tasks.
+        num_scored: Number of images in the final evaluation.
+        has_validation: Whether there are validation images.
+        hidden_size: Width of the model, None if unknown.
+        num_layers: Depth of the saved model, None if unknown.
+        has_gpu: Whether training runs on a GPU or another accelerator.
         has_bf16: Whether the device is faster in bfloat16.
-        has_slow_sdpa: Whether that is without the backward pass of fused attention (SDPA).
-        num_patches: Patches of an image of the size that is given; None if it is not known.
-        image_size: Shorter side in pixels of the images that the saved model was trained on; None if it is not known.
-        patch_size: Side in pixels of the patches of the saved model; None if it is not known.
-        num_processes: How many processes train.
-        spare_cores: Cores of a process on a CPU beside the one that trains, for worker processes that read images.
+        has_slow_sdpa: Whether SDPA has no fused backward pass in bfloat16.
+        num_patches: Number of patches of an image of the given size, None if unknown.
+        image_size: Shorter side in pixels of the training images of the saved model, None if unknown.
+        patch_size: Side in pixels of the patches of the saved model, None if unknown.
+        num_processes: Number of training processes.
+        spare_cores: CPU cores per process that are available for data loading.
     """
 
     start: Start = "scratch"
@@ -58,5 +58,5 @@ class Facts:
     spare_cores: int = 0
 
     def epochs_of(self, steps: int, batch: int) -> float:
-        """Returns how often each image is trained on in steps of `batch` images on all processes."""
+        """Return the number of epochs of `steps` steps with `batch` images each."""
         return 0.0 if self.num_images is None else steps * batch / self.num_images

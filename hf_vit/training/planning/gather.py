@@ -1,4 +1,4 @@
-"""Gathers the facts that defaults are chosen by from a task whose data are loaded."""
+"""Collects properties of data, model and device for a task with loaded data."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -17,12 +17,12 @@ from ..training_arguments import usable_cores
 from .facts import Facts, Start
 
 
-UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # what learns without labels
-SAMPLE = 32  # images that are opened
+UNLABELED = ("HfViTForJointEmbedding", "HfViTForMaskedImageModeling")  # classes that are trained without labels
+SAMPLE = 32  # number of sampled images
 
 
 def gather_facts(task: Task) -> Facts:
-    """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
+    """Return the properties of a task with loaded data, from images sampled evenly."""
     args, splits = task.args, task.loaded.splits
     start, architecture, saved = find_start(task)
     config = plan_config(task.options) if start == "scratch" else saved | task.options.overrides()
@@ -49,9 +49,9 @@ def gather_facts(task: Task) -> Facts:
 
 
 def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
-    """Return what the weights of a task come from, and the class and the configuration of a saved model.
+    """Return the origin of the weights, and the class name and configuration of a saved model.
 
-    A saved classifier of other classes than those of loaded data counts as a backbone.
+    A saved classifier for other classes is treated as a backbone.
     """
     name = task.options.model_name_or_path
     if name is None:
@@ -68,11 +68,11 @@ def find_start(task: Task) -> tuple[Start, str, dict[str, Any]]:
 def look_at_images(task: Task) -> dict[str, Any]:
     """Measure a sample of training images and return the results as fields of `Facts`."""
     splits = task.loaded.splits
-    # Of a stream there may be none to train on.
+    # A stream may have no "train" split.
     examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts, shares = [], [], [0], list[float]()
-    extents = dict[int, np.ndarray]()  # of each class, its area and half its outline, for images with a side of 1
+    extents = dict[int, np.ndarray]()  # area and half the outline of each class, relative to the image side
     for example in (examples[index] for index in indices):
         image, box = example["image"], example.get("box")
         side = min(image.size)
@@ -84,7 +84,9 @@ def look_at_images(task: Task) -> dict[str, Any]:
             shares += (sides.prod(dim=1).sqrt() / side).tolist()
         for number, extent in measure_classes(example.get("segmentation_map")).items():
             extents[number] = extents.get(number, 0) + extent / (side**2, side)
-    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # of a long strip, which has two long edges
+    widths = [
+        area / max(half, 1e-9) for area, half in extents.values()
+    ]  # the width of a long strip, whose outline is two long edges
     return {
         "native_size": int(median(sizes)),
         "is_gray": all(are_gray),
@@ -106,7 +108,7 @@ def measure_classes(mask: torch.Tensor | None) -> dict[int, np.ndarray]:
 
 
 def count_patches(config: Mapping[str, Any]) -> int | None:
-    """Returns the patches of an image of native size, None if the configuration does not tell."""
+    """Return the number of patches of an image of native size, None if the configuration does not contain it."""
     if not {"image_size", "patch_size"} <= config.keys():
         return None
     (height, width), (patch_height, patch_width) = to_pair(config["image_size"]), to_pair(config["patch_size"])
@@ -114,8 +116,8 @@ def count_patches(config: Mapping[str, Any]) -> int | None:
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:
-    """Returns whether a device has instructions of its own for matrices in bfloat16."""
+    """Return whether a device has hardware instructions for bfloat16 matrix products."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0) or torch.version.hip is not None
-    # Without them bfloat16 is emulated, and slower than float32.
+    # Without these instructions, bfloat16 is emulated and slower than float32.
     return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

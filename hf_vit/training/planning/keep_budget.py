@@ -1,6 +1,6 @@
-"""Keeps a training within its budget: the speed of a machine changes, so the steps follow what they have taken.
+"""Keeps a training run within its time budget by adapting the number of steps to their measured speed.
 
-Each change of their number is noted as `length_changes`, so that what resumes or repeats the training does the same.
+Each change is recorded in `length_changes`, so that a resumed or repeated run makes the same changes.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from ..training_arguments import parse_changes
 from .budget import LEAST_STEPS, Budget, Pace
 
 
-FIRST_CHECK, INTERVAL = 0.15, 0.1  # of all steps
-LEAST_CHANGE = 0.02  # of all steps
-MOST_LENGTHENED = 2  # times the steps that were planned
+FIRST_CHECK, INTERVAL = 0.15, 0.1  # relative to the number of steps
+LEAST_CHANGE = 0.02  # minimum change relative to the number of steps
+MOST_LENGTHENED = 2  # maximum number of steps relative to the planned number
 
 
 class LengthChanges(TrainerCallback):
-    """Changes the number of steps of a training after some of its steps.
+    """Change the number of steps after given steps.
 
     Args:
-        trainer: Runs the training.
-        checkpoint: That it resumes from.
+        trainer: The trainer.
+        checkpoint: Checkpoint to resume from, if any.
     """
 
     def __init__(self, trainer: HfViTTrainer, checkpoint: str | None) -> None:
@@ -37,19 +37,19 @@ class LengthChanges(TrainerCallback):
             trainer.args.max_steps = [trainer.args.max_steps, *lengths][-1]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Changes it."""
+        """Apply the change of this step, if there is one."""
         if state.global_step in self.changes:
             change_length(self.trainer, self.changes[state.global_step])
 
 
 class KeepBudget(LengthChanges):
-    """Gives a training that runs as many steps as still fit into its budget.
+    """Adapt the number of steps to the remaining time.
 
     Args:
-        trainer: Runs the training.
-        budget: What it may take.
-        pace: As measured before.
-        changed: Called after a change with the new number of steps.
+        trainer: The trainer.
+        budget: The time budget.
+        pace: The measured speed.
+        changed: Called with the new number of steps after a change.
     """
 
     def __init__(self, trainer: HfViTTrainer, budget: Budget, pace: Pace, changed: Callable[[int], None]) -> None:
@@ -59,11 +59,11 @@ class KeepBudget(LengthChanges):
         trainer.most_steps = MOST_LENGTHENED * trainer.args.max_steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Notes the time."""
+        """Record the start time."""
         self.start, self.next_check = self.budget.clock(), max(1, round(FIRST_CHECK * state.max_steps))
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Changes the number of steps if those that are done took another time than was planned."""
+        """Change the number of steps if the finished ones were faster or slower than planned."""
         done = state.global_step
         if not self.next_check <= done < state.max_steps:
             return
@@ -80,11 +80,11 @@ class KeepBudget(LengthChanges):
 
 
 def change_length(trainer: HfViTTrainer, num_steps: int) -> None:
-    """Gives a training that runs another number of steps, which schedule and evaluations follow from here on.
+    """Change the number of steps of a running trainer; schedule and evaluations follow.
 
     Args:
-        trainer: Runs the training.
-        num_steps: All of them, more than are done and at most `trainer.most_steps`.
+        trainer: The trainer.
+        num_steps: New total number of steps, more than are finished and at most `trainer.most_steps`.
     """
     trainer.lengths[trainer.state.global_step] = num_steps
     trainer.args.max_steps = trainer.state.max_steps = num_steps

@@ -1,4 +1,4 @@
-"""Plans a training: chooses what is not given once its data are known, and tells the user what."""
+"""Plans a training run: chooses the options that were not given, once the data is loaded, and reports them."""
 
 import json
 import math
@@ -38,33 +38,33 @@ from .gather import find_start, gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-FRESH_SECONDS = 60.0  # a process that is no older has been started for this training
-# What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
+FRESH_SECONDS = 60.0  # maximum age of a process that was started for this run
+# Options of recipes and of checkpoints from versions without planning
 UNPLANNED: Options = {"train_val_split": 0.1}
 PLANNING = {"minutes", "choose_defaults"}
 LENGTHS = {"max_steps", "num_train_epochs"}
-# Launchers that say so by the environment, and what of the defaults does not go with them
+# Environment variables set by launchers, and the option that they correspond to
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
 
 
 class Planner:
-    """Plans one training.
+    """Plan one training run.
 
     Args:
-        task: The task, by the options that are given.
-        given: These, by name, with those of a recipe.
-        report: Tells the user what is chosen.
+        task: The task with the given options.
+        given: Given options by name, including those of a recipe.
+        report: Prints the chosen options.
         has_recipe: Whether a recipe is given.
 
     Raises:
-        ValueError: if a budget is given beside what it would choose.
+        ValueError: If both a time budget and the number of steps or epochs are given, or a time budget for a stream.
     """
 
     def __init__(
         self, task: Task, given: Mapping[str, Any], report: Callable[[str], None], has_recipe: bool = False
     ) -> None:
         self.start = time.monotonic() - import_seconds()
-        self.budget: tuple[Budget, Pace] | None = None  # that the training is to keep, once it is planned
+        self.budget: tuple[Budget, Pace] | None = None  # set once the run is planned
         self.task, self.options, self.report, self.has_recipe = task, given, report, has_recipe
         overrides = task.options.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
@@ -84,19 +84,19 @@ class Planner:
 
     @property
     def is_planned(self) -> bool:
-        """Whether anything is to be chosen."""
+        """Whether options are chosen automatically."""
         args = self.task.args
         if args.choose_defaults is not None or args.minutes is not None:
             return bool(args.choose_defaults is not False)
         return not self.has_recipe
 
     def resumed(self, checkpoint: str) -> tuple[Task, Options]:
-        """Returns the task of a checkpoint and what was chosen for it, which is not chosen again."""
+        """Return the task of a checkpoint with the options that were chosen for it."""
         chosen: Options = read_conditions(checkpoint).get("chosen", UNPLANNED)
         return self.task_with(chosen), chosen
 
     def started(self) -> tuple[Task, Options]:
-        """Return the task to open the data of, as far as it can be known before."""
+        """Return the task that opens the data, and the options that can be chosen before that."""
         if not self.is_planned:
             return self.task_with(UNPLANNED), UNPLANNED
         can_probe = self.task.defaults.probes and "probe_classifier" not in self.given
@@ -105,7 +105,7 @@ class Planner:
         return self.task, {}
 
     def planned(self, task: Task) -> tuple[Task, Options]:
-        """Returns a task whose data are loaded with all that is chosen for it, and this."""
+        """Return a task with loaded data and its chosen options, and these options."""
         if not self.is_planned:
             return task, UNPLANNED
         facts = on_first_process(task.args, lambda: gather_facts(task))
@@ -124,30 +124,30 @@ class Planner:
         return task, chosen
 
     def choose(self, task: Task, facts: Facts, **known: Any) -> Options:
-        """Returns what is chosen where size, steps, batch or evaluations are `known`."""
+        """Return the chosen options for `known` size, steps, batch, evaluations or views."""
         return choose(task.defaults, facts, self.given, self.overrides, **known)
 
     def minutes(self, facts: Facts) -> float | None:
-        """Returns the budget, None if there is none."""
+        """Return the time budget in minutes, None without a budget."""
         if self.task.args.minutes is not None:
             return self.task.args.minutes
         is_open = not LENGTHS & self.given
         return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
 
     def sizes(self, task: Task, facts: Facts) -> Sequence[Size | None]:
-        """Return the sizes of model and images to choose from, the smallest first; None stands for what is given."""
+        """Return the candidate sizes of model and images in ascending order; None stands for the given size."""
         has_preset = task.options.preset is not None
         return [None] if has_preset else task.defaults.sizes(facts, task.options.overrides())
 
     def known_batch(self, task: Task, facts: Facts) -> int:
-        """Returns the images of a step on all processes."""
+        """Return the number of images per step on all processes."""
         accumulated = task.args.gradient_accumulation_steps
         if "per_device_train_batch_size" in self.given:
             return task.args.train_batch_size * accumulated * facts.num_processes
         return choose_batch(task.defaults, facts) * accumulated
 
     def known_steps(self, task: Task, facts: Facts, batch: int) -> int:
-        """Returns the steps of a training without a budget."""
+        """Return the number of steps of a run without a time budget."""
         if "max_steps" in self.given and task.args.max_steps > 0:
             return task.args.max_steps
         if "num_train_epochs" in self.given and facts.num_images is not None:
@@ -155,11 +155,11 @@ class Planner:
         return choose_steps(task.defaults, facts)
 
     def seconds(self) -> float:
-        """Returns how long the first process has run."""
+        """Return the elapsed seconds of the first process."""
         return on_first_process(self.task.args, lambda: time.monotonic() - self.start)
 
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
-        """Returns what fits into a budget, and tells what that is."""
+        """Return the options that fit into a time budget, and report them."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
         passes = task.report_passes + (task.args.ema_decay is not None)
         num_chosen = task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
@@ -173,27 +173,29 @@ class Planner:
 
         frozen: Options = {}
         can_store = facts.start == "backbone" and not facts.has_gpu and trained and UNSTORED.isdisjoint(self.given)
-        kept = task.defaults.stores  # blocks that train
-        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # of the trials
+        kept = task.defaults.stores  # number of trained blocks
+        views = int(bool(can_store) and kept is not None and kept < (facts.num_layers or 0))  # in timing runs
 
         def measure(size: Size | None) -> Pace:
             trial = self.choose(task, facts, size=size, steps=needed, batch=batch, views=views) | frozen
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
-        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # which may be slower
+        if (
+            facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given)
+        ):  # bfloat16 may be slower than float32
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])
             paces[sizes[0]] = max(in_bf16, in_float32, key=lambda pace: budget.plan(sizes[0], pace).steps)
             facts = replace(facts, has_bf16=paces[sizes[0]] is in_bf16)
         choice = budget.choose(sizes, needed, lambda size: paces.get(size) or measure(size))
-        if views and not choice.views:  # there are too many images to store features of all
+        if views and not choice.views:  # too many images to store features
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
         starts_as_probe = facts.start == "backbone" and task.defaults.probes
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
-            frozen = {"trainable_blocks": 0}  # the head alone, which is a linear probe already
+            frozen = {"trainable_blocks": 0}  # train the head alone, which already is a linear probe
             choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
             choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
         if choice.steps < LEAST_STEPS:
@@ -210,9 +212,9 @@ class Planner:
         return chosen
 
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
-        """Returns the task with what is chosen, and with the data of `loaded`."""
+        """Return the task with the chosen options, and with the data of `loaded`."""
         kind, values = type(self.task), {**chosen, **self.options}
-        if "config_overrides" in chosen:  # which hold what is given
+        if "config_overrides" in chosen:  # they include the given ones
             values["config_overrides"] = chosen["config_overrides"]
         task = kind.from_options(values)
         if loaded is not None:
@@ -221,36 +223,36 @@ class Planner:
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Returns the recipe that repeats the training: what is given and, in place of the budget, what is chosen."""
+        """Return the recipe that repeats the run: the given options, and the chosen ones in place of the time budget."""
         given = shareable(self.options, self.task.argument_types())
         return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
 
 def import_seconds() -> float:
-    """Returns what the start of the program has taken, 0 where it has done other things before."""
+    """Return the age of this process in seconds, 0 if it is too old to have been started for this run."""
     age = time.time() - psutil.Process().create_time()
     return age if age <= FRESH_SECONDS else 0.0
 
 
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
-    """Returns what is chosen, a line for each group of options."""
+    """Return the chosen options as text, one line per help group."""
     lines = ["Chosen by data and device; any of it can be given, and all stands in recipe.yaml:"]
     groups: dict[str, list[str]] = {}
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
-            group = metadata["group"].partition(" (")[0]  # without the class that declares the library's options
+            group = metadata["group"].partition(" (")[0]  # without the class name of the library's options
             groups.setdefault(group, []).append(f"{name} {brief(chosen[name])}")
     lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)
 
 
 def brief(value: Any) -> str:
-    """Returns a value in few letters."""
+    """Return a short text for a value."""
     return f"{value:.3g}" if isinstance(value, float) else json.dumps(value).replace('"', "")
 
 
 def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int, left: float) -> str:
-    """Returns three lines: size, steps, and end."""
+    """Return three lines of text: size, steps and end time."""
     size, pace = choice.size, choice.pace
     model = "as given"
     if size is not None:
@@ -271,7 +273,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
 
 
 def warn_of_few_steps(task: Task, steps: int) -> None:
-    """Warns of a training from scratch that is too short to learn."""
+    """Warn if training from scratch has too few steps."""
     if task.options.model_name_or_path is None and steps < TOO_FEW_STEPS:
         logger.warning(
             f"{steps} steps from scratch are too few to learn much. Set --max_steps {task.defaults.steps}, or "
