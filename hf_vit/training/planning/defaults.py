@@ -184,6 +184,8 @@ def universal_head(facts: Facts, width: int | None) -> Options:
     queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
     return {"universal_segmentation_config": {"num_queries": queries, "num_blocks": 3, "train_num_points": 1024}}
 
+    """Return a rule that applies `head` to the model width without a GPU, and keeps the default head otherwise."""
+
 
 def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None], Options]:
     """Return a rule that applies `head` to the width of the model without a GPU, and keeps the default head otherwise."""
@@ -300,8 +302,8 @@ def choose(
         overrides: Fields of `HfViTConfig` that the user gave.
         size: Chosen size of model and images, if any.
         steps: Number of training steps, if known.
-        batch: Number of images per step on all processes, if given.
-        evaluations: Number of evaluations, including the one after the last step; 0 or at least 2.
+        views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains
+            all blocks.
         views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains all
             blocks.
 

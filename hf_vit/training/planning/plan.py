@@ -221,6 +221,7 @@ class Planner:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
             task.options.holds_out = loaded.options.holds_out
         return task
+        """Return the recipe that repeats the run: given options, and chosen ones in place of the time budget."""
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
         """Return the recipe that repeats the run: the given options, and the chosen ones in place of the time budget."""
