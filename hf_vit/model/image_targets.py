@@ -19,8 +19,8 @@ from .image_geometry import center_crop, resize_nearest, resized_size, split_bet
 from .image_inputs import array_to_tensor, is_pil, open_image, upright, with_source
 
 
-IGNORED_LABEL = 255  # unlabeled pixels in semantic segmentation maps
-NO_SEGMENT = -1  # pixels without a segment in maps of segment ids
+IGNORED_LABEL = 255  # Value of unlabeled pixels in semantic segmentation maps.
+NO_SEGMENT = -1  # Value of pixels without a segment in maps of segment ids.
 KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
 WITH_CLASSES = ("mask_labels", "boxes")  # target kinds that require class_labels
 DIMENSIONS = {
@@ -252,7 +252,7 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
                 f"instance_id_to_semantic_id gives the class {mapping[number]!r} to segment {number} of {name}. "
                 "Class indices are integers of at least 0."
             )
-    if do_reduce_labels:  # class 0 is the background, as segment 0 is
+    if do_reduce_labels:  # removes segments of class 0, the background
         numbers = [number for number in numbers if mapping[number] > 0]
     classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)

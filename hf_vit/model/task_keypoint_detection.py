@@ -31,10 +31,10 @@ from .task_configurations import HfViTKeypointConfig
 
 # Parameters of heatmap decoding, as in DARK (https://arxiv.org/abs/1910.06278)
 BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
-LOWEST, HIGHEST = 0.001, 50.0  # limits of heatmap values before the logarithm
-BORDER = 3  # width in pixels of the heatmap border where the blur is affected by padding
-FARTHEST = 2.0  # maximum distance in heatmap pixels between the refined position and the maximum
-REACH = 3  # number of standard deviations beyond which a Gaussian is treated as 0
+LOWEST, HIGHEST = 0.001, 50.0  # Limits to which heatmap values are clamped before the logarithm.
+BORDER = 3  # Width in pixels of the heatmap border where the blur is affected by padding.
+FARTHEST = 2.0  # Maximum distance in heatmap pixels between the refined position and the maximum.
+REACH = 3  # Number of standard deviations beyond which a Gaussian is treated as 0.
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
@@ -128,7 +128,7 @@ def encode_keypoints(
         Heatmaps (B, K, *heatmap_size), and a mask (B, K) that is True for labeled keypoints whose Gaussian overlaps
         the image.
     """
-    sizes = [heatmap_size[1], heatmap_size[0]]  # (width, height)
+    sizes = [heatmap_size[1], heatmap_size[0]]  # in the order of x and y
     scales = [(there - 1) / max(here - 1, 1) for there, here in zip(sizes, reversed(image_size), strict=True)]
     places = keypoints[..., :2] * keypoints.new_tensor(scales)  # (B, K, 2)
     last = places.new_tensor(sizes) - 1
@@ -253,7 +253,7 @@ def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # as in the published implementation of DARK
+    eps = torch.finfo(torch.float32).eps  # the value in the published implementation of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2
