@@ -117,14 +117,14 @@ def resized_size(
 
 
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the unrounded size of an image that keeps its aspect ratio, as floats, equal to transformers' DPT."""
+    """Scales (height, width) to one side of `size`, whichever changes it less, without rounding, as in DPT."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
 def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the size of an image before rounding down to multiples, as computed by transformers' YOLOS."""
+    """Computes the resized (height, width) of an image as in transformers' YOLOS, before rounding to multiples."""
     # Unlike DETR, YOLOS also rescales portrait images that already have the right size: 864 pixels may become 863,
     # which rounds down to 848.
     is_bounded = {*size} == {"shortest_edge", "longest_edge"} and width < height
@@ -135,7 +135,7 @@ def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """Returns the size of an image before rounding to multiples, equal to that of transformers' image processors."""
+    """Computes the resized (height, width) as in transformers' image processors, before rounding to multiples."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:

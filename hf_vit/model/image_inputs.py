@@ -353,7 +353,7 @@ def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
     """Converts an array to a tensor, without copying if possible; raises `TypeError` for unsupported dtypes."""
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise TypeError(
-            f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "
+            f"{name} is an array of dtype {array.dtype}, which is not supported. Convert it to uint8, uint16, bool or "
             "float32. Pass images of different sizes as a list."
         )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -407,7 +407,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
             raise ValueError(f"{name} has pixels that are NaN or infinite. Replace them, as torch.nan_to_num does.")
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:
-        raise TypeError(f"{name} is a tensor of {pixels.dtype}, which no image has. Convert it to uint8 or float32.")
+        raise TypeError(f"{name} is a tensor of {pixels.dtype}, which is not supported. Use uint8 or float32.")
     pixels = pixels.to(torch.int64)
     low, high = torch.aminmax(pixels)
     if low < 0 or high > 255:

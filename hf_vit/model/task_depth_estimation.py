@@ -228,7 +228,7 @@ HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfVi
 
 
 class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
-    """Depth head of the kind `options.head` on the features of the blocks `options.out_indices`."""
+    """Depth head that `options.head` selects, on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
         num_levels = len(options.neck_hidden_sizes) if options.head == "dpt" else 1

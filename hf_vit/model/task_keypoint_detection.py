@@ -95,7 +95,7 @@ HEADS = {"classic": HfViTClassicKeypointHead, "simple": HfViTSimpleKeypointHead}
 
 
 class HfViTKeypointHead(HfViTNamedHead):
-    """Keypoint head of the kind `options.head`."""
+    """Keypoint head of the type that `options.head` selects."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         count = config.num_labels
@@ -152,8 +152,8 @@ def keypoint_loss(
 ) -> Tensor:
     """Returns the sum of the losses of images divided by `num_images`, by default the batch size.
 
-    With `num_images` of a global batch, the sum over its parts is independent of the split. The loss of an image is
-    the mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
+    If `num_images` is that of a global batch, the losses of its parts add up to its loss. The loss of an image is the
+    mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
     labeled or too far outside the image.
 
     `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1

@@ -170,8 +170,8 @@ def detection_loss(
     """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
     Losses are summed over images and divided by `divisors` (2,), the result of `count_divisors`. With the divisors of
-    a global batch, the sum of the losses of its parts is independent of the split. Labels are `class_labels` (M,) and
-    `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
+    a global batch, the losses of its parts add up to its loss. Labels are `class_labels` (M,) and `boxes` (M, 4) as
+    cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
     Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
     layer number as a suffix, such as `loss_ce_0`.
     """

@@ -129,7 +129,7 @@ HEADS = {
 
 
 class HfViTSegmentationHead(HfViTNamedHead):
-    """Segmentation head of the kind `options.head` on the features of the blocks `options.out_indices`."""
+    """Segmentation head that `options.head` selects, on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:

@@ -28,7 +28,7 @@ from .task_configurations import HfViTUniversalSegmentationConfig
 
 
 def make_mask_embedding(size: int) -> nn.Module:
-    """Creates the MLP of three layers that maps queries (B, Q, D) to embeddings multiplied with pixel features."""
+    """Creates the three-layer MLP that maps queries (B, Q, D) to mask embeddings."""
     fc1, fc2, fc3 = (nn.Linear(size, size) for _ in range(3))
     return nn.Sequential(OrderedDict(fc1=fc1, gelu1=nn.GELU(), fc2=fc2, gelu2=nn.GELU(), fc3=fc3))
 
