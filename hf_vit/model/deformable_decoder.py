@@ -37,8 +37,8 @@ Visible = Tensor | None
 Level = tuple[Tensor, Visible]
 NUM_LAYERS = 3
 MAX_INTERMEDIATE_SIZE = 2048
-FIRST = 1e3  # added to the logits of positions that must be selected as proposals
-# Relative width and height of the anchor boxes on the first pyramid level; they double from each level to the next
+FIRST = 1e3  # Added to the logits of positions that must be selected as proposals.
+# Relative width and height of the anchor boxes on the first pyramid level. They double from each level to the next.
 FIRST_SIZE = 0.05
 # Minimum distance of an anchor center from the image border, relative to the image size
 MARGIN = 0.01
@@ -65,7 +65,7 @@ class HfViTConvNorm(nn.Module):
 
 
 class HfViTResampling(nn.Module):
-    """Changes the resolution of a feature map by the factor `scale`: 2, 1, 0.5 or 0.25."""
+    """Resizes a feature map by the factor `scale` (2, 1, 0.5 or 0.25) with learned convolutions."""
 
     def __init__(self, size: int, scale: float, norm: str) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class HfViTBottleneck(nn.Module):
 
 
 class HfViTScaleProjector(nn.Module):
-    """Computes one pyramid level from the feature maps of all encoder blocks by a C2f block (YOLOv8) and a norm."""
+    """Computes one pyramid level from the feature maps of several encoder blocks by a C2f block of YOLOv8."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int, scale: float) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def sizes_of(grids: Sequence[Grid], like: Tensor) -> Tensor:
     if not any(is_open(*grid) for grid in grids):
         return like.new_tensor(grids)
     sides = [torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for grid in grids for side in grid]
-    return torch.stack(sides).unflatten(0, (-1, 2))  # keeps dynamic sizes symbolic in an exported program
+    return torch.stack(sides).unflatten(0, (-1, 2))  # keeps dynamic sizes symbolic during torch.export
 
 
 def refine_boxes(boxes: Tensor, offsets: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
 
     def initialize(self, std: float) -> None:
         """Initializes the offsets to a ring by zero weights and a bias, so that they are the same for all queries."""
-        # Each head samples in its own direction, with its points at distances of 1, 2, ... steps.
+        # Each attention head samples in its own direction, at distances of 1, 2, ... steps.
         num_heads, num_levels, num_points = self.shape
         angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
@@ -387,7 +387,7 @@ class HfViTDeformableDecoder(nn.Module):
         self.position_fc2 = nn.Linear(size, size)
         self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
         self.norm = nn.LayerNorm(size)
-        # Unlike the proposal heads, these have no prior bias and no zero weights: training from scratch is faster.
+        # Unlike the proposal heads, these heads start without prior bias and zero weights, which speeds up training.
         self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
         self.box_head = HfViTPredictionHead(size, 4)
 

@@ -41,7 +41,7 @@ CROP_ROUNDINGS = ("down", "half_to_even")
 MULTIPLE_ROUNDINGS = ("nearest", "down")
 # About 5800 x 5800 pixels, 400 MB of float32 RGB: more than any ViT takes, and safe to allocate if `size` is mistyped
 MAX_OUTPUT_PIXELS = 2**25
-EDGE_TOLERANCE = 1e-3  # pixels; larger than the rounding error of coordinates
+EDGE_TOLERANCE = 1e-3  # in pixels, larger than the rounding errors of coordinates
 
 
 def to_size_dict(
@@ -117,14 +117,14 @@ def resized_size(
 
 
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the unrounded size of an image that keeps its aspect ratio, as floats, equal to transformers' DPT."""
+    """Scales (height, width) to one side of `size`, whichever changes it less, without rounding, as in DPT."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
 def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """Returns the size of an image before rounding down to multiples, as computed by transformers' YOLOS."""
+    """Computes the resized (height, width) of an image as in transformers' YOLOS, before rounding to multiples."""
     # Unlike DETR, YOLOS also rescales portrait images that already have the right size: 864 pixels may become 863,
     # which rounds down to 848.
     is_bounded = {*size} == {"shortest_edge", "longest_edge"} and width < height
@@ -135,7 +135,7 @@ def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """Returns the size of an image before rounding to multiples, equal to that of transformers' image processors."""
+    """Computes the resized (height, width) as in transformers' image processors, before rounding to multiples."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:
@@ -149,7 +149,7 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Resizes an image (..., H, W) to (..., height, width) by nearest-neighbor interpolation at pixel centers."""
-    # Integer arithmetic: torchvision and PIL round centers that fall between two pixels differently.
+    # Use integer arithmetic, because torchvision and PIL round centers between two pixels differently.
     rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
     columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
     return image[..., rows[:, None], columns]
@@ -200,7 +200,7 @@ def pad_batch(
     Returns:
         The batch (B, C, H, W), and a mask (B, h, w) that is True for patches with at least one pixel of the image.
     """
-    # Rounded up: a partially filled patch belongs to the image.
+    # Round up the number of patches: a partially filled patch belongs to the image.
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
     rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
     if pad_size is not None:
@@ -218,7 +218,7 @@ def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageRe
     """Resizes a uint8 or float32 image (C, H, W) with any number of channels to (C, height, width) by PIL."""
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
-    # Channel by channel: PIL supports neither arbitrary channel counts nor float colors, and premultiplies by alpha.
+    # Resize channel by channel: PIL has no modes for many channels or float colors, and premultiplies alpha.
     channels = [_resize_array(channel.numpy(), height, width, resample) for channel in image]
     return torch.from_numpy(np.stack(channels))
 

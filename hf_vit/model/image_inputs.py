@@ -85,12 +85,12 @@ def read_image(
         name = with_source(name, source)
         with _open_stream(source, name, timeout) as stream:
             image = _decode_fast(stream, name)
-        input_data_format = "channels_first"  # of torchcodec's tensors
+        input_data_format = "channels_first"  # layout of the tensors of torchcodec
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
         pixels = array_to_tensor(_pil_to_array(image, name, num_channels, do_convert_rgb), name)
-        input_data_format = "channels_last"  # as PIL's own bands
+        input_data_format = "channels_last"  # layout of PIL images as arrays
     elif isinstance(image, np.ndarray | torch.Tensor):
         pixels = array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
     else:
@@ -128,7 +128,7 @@ def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image
         return upright(image, name)
     check_pixel_count(image.height, image.width, name)
     stream.seek(0)
-    # A writable copy: torch warns about read-only buffers, and torchcodec's suppression of this is not thread-safe.
+    # Copy to a writable buffer: torch warns about others, and torchcodec does not suppress this in a thread-safe way.
     data = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
     try:
         return decode(data, TORCHCODEC_MODES[image.mode])  # (C, H, W)
@@ -144,7 +144,7 @@ def _torchcodec() -> Callable[[torch.Tensor, str], torch.Tensor] | None:
         try:
             from torchcodec.decoders import ImageReadMode
             from torchcodec.decoders import decode_image as decode
-        except Exception as error:  # a build for another version of torch raises various errors
+        except Exception as error:  # builds for other versions of torch raise various errors
             logger.warning_once(f"torchcodec cannot be imported: {error} Images are decoded by PIL, which is slower.")
             return None
         return lambda data, mode: decode(data, mode=ImageReadMode[mode])
@@ -246,9 +246,9 @@ def download(url: str, timeout: float | None = None) -> bytes:
             parts.append(part)
             size += len(part)
             if size > MAX_DOWNLOAD_BYTES:
-                raise ValueError(f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure}MAX_DOWNLOAD_BYTES")
+                raise ValueError(f"the file has more than {MAX_DOWNLOAD_BYTES} bytes. {cure}MAX_DOWNLOAD_BYTES")
             if time.monotonic() > end:
-                raise ValueError(f"it takes more than {timeout:g} seconds. {cure}DOWNLOAD_TIMEOUT or the timeout")
+                raise ValueError(f"it takes longer than {timeout:g} seconds. {cure}DOWNLOAD_TIMEOUT or the timeout")
     return b"".join(parts)
 
 
@@ -353,7 +353,7 @@ def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
     """Converts an array to a tensor, without copying if possible; raises `TypeError` for unsupported dtypes."""
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise TypeError(
-            f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "
+            f"{name} is an array of dtype {array.dtype}, which is not supported. Convert it to uint8, uint16, bool or "
             "float32. Pass images of different sizes as a list."
         )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -407,7 +407,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
             raise ValueError(f"{name} has pixels that are NaN or infinite. Replace them, as torch.nan_to_num does.")
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:
-        raise TypeError(f"{name} is a tensor of {pixels.dtype}, which no image has. Convert it to uint8 or float32.")
+        raise TypeError(f"{name} is a tensor of {pixels.dtype}, which is not supported. Use uint8 or float32.")
     pixels = pixels.to(torch.int64)
     low, high = torch.aminmax(pixels)
     if low < 0 or high > 255:
@@ -421,7 +421,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
 def _check_scale(pixels: torch.Tensor, name: str, white: float) -> None:
     """Raises `ValueError` for float pixels outside [0, `white`]; warns if they seem to be rescaled already."""
     low, high = (float(value) for value in torch.aminmax(pixels))
-    margin = white / 1000  # tolerance for rounding errors
+    margin = white / 1000  # tolerance for rounding errors of pixel values
     if low < -margin or high > white + margin:
         cure = "do_rescale=True expects 0..255" if white == 1 else "do_rescale=False expects 0..1"
         raise ValueError(

@@ -58,7 +58,7 @@ from .task_object_detection import class_scores_of
 
 OBJECTS = ("boxes", "annotations")  # object detection targets
 Images = list[torch.Tensor]  # (C, H_i, W_i) each
-Sizes = list[tuple[int, int]]  # (height, width) of each image
+Sizes = list[tuple[int, int]]  # (Height, width) of each image.
 # Class that loads a saved folder, per backend. transformers alone would record the saved class for both backends.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {
@@ -149,7 +149,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
 
     resample = PILImageResampling.BILINEAR
-    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # copied per instance
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # each instance gets its own copy
     do_resize = True
     do_rescale = True
     do_normalize = True
@@ -278,13 +278,16 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 becomes their number.
 
         Returns:
-            `pixel_values` (B, C, h, w), and `patch_attention_mask` if `do_pad`. In addition, `labels` (B, h, w) for
-            segmentation maps (int64, 255 outside the image) and depth maps (float32, 0 outside); for masks,
-            `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 per image, without empty masks; for boxes,
-            `labels` per image with `class_labels` (N,) int64 and `boxes` (N, 4) float32 as center x, center y, width
-            and height relative to the image without padding, without objects outside the crop. For annotations, see
-            `describe_annotations`. If `do_affine_crop`, `pixel_values` are (sum of N, C, h, w), and keypoints become
-            `labels` (sum of N, K, 3) in crop pixels, zero if not labeled or outside. Without `return_tensors`, lists.
+            `pixel_values` (B, C, h, w), `patch_attention_mask` if `do_pad` and labels; lists without `return_tensors`.
+
+            - Segmentation maps: `labels` (B, h, w) int64, with 255 outside the image.
+            - Depth maps: `labels` (B, h, w) float32, with 0 for invalid pixels and outside the image.
+            - Masks: `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 per image, without empty masks.
+            - Boxes: `labels` per image with `class_labels` (N,) int64 and `boxes` (N, 4) float32 as center x, center
+              y, width and height relative to the image without padding, without objects outside the crop.
+            - Annotations: labels as described for `describe_annotations`.
+            - With `do_affine_crop`: `pixel_values` (sum of N, C, h, w), and for keypoints `labels` (sum of N, K, 3) in
+              crop pixels, which are zero for keypoints that are not labeled or outside the crop.
 
         Raises:
             OSError: If a file cannot be opened or decoded.
@@ -380,7 +383,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
         }
         if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
-            options["hide_padding"] = False  # without a patch size there is no patch_attention_mask
+            options["hide_padding"] = False  # padding can be hidden only if the patch size is known
         for name in ("ensure_multiple_of", "label_ids_to_fuse"):
             if isinstance(options[name], list):
                 options[name] = tuple(options[name])
@@ -517,7 +520,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return images
 
     def _finish(self, images: Images, **options: Any) -> BatchFeature:
-        """Rescales, normalizes and stacks images that have been resized, and pads them if padding is hidden."""
+        """Rescales, normalizes and stacks resized images, with zero padding if `do_pad` and `hide_padding`."""
         return_tensors, data = options["return_tensors"], dict[str, Any]()
         if options["do_pad"] and options["hide_padding"]:
             normalized = [_normalize(image, **options) for image in images]

@@ -19,8 +19,8 @@ from .image_geometry import center_crop, resize_nearest, resized_size, split_bet
 from .image_inputs import array_to_tensor, is_pil, open_image, upright, with_source
 
 
-IGNORED_LABEL = 255  # unlabeled pixels in semantic segmentation maps
-NO_SEGMENT = -1  # pixels without a segment in maps of segment ids
+IGNORED_LABEL = 255  # Value of unlabeled pixels in semantic segmentation maps.
+NO_SEGMENT = -1  # Value of pixels without a segment in maps of segment ids.
 KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
 WITH_CLASSES = ("mask_labels", "boxes")  # target kinds that require class_labels
 DIMENSIONS = {
@@ -252,7 +252,7 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
                 f"instance_id_to_semantic_id gives the class {mapping[number]!r} to segment {number} of {name}. "
                 "Class indices are integers of at least 0."
             )
-    if do_reduce_labels:  # class 0 is the background, as segment 0 is
+    if do_reduce_labels:  # removes segments of class 0, the background
         numbers = [number for number in numbers if mapping[number] > 0]
     classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
@@ -410,7 +410,7 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
-    """Clips boxes (N, 4) in pixels to the window that the model sees and converts them to window coordinates.
+    """Clips boxes (N, 4) in pixels to the window of the image that the model sees, and makes them relative to it.
 
     Returns the remaining boxes (M, 4) as center x, center y, width and height relative to the window, and a mask (N,)
     that is True for the boxes that overlap the window. `size` is the height and width of the image.
@@ -424,7 +424,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> 
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Converts window coordinates (..., 4) to left, top, right and bottom in pixels: the inverse of `encode_boxes`."""
+    """Converts boxes (..., 4) relative to the window that the model sees to left, top, right, bottom in pixels."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
@@ -464,7 +464,7 @@ def describe_annotations(
     - `orig_size` and `size` (2,): height and width of the image, and of the model input.
     - `image_id` (1,), if the annotations of all images have one.
     - `window` (4,): the part of the image that the model sees as left, top, right and bottom relative to the image.
-      `HfViTForObjectDetection` uses it to convert the boxes to window coordinates.
+      `HfViTForObjectDetection` uses it to convert boxes to ones relative to this part.
 
     `inputs` are (height, width) of the model inputs; the other arguments are those of `encode_objects`.
     """

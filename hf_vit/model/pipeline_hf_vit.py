@@ -25,8 +25,8 @@ from .pretrained import check_trained
 from .task_configurations import TASK_CONFIGS
 
 
-AUTO = "auto"  # value of batch_size and num_workers that selects a default for the device
-# Default batch sizes on a CPU and on other devices, for images of 224 x 224 pixels
+AUTO = "auto"  # Value of batch_size and num_workers that selects a default for the device.
+# Default batch sizes on a CPU and on other devices, for images of 224 x 224 pixels.
 CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
 MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
@@ -74,7 +74,7 @@ class ReadAhead(Generic[S, T]):
             while (found := self._found.get()) is not None:
                 self._room.release()
                 yield found.result()
-        finally:  # also if the caller stops iterating early
+        finally:  # stop the threads, also if the caller stops iterating early
             self._is_closed = True
             self._room.release(len(self._threads))
 
@@ -160,15 +160,15 @@ class BatchedImagePipeline(Pipeline):
             default depends on the device. Threads consume a generator outside the calling thread, and read at most two
             batches ahead.
         on_error: "raise", or "return" to return `{"error": message}` for images that cannot be read.
-        optimize: True or a dictionary of options to run the model by `optimize_for_inference`. It is optimized for one
-            batch size, which becomes that of the pipeline; the default is 1 on a CPU.
+        optimize: True, or a dictionary of options, to apply `optimize_for_inference` to the model. The model is
+            optimized for one batch size, which becomes that of the pipeline; on a CPU, the default is 1.
     """
 
     stock: ClassVar[type[Pipeline] | None] = None
     _postprocess_params: dict[str, Any]
     _batch_size: Any
-    task_config: ClassVar[str | None] = None  # field of `HfViTConfig` that contains the default threshold
-    needs_head: ClassVar[bool] = True  # whether untrained head weights are an error
+    task_config: ClassVar[str | None] = None  # Field of `HfViTConfig` that contains the default threshold.
+    needs_head: ClassVar[bool] = True  # Whether untrained head weights are an error.
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Creates a pipeline, or one of transformers' original class if the model is not from this package."""

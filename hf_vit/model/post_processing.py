@@ -23,9 +23,9 @@ from .task_keypoint_detection import decode_heatmaps
 from .task_object_detection import box_overlaps, class_probabilities
 
 
-CLASS_SCORES = ("softmax", "sigmoid", None)  # activations of object detection logits; None if unknown
-Sizes = Any  # list of (height, width), or a tensor (B, 2)
-# Number of elements in a band of rows: 4 MB of float32, which fit into the CPU cache
+CLASS_SCORES = ("softmax", "sigmoid", None)  # Activations of object detection logits, None if unknown.
+Sizes = Any  # List of (height, width), or a tensor (B, 2).
+# Number of elements in a band of rows: 4 MB of float32, which fit into the CPU cache.
 BAND_NUMEL = 2**20
 SEMANTIC = {"logits": 4}
 UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
@@ -493,7 +493,8 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         return list(maps)
     if len(patch_attention_mask) != len(maps):
         raise ValueError(
-            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}."
+            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}. "
+            "Pass the mask of the same batch."
         )
     rows, columns = patch_attention_mask.shape[-2:]
     parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]

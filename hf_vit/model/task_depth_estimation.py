@@ -29,9 +29,9 @@ if is_vision_available():
 
 
 Tensors = tuple[Tensor, ...]
-NUM_SCALES = 4  # number of resolutions of the gradient matching loss
-SILOG_EPS = 1e-12  # squared losses below this value become 0, because the gradient of the square root is infinite at 0
-LEAST_PREDICTION = 1e-6  # minimum of predictions in meters before the logarithm
+NUM_SCALES = 4  # Number of resolutions of the gradient matching loss.
+SILOG_EPS = 1e-12  # Squared losses below this value become 0: the gradient of the square root is infinite at 0.
+LEAST_PREDICTION = 1e-6  # Minimum of predictions in meters, applied before the logarithm.
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -73,7 +73,7 @@ class HfViTLinearDepthHead(nn.Module):
         if self.max_depth is None:
             return scores.relu()
         # In float32: half precision cannot distinguish the depths of neighboring bins.
-        weights = at_least_float32(scores.relu()) + 0.1  # minimum weight of every bin
+        weights = at_least_float32(scores.relu()) + 0.1  # Minimum weight of every bin.
         limits = self.options.min_depth, self.max_depth
         bins = torch.linspace(*limits, scores.shape[1], device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
@@ -200,7 +200,7 @@ class HfViTDPTDepthHead(nn.Module):
         """
         parts = zip(self.convs, self.reassemble, levels, prefixes, strict=True)
         maps = [conv(reassemble(level, prefix)) for conv, reassemble, level, prefix in parts]
-        maps.reverse()  # from coarse to fine
+        maps.reverse()  # order from coarse to fine
         fused, doubles = maps[0], self.options.doubles_resolution
         for index, fusion in enumerate(self.fusions):
             is_last = index == len(maps) - 1
@@ -228,7 +228,7 @@ HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfVi
 
 
 class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
-    """Depth head of the kind `options.head` on the features of the blocks `options.out_indices`."""
+    """Depth head that `options.head` selects, on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
         num_levels = len(options.neck_hidden_sizes) if options.head == "dpt" else 1
@@ -280,8 +280,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         predicted = F.interpolate(predicted[:, None], size=size, mode="bilinear", align_corners=False).squeeze(1)
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
     if options.depth_estimation_type == "metric" and options.max_depth is not None:
-        valid &= labels <= options.max_depth  # the model cannot predict larger depths
-    labels = labels.where(valid, 1)  # 0 * NaN is NaN, so multiplying by the mask does not remove NaN
+        valid &= labels <= options.max_depth  # Larger depths cannot be predicted.
+    labels = labels.where(valid, 1)  # Multiplying by the mask would not remove NaN, because 0 * NaN is NaN.
     if options.depth_estimation_type == "relative":
         images, weight = zip(predicted, 1 / labels, valid, strict=True), options.gradient_loss_weight
         return torch.stack([scale_shift_invariant_loss(*image, weight) for image in images]).mean()

@@ -31,10 +31,10 @@ from .task_configurations import HfViTKeypointConfig
 
 # Parameters of heatmap decoding, as in DARK (https://arxiv.org/abs/1910.06278)
 BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
-LOWEST, HIGHEST = 0.001, 50.0  # limits of heatmap values before the logarithm
-BORDER = 3  # width in pixels of the heatmap border where the blur is affected by padding
-FARTHEST = 2.0  # maximum distance in heatmap pixels between the refined position and the maximum
-REACH = 3  # number of standard deviations beyond which a Gaussian is treated as 0
+LOWEST, HIGHEST = 0.001, 50.0  # Limits to which heatmap values are clamped before the logarithm.
+BORDER = 3  # Width in pixels of the heatmap border where the blur is affected by padding.
+FARTHEST = 2.0  # Maximum distance in heatmap pixels between the refined position and the maximum.
+REACH = 3  # Number of standard deviations beyond which a Gaussian is treated as 0.
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
@@ -95,7 +95,7 @@ HEADS = {"classic": HfViTClassicKeypointHead, "simple": HfViTSimpleKeypointHead}
 
 
 class HfViTKeypointHead(HfViTNamedHead):
-    """Keypoint head of the kind `options.head`."""
+    """Keypoint head of the type that `options.head` selects."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         count = config.num_labels
@@ -128,7 +128,7 @@ def encode_keypoints(
         Heatmaps (B, K, *heatmap_size), and a mask (B, K) that is True for labeled keypoints whose Gaussian overlaps
         the image.
     """
-    sizes = [heatmap_size[1], heatmap_size[0]]  # (width, height)
+    sizes = [heatmap_size[1], heatmap_size[0]]  # in the order of x and y
     scales = [(there - 1) / max(here - 1, 1) for there, here in zip(sizes, reversed(image_size), strict=True)]
     places = keypoints[..., :2] * keypoints.new_tensor(scales)  # (B, K, 2)
     last = places.new_tensor(sizes) - 1
@@ -152,8 +152,8 @@ def keypoint_loss(
 ) -> Tensor:
     """Returns the sum of the losses of images divided by `num_images`, by default the batch size.
 
-    With `num_images` of a global batch, the sum over its parts is independent of the split. The loss of an image is
-    the mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
+    If `num_images` is that of a global batch, the losses of its parts add up to its loss. The loss of an image is the
+    mean squared error of its heatmaps, averaged over keypoints, with an error of 0 for keypoints that are not
     labeled or too far outside the image.
 
     `heatmaps` are (B, K, h', w'). `labels` (B, K, 3) are x and y in image pixels and visibility (0 not labeled, 1
@@ -253,7 +253,7 @@ def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
     slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # as in the published implementation of DARK
+    eps = torch.finfo(torch.float32).eps  # the value in the published implementation of DARK
     bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
     bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
     determinant = bend_x * bend_y - bend_xy**2

@@ -38,8 +38,8 @@ from .task_configurations import HfViTDetectionConfig
 
 NO_OBJECT_WEIGHT = 0.1  # cross-entropy weight of the "no object" class (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
-MIN_QUALITY = 0.01  # minimum target probability of a matched query, even if its box has a low IoU
-# Weight of the class cost in matching: as in DETR for cross-entropy, and as in later detectors with sigmoid
+MIN_QUALITY = 0.01  # Minimum target probability of a matched query, even if its box has a low IoU.
+# Weight of the class cost in matching, as in DETR for cross-entropy and as in later detectors with sigmoid.
 CLASS_COSTS = {"cross_entropy": 1.0, "iou_aware": 2.0}
 
 
@@ -150,7 +150,7 @@ def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetecti
     """Returns the normalizers (2,) of the classification and box losses, which add up over the parts of a batch.
 
     Both are the number of boxes. With "cross_entropy", the classification loss is instead divided by the sum of the
-    weights of all queries, as in DETR, in which queries without object have a smaller weight.
+    weights of all queries, as in DETR. Queries without an object have a smaller weight.
     """
     counts = [len(target["class_labels"]) for target in labels]
     if class_loss_of(options) != "cross_entropy":
@@ -170,8 +170,8 @@ def detection_loss(
     """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
     Losses are summed over images and divided by `divisors` (2,), the result of `count_divisors`. With the divisors of
-    a global batch, the sum of the losses of its parts is independent of the split. Labels are `class_labels` (M,) and
-    `boxes` (M, 4) as cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
+    a global batch, the losses of its parts add up to its loss. Labels are `class_labels` (M,) and `boxes` (M, 4) as
+    cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
     Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
     layer number as a suffix, such as `loss_ce_0`.
     """
@@ -281,10 +281,11 @@ def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor
 
 
 def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, Tensor | None]:
-    """Converts the labels of COCO annotations to window coordinates; returns them with the patch mask.
+    """Converts boxes relative to the whole image to boxes relative to the part of the image that the model sees.
 
-    If `patch_attention_mask` is `None`, it is read from the labels: transformers' example scripts collate only images
-    and labels. Labels without a `window`, see `describe_annotations`, are returned unchanged.
+    Only the labels that the image processor creates from annotations contain this part, as `window`; others are
+    returned unchanged. The patch attention mask is also read from these labels if it is `None`, because transformers'
+    example scripts collate only images and labels.
     """
     if not isinstance(labels, list | tuple) or not all(isinstance(own, Mapping) and "window" in own for own in labels):
         return labels, patch_attention_mask
@@ -408,7 +409,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             if counts is None:
                 counts = self.count_items(labels).to(predictions[-1].boxes)
                 share = count_processes() if self.training else 1
-            if share > 1:  # DDP averages gradients, so the loss is divided by the mean count of all processes
+            if share > 1:  # DDP averages gradients, so the loss is divided by the mean count per process
                 dist.all_reduce(counts)
             divisors = (counts.where(counts > 0, 1) / share).to(predictions[-1].boxes)  # avoids division by 0
             num_groups = self.options.num_groups if self.training and is_deformable else 1
@@ -431,7 +432,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
 
         Predictions of earlier layers are computed only in training.
         """
-        head: Any = self.detection_head  # may be a wrapper of peft instead of the decoder class
+        head: Any = self.detection_head  # typed as Any because PEFT may wrap the decoder
         norm = self.model.norm
         hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
         masks = blocks.masks(hidden_states)

@@ -44,7 +44,7 @@ if is_vision_available():
 
 
 Forward = Callable[[Tensor], Tensor]
-Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
+Size = int | list[int] | tuple[int, int]  # (height, width) in pixels, or one number for both
 
 
 def make_simple_head(config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> nn.Module:
@@ -129,7 +129,7 @@ HEADS = {
 
 
 class HfViTSegmentationHead(HfViTNamedHead):
-    """Segmentation head of the kind `options.head` on the features of the blocks `options.out_indices`."""
+    """Segmentation head that `options.head` selects, on the features of the blocks `options.out_indices`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:
@@ -146,7 +146,7 @@ class HfViTSegmentationHead(HfViTNamedHead):
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
             return run_unpadded(decoder, mask, maps)
-        # The linear head does not mix patches, so padding needs no removal before it.
+        # The linear head processes each patch separately, so padding is removed after it.
         return run_unpadded(nn.Identity(), mask, decoder(maps, mask))
 
 

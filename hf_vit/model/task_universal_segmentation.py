@@ -28,7 +28,7 @@ from .task_configurations import HfViTUniversalSegmentationConfig
 
 
 def make_mask_embedding(size: int) -> nn.Module:
-    """Creates the MLP of three layers that maps queries (B, Q, D) to embeddings multiplied with pixel features."""
+    """Creates the three-layer MLP that maps queries (B, Q, D) to mask embeddings."""
     fc1, fc2, fc3 = (nn.Linear(size, size) for _ in range(3))
     return nn.Sequential(OrderedDict(fc1=fc1, gelu1=nn.GELU(), fc2=fc2, gelu2=nn.GELU(), fc3=fc3))
 
@@ -45,7 +45,7 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
 
 
 class HfViTUpscale(nn.Module):
-    """Doubles the resolution of a feature map (EoMT, https://arxiv.org/abs/2503.19108)."""
+    """Upscaling block of EoMT (https://arxiv.org/abs/2503.19108), which doubles the resolution of a feature map."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # Probability that a query attends only to its own mask, for each block with queries
         self.register_buffer("mask_probabilities", torch.ones(self.num_blocks))
-        self.masked_blocks = [True] * self.num_blocks  # set by `update_masked_blocks`
+        self.masked_blocks = [True] * self.num_blocks  # updated by `update_masked_blocks`
 
     def initialize(self, std: float) -> None:
         """Sets the probability of masked attention to 1 in all blocks."""
@@ -374,7 +374,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
                 predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
                 implementation = self.config._attn_implementation
-                # output_attentions always uses eager attention, which supports masks.
+                # With output_attentions, the model always uses eager attention, which supports masks.
                 if implementation not in ("eager", "sdpa") and not blocks.output_attentions:
                     raise ValueError(
                         f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}."

@@ -106,7 +106,7 @@ KINDS = [
     ("object-array", np.array([[None, 1], [2, 3]], dtype=object), "dtype object"),
     ("array-of-images", np.array([IMAGE, IMAGE[:3]], dtype=object), "dtype object"),
     ("complex-numbers", IMAGE.astype(np.complex64), "dtype complex64"),
-    ("array-of-texts", np.array([["a", "b"], ["c", "d"]]), "which no image has"),
+    ("array-of-texts", np.array([["a", "b"], ["c", "d"]]), "which is not supported"),
     ("dates", np.zeros((4, 4), "datetime64[s]"), "dtype datetime64"),
     ("complex-tensor", torch.zeros(3, 4, 4, dtype=torch.complex64), "complex64"),
 ]

@@ -82,7 +82,7 @@ TYPE_ROWS = rows(
         ("mask-of-floats", {"segmentation_maps": [MAP * 1.0]}, "float64 | integers"),
         ("mask-of-nan", {"segmentation_maps": [MAP * np.nan]}, "float64 | integers"),
         ("mask-of-objects", {"segmentation_maps": [MAP.astype(object)]}, "dtype object"),
-        ("mask-of-texts", {"segmentation_maps": [np.full((6, 8), "sky")]}, "which no image has"),
+        ("mask-of-texts", {"segmentation_maps": [np.full((6, 8), "sky")]}, "which is not supported"),
         ("mask-that-is-none", {"segmentation_maps": [None]}, "NoneType"),
         ("mask-as-nested-lists", {"segmentation_maps": [MAP.tolist()]}, "of type list | np.array"),
         ("depth-in-whole-numbers", {"depth_maps": [MAP]}, "unit is unknown | 1000 for millimeters"),
