@@ -168,9 +168,7 @@ def augment_classes(facts: Facts, epochs: float, patch_share: float | None) -> O
 
 def detection_head(facts: Facts, width: int | None) -> Options:
     """Return the number of queries for the number of objects, with fewer queries and groups without a GPU."""
-    queries = min(
-        300, max(30, -(-facts.max_objects * 3 // 20) * 10)
-    )  # 1.5 times the number of objects, rounded up to a multiple of 10
+    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # 1.5 times the objects, in tens
     if facts.has_gpu:
         return {"detection_config": {"num_queries": max(100, queries)}}
     small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
@@ -184,11 +182,9 @@ def universal_head(facts: Facts, width: int | None) -> Options:
     queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
     return {"universal_segmentation_config": {"num_queries": queries, "num_blocks": 3, "train_num_points": 1024}}
 
-    """Return a rule that applies `head` to the model width without a GPU, and keeps the default head otherwise."""
-
 
 def without_gpu(head: Callable[[int], Options]) -> Callable[[Facts, int | None], Options]:
-    """Return a rule that applies `head` to the width of the model without a GPU, and keeps the default head otherwise."""
+    """Return a rule that applies `head` to the model width without a GPU, and keeps the default head otherwise."""
     return lambda facts, width: {} if width is None or facts.has_gpu else head(width)
 
 
@@ -302,10 +298,10 @@ def choose(
         overrides: Fields of `HfViTConfig` that the user gave.
         size: Chosen size of model and images, if any.
         steps: Number of training steps, if known.
+        batch: Number of images per step on all processes, if given.
+        evaluations: Number of evaluations, including the one after the last step; 0 or at least 2.
         views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains
             all blocks.
-        views: Views of each image whose features are stored, with all but the last `stores` blocks frozen; 0 trains all
-            blocks.
 
     Returns:
         Values by option name; `config_overrides` is a mapping that includes `overrides`.

@@ -84,9 +84,7 @@ def look_at_images(task: Task) -> dict[str, Any]:
             shares += (sides.prod(dim=1).sqrt() / side).tolist()
         for number, extent in measure_classes(example.get("segmentation_map")).items():
             extents[number] = extents.get(number, 0) + extent / (side**2, side)
-    widths = [
-        area / max(half, 1e-9) for area, half in extents.values()
-    ]  # the width of a long strip, whose outline is two long edges
+    widths = [area / max(half, 1e-9) for area, half in extents.values()]  # a long strip has two long edges
     return {
         "native_size": int(median(sizes)),
         "is_gray": all(are_gray),

@@ -181,9 +181,7 @@ class Planner:
             return measure_pace(self.task_with(trial, task), seconds)
 
         sizes, paces = self.sizes(task, facts), dict[Size | None, Pace]()
-        if (
-            facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given)
-        ):  # bfloat16 may be slower than float32
+        if facts.has_bf16 and not facts.has_gpu and not is_settled("bf16", self.given):  # which may be slower
             in_bf16 = measure(sizes[0])
             facts = replace(facts, has_bf16=False)
             in_float32 = measure(sizes[0])
@@ -221,10 +219,9 @@ class Planner:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
             task.options.holds_out = loaded.options.holds_out
         return task
-        """Return the recipe that repeats the run: given options, and chosen ones in place of the time budget."""
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Return the recipe that repeats the run: the given options, and the chosen ones in place of the time budget."""
+        """Return the recipe that repeats the run: given options, and chosen ones in place of the time budget."""
         given = shareable(self.options, self.task.argument_types())
         return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
