@@ -1,1 +1,1 @@
-"""Concerns of a training that hang on its events."""
+"""Trainer callbacks: EMA, preemption, saved state, throughput."""

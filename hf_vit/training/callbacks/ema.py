@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights of a model in training (EMA)."""
+"""Exponential moving average (EMA) of the weights during training."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from .state import StatefulCallback
 
 
 class WeightAverage:
-    """Average of all weights of a model that train, in float32 even where these are of lower precision.
+    """Exponential moving average of all trained weights, in float32 even if the weights have lower precision.
 
-    It starts with the weights as they are. What the model has beside them, frozen weights and buffers such as the
-    statistics of batch norms, is its own. Under FSDP2 each process averages the part of the weights that it has.
+    It is initialized with the current weights. Frozen weights and buffers, such as the statistics of batch norm, are
+    those of the model. Under FSDP2, each process averages its own shards.
     """
 
     def __init__(self, model: PreTrainedModel, decay: float) -> None:
         self.model = model
         self.decay = decay
-        # By the state, which does not have what trains beside the model.
+        # Found through the model state, which excludes trained parameters outside the model.
         weights = dict.fromkeys(weight for weight in self._state().values() if weight.requires_grad)
         self.averages = {
             weight: weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights
@@ -35,9 +35,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Moves the average towards the weights that the optimizer has left after its step number `step`, from 1."""
-        # Less for the first steps, so that the average forgets where the training began, as `num_updates` makes it in
-        # TensorFlow's `tf.train.ExponentialMovingAverage`.
+        """Update the average with the weights after optimizer step `step`, counted from 1."""
+        # The decay is smaller for the first steps, so that the initial weights are forgotten, like with
+        # `num_updates` of `tf.train.ExponentialMovingAverage` in TensorFlow.
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [own_part(average) for average in self.averages.values()]
         weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
@@ -45,7 +45,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Gives the model the averaged weights as long as this lasts."""
+        """Context manager that replaces the weights of the model with the averaged weights."""
         with torch.no_grad():
             weights = [own_part(weight).clone() for weight in self.averages]
             self._set(map(own_part, self.averages.values()))
@@ -56,14 +56,14 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the state with averaged weights by name, whole; all processes have to go through it together."""
+        """Yield the full state with averaged weights by name; all processes must iterate it together."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Reads the average saved as a model into `folder`; `ValueError` if the folder does not have all of it."""
+        """Load the average from a model saved in `folder`; raise `ValueError` if weights are missing."""
         saved: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             saved |= load_file(file)
@@ -83,27 +83,27 @@ class WeightAverage:
             average.copy_(value)
 
     def _state(self) -> dict[str, Tensor]:
-        """Returns the tensors that the model has in files, weights as the very objects that train."""
+        """Return the tensors that are saved with the model; trained weights are the parameter objects themselves."""
         return self.model.state_dict(keep_vars=True)
 
     def _set(self, values: Iterable[Tensor]) -> None:
-        """Writes into the weights, in their order."""
+        """Copy values into the weights, in the same order."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # or it would continue with weights that it has gathered before
+                module.reshard()  # otherwise it would keep using weights that it gathered before
         for weight, value in zip(self.averages, values, strict=True):
             own_part(weight).copy_(value)
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Returns what this process has of a tensor, to read or to write."""
+    """Return the shard of a tensor on this process, for reading or writing."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class AverageWeights(StatefulCallback):
-    """Keeps a `WeightAverage` of the model in training, and saves it as a model of its own in the folder `ema`.
+    """Update a `WeightAverage` during training, and save it as a separate model in the folder `ema`.
 
-    With `is_fsdp` the Trainer shards the model, and so can save it whole.
+    With `is_fsdp`, the model is sharded by the Trainer, which can save it whole.
     """
 
     is_published = True
@@ -135,7 +135,7 @@ class AverageWeights(StatefulCallback):
     def save_state(self, folder: Path, is_writer: bool) -> None:
         if self.average is None:
             return
-        # On all processes, which may have to bring the weights together.
+        # On all processes, because the weights may have to be gathered.
         weights = {name: weight for name, weight in self.average.whole_weights() if is_writer}
         if is_writer:
             self.average.model.save_pretrained(folder / AVERAGE_FOLDER, state_dict=weights)
@@ -148,9 +148,9 @@ class AverageWeights(StatefulCallback):
 
 
 class LastAverage(TrainerCallback):
-    """Puts the weights in place that a schedule-free optimizer averages when the last step is done.
+    """Set the averaged weights of a schedule-free optimizer after the last step.
 
-    That is before the best model is loaded, whose weights are averages already.
+    This happens before the best model is loaded, which already has averaged weights.
     """
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

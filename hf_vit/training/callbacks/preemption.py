@@ -1,4 +1,4 @@
-"""What ends a training before its time: signals, numbers that are not finite, checkpoints that cannot be written."""
+"""Early ends of a training run: signals, non-finite numbers, checkpoints that cannot be written."""
 
 import os
 import signal
@@ -26,24 +26,24 @@ from .ema import own_part
 
 logger = logging.get_logger(__name__)
 
-# What SLURM, Kubernetes and torchrun send, and what SLURM sends before the time is up (--signal=USR1@120). Not SIGINT:
-# who presses Ctrl-C wants an end at once. Windows has no SIGUSR1.
+# Signals sent by SLURM, Kubernetes and torchrun, and by SLURM before the time limit (--signal=USR1@120). SIGINT is
+# excluded: Ctrl-C stops immediately. Windows has no SIGUSR1.
 STOP_SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGUSR1"))
 
 
 class PreemptionSignals:
-    """Notes signals that ask a training to end."""
+    """Record signals that request the end of a training run."""
 
     def __init__(self) -> None:
         self.received = 0
-        # In shared memory, so that worker processes see it.
+        # In shared memory, so that data loader workers can read it.
         self.is_training = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes signals in `received` rather than die of them, in the main thread, where alone Python allows it.
+        """Record signals in `received` instead of terminating; only in the main thread, as Python requires.
 
-        One that comes too late for the training to see it counts as if it had come after it.
+        A signal that arrives too late for the run is raised again afterwards.
         """
         self.received = 0
         numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
@@ -59,19 +59,19 @@ class PreemptionSignals:
             signal.raise_signal(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # Not another of them: torchrun and SLURM may both send one.
+        # Only once, because torchrun and SLURM may both send a signal.
         self.received = self.received or number
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Starts a worker process of a loader, which a signal to all processes shall not end before the training.
+    """Start function of data loader workers, which ignore signals while the main process still trains.
 
-    The training still needs the rest of its batch. It ends its workers by SIGTERM too, when it is no longer running.
+    The current step still needs the rest of its batch. After training, workers end by SIGTERM as usual.
     """
 
-    is_training: torch.Tensor  # tells the worker so, in shared memory
-    before: Callable[[int], None] | None  # what else starts a worker
+    is_training: torch.Tensor  # flag in shared memory
+    before: Callable[[int], None] | None  # another start function of workers, if any
 
     def __call__(self, worker: int) -> None:
         for number in STOP_SIGNALS:
@@ -85,14 +85,13 @@ class WorkerStart:
 
 
 class SafeStop(TrainerCallback):
-    """Ends a training in good order, on all processes after the same step, with nothing lost.
+    """Stop a training run safely: on all processes after the same step, with a checkpoint.
 
-    At SIGTERM or SIGUSR1, to one of the processes or to all, the training finishes the step, and the evaluation that
-    is due after it, saves a checkpoint and raises `Preempted`. (The library's `enable_jit_checkpoint` saves in the
-    middle of a step, from where a training cannot resume exactly, and its processes do not agree on the step.)
+    On SIGTERM or SIGUSR1 to any process, the run finishes the step and an evaluation that is due, saves a checkpoint
+    and raises `Preempted`. (`enable_jit_checkpoint` of transformers saves in the middle of a step, so that a run
+    cannot resume exactly, and its processes may stop at different steps.)
 
-    A loss or weights that are not finite end it too, and are never saved. A checkpoint that cannot be written is
-    removed.
+    A non-finite loss or weight also stops the run and is never saved. A checkpoint that cannot be written is removed.
     """
 
     def __init__(self) -> None:
@@ -100,15 +99,15 @@ class SafeStop(TrainerCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.saving: Path | None = None  # the checkpoint that is being written
-        self._loss: Tensor | None = None  # of the batches of this step
-        self._number = 0  # of the signal that all processes know of
+        self.saving: Path | None = None  # checkpoint that is being written
+        self._loss: Tensor | None = None  # sum of the losses of this step
+        self._number = 0  # a signal that all processes have received
         self._save_strategy: SaveStrategy | str | None = None
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     @contextmanager
     def guarding(self, args: TrainingArguments) -> Iterator[None]:
-        """Notes signals while a training lasts; raises `CheckpointError` if a checkpoint cannot be written."""
+        """Record signals during training; raise `CheckpointError` if a checkpoint cannot be written."""
         self._reset()
         with self.signals.noted():
             try:
@@ -124,13 +123,13 @@ class SafeStop(TrainerCallback):
                     args.save_strategy = self._save_strategy
 
     def add_loss(self, loss: Tensor) -> None:
-        """Takes the loss of a batch, which is looked at after the step."""
+        """Add the loss of a batch, which is checked after the step."""
         self._loss = loss if self._loss is None else self._loss + loss
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Of a signal and of a lost loss; signals stay, so that a process that has one tells of it at every step.
+        # A signal and a non-finite loss; signals are sent again in every step.
         numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
         numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None
@@ -139,9 +138,9 @@ class SafeStop(TrainerCallback):
         if not self._number:
             return
         control.should_training_stop = True
-        # The last step of an epoch saves when the epoch has ended, with the evaluation that is due then.
+        # At the last step of an epoch, the checkpoint is saved at the end of the epoch, after its evaluation.
         control.should_save = not float(state.epoch or 0.0).is_integer()
-        if args.save_strategy == SaveStrategy.BEST:  # would leave out a checkpoint that is not the best
+        if args.save_strategy == SaveStrategy.BEST:  # this strategy would skip a checkpoint that is not the best
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
 
     def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
@@ -164,19 +163,19 @@ class SafeStop(TrainerCallback):
     def check_numbers(
         self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Raises `NotFiniteError` on all processes if the loss so far, or a weight of one, is not finite."""
-        _, lost_step = self._settle()  # every later step tells of a signal again
+        """Raise `NotFiniteError` on all processes if a loss so far, or a weight of any process, is not finite."""
+        _, lost_step = self._settle()  # signals are sent again in later steps
         check_loss(lost_step, args, optimizer)
-        # Of a sharded model, the shard of this process.
+        # For a sharded model, check the shard of this process.
         weights = [own_part(parameter.detach()) for parameter in model.parameters()]
         is_lost = 1 - torch.stack([weight.isfinite().all() for weight in weights]).all().long()[None]  # (1,)
         if largest(is_lost.to(args.device), args).item():
             raise NotFiniteError(describe_lost_numbers("weights", step, learning_rate(optimizer), args))
 
     def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
-        """Returns the largest numbers of all processes: on a CPU of this step, from a GPU of the step before.
+        """Return the maximum of numbers over all processes: of this step on a CPU, of the previous step on a GPU.
 
-        Those have arrived while the GPU worked on another step, so that nobody waits for it.
+        On a GPU they were exchanged during the following step, so that no process waits.
         """
         numbers = largest(numbers, args)
         if numbers.device.type != "cuda":
@@ -188,7 +187,7 @@ class SafeStop(TrainerCallback):
         return earlier
 
     def _settle(self) -> list[int]:
-        """Waits for the numbers that have not been looked at yet, and returns them; zeros if there are none."""
+        """Wait for the exchanged numbers and return them; zeros if there are none."""
         if self._pending is None:
             return [0, 0]
         (numbers, event), self._pending = self._pending, None
@@ -197,19 +196,19 @@ class SafeStop(TrainerCallback):
 
 
 def check_loss(lost_step: int, args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
-    """Raises `NotFiniteError` if there is a step whose loss is not finite; 0 is none."""
+    """Raise `NotFiniteError` if `step` is the number of a step with a non-finite loss; 0 means that there is none."""
     if lost_step:
         raise NotFiniteError(describe_lost_numbers("loss", lost_step, learning_rate(optimizer), args))
 
 
 def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
-    """Returns the largest of the numbers of all processes, in their place."""
+    """Compute the maximum over all processes, in place."""
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
         all_reduce(numbers, ReduceOp.MAX)
     return numbers
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Returns the learning rate of layers without a factor of their own."""
+    """Return the learning rate of layers without a rate factor."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))

@@ -1,4 +1,4 @@
-"""Callbacks with a state that a resumed training run continues from: epoch, time, optimizer options."""
+"""Callbacks whose state is saved with checkpoints and restored on resume: epoch, time, optimizer options."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,44 +20,44 @@ logger = logging.get_logger(__name__)
 
 
 class StatefulCallback(TrainerCallback):
-    """A callback that saves its state with checkpoints and loads it again.
+    """Callback that saves its state with checkpoints and restores it.
 
-    `HfViTTrainer` calls both methods for every one of its callbacks. What is a few numbers is an `ExportableState` of
-    the library instead, which keeps them in trainer_state.json.
+    `HfViTTrainer` calls both methods of all its callbacks. A state of a few numbers uses `ExportableState` of
+    transformers instead, which is saved in trainer_state.json.
     """
 
-    is_published = False  # whether the state also stands beside the model that a training ends with
+    is_published = False  # whether the state is also saved with the final model
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
         """Save the state to a folder.
 
         Args:
-            folder: A checkpoint.
-            is_writer: Whether this process writes files. All processes call it together.
+            folder: Folder of a checkpoint.
+            is_writer: Whether this process writes files. All processes call the method together.
         """
 
     def load_state(self, folder: Path) -> None:
-        """Load the state from a checkpoint: the one a training resumes from, or the best one when it ends."""
+        """Load the state from a checkpoint: the one to resume from, or the best one at the end of training."""
 
 
 class LoadStates(TrainerCallback):
-    """Loads the state of callbacks from the checkpoint that a training resumes from, and in the end from the best one.
+    """Load the state of callbacks from the checkpoint to resume from, and finally from the best one.
 
-    The best checkpoint is looked for beside the one that the training resumes from, as folders may have moved. If it
-    is lost, a warning says so, and the best of the steps that follow takes its place. (The library would end with the
-    last weights, or with what the damaged file has in their place.)
+    The best checkpoint is searched next to the one to resume from, because folders may have moved. If it is missing, a
+    warning is logged and the best of the following steps is used. (transformers would end with the last weights, or
+    with those of a damaged file.)
     """
 
     def __init__(self) -> None:
         # Both are set by `HfViTTrainer.train`.
         self.callbacks: Sequence[StatefulCallback] = ()
-        self.checkpoint: Path | None = None  # that the training resumes from
+        self.checkpoint: Path | None = None  # checkpoint to resume from
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is None:
             return
         self._load(self.checkpoint)
-        # The library may have forgotten the place by now, but not the score.
+        # transformers may have reset the path, but not the score.
         place = read_state(self.checkpoint)["best_model_checkpoint"]
         if not args.load_best_model_at_end or place is None:
             return
@@ -86,10 +86,11 @@ class LoadStates(TrainerCallback):
 
 
 class NewOptions(TrainerCallback):
-    """Gives an optimizer its options as they are now, where the state in a checkpoint has brought back the old ones.
+    """Restore the current options of an optimizer after the state of a checkpoint has replaced them.
 
     Args:
-        options: Of each group, such as `lr` (before the schedule), `weight_decay`, `betas`; filled when it is made.
+        options: Options of each parameter group, such as `lr` (before the schedule), `weight_decay` and `betas`;
+            recorded when the optimizer is created.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class NewOptions(TrainerCallback):
             return
         optimizer: torch.optim.Optimizer = kwargs["optimizer"]
         for group, options in zip(optimizer.param_groups, self.options, strict=True):
-            begun = group.get("initial_lr", group["lr"])  # before the schedule, if it has one
+            begun = group.get("initial_lr", group["lr"])  # learning rate before the schedule, if there is one
             if begun != options["lr"]:
                 group["lr"] *= options["lr"] / begun if begun else 0.0
             group |= {name: value for name, value in options.items() if name not in ("lr", "params")}
@@ -109,22 +110,23 @@ class NewOptions(TrainerCallback):
 
 
 class DatasetEpoch(TrainerCallback):
-    """Moves an `AugmentedDataset` from epoch to epoch, also in a training that resumes in the middle of one.
+    """Set the epoch of an `AugmentedDataset`, also if training resumes in the middle of an epoch.
 
-    accelerate's loader does so on one process only. With this, several processes draw the images that one would.
+    The data loader of accelerate does this on a single process only. With this callback, several processes draw the
+    same images as one.
     """
 
     def on_epoch_begin(
         self, args: Any, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        # Before the loader reads its first image.
+        # Before the data loader reads its first image.
         if isinstance(train_dataloader.dataset, AugmentedDataset):
-            # Where a training resumes, a part of the epoch is already done.
+            # After a resume, a part of the epoch is already done.
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
 
 class TrainingClock(TrainerCallback, ExportableState):
-    """Counts the seconds of a training, those before it was killed and resumed included."""
+    """Measure the training time in seconds, including the time before an interruption."""
 
     def __init__(self) -> None:
         self.earlier = 0.0
@@ -132,7 +134,7 @@ class TrainingClock(TrainerCallback, ExportableState):
 
     @property
     def seconds(self) -> float:
-        """The time in training until now, or until it ended."""
+        """Training time in seconds so far."""
         return self.earlier + (0.0 if self.start is None else time.monotonic() - self.start)
 
     def state(self) -> dict[str, Any]:
@@ -146,11 +148,11 @@ class TrainingClock(TrainerCallback, ExportableState):
 
 
 class StepReport(TrainerCallback):
-    """Reports how many steps there are, before the first one; the progress bar shows the time left.
+    """Report the number of steps before the first one; the progress bar shows the remaining time.
 
     Args:
-        report: Called with a line.
-        warn: Called with the number of steps of a training that starts.
+        report: Called with a line of text.
+        warn: Called with the number of steps at the start of training.
     """
 
     def __init__(self, report: Callable[[str], None], warn: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""Throughput of a training: images per second, FLOPs, memory, and the progress bar."""
+"""Training throughput: images per second, FLOPs, memory, and the progress bar."""
 
 import time
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from ...model.task_image_classification import HfViTForImageClassification
 
 
 class Throughput(TrainerCallback):
-    """Counts work, from the first batch on, and times it without the pauses: evaluations and saving.
+    """Count images and FLOPs from the first batch on, and measure the time without evaluations and saving.
 
-    A pause for saving begins with `pause` and ends when the Trainer has saved.
+    The pause for saving begins with `pause` and ends when the Trainer has saved.
     """
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self.start: float | None = None  # the first batch starts the clock
+        self.start: float | None = None  # set by the first batch
         self._paused_at: float | None = None
         self._images = 0
         self._flops = 0
@@ -37,27 +37,27 @@ class Throughput(TrainerCallback):
         self.resume()
 
     def count(self, images: int, flops: int) -> None:
-        """Adds a batch that begins now."""
+        """Count a batch that starts now."""
         if self.start is None:
             self.start = time.perf_counter()
         self._images += images
         self._flops += flops
 
     def pause(self) -> None:
-        """Stops the clock, once the GPU has done what it was asked for."""
+        """Stop the clock after the GPU has finished its work."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._paused_at = time.perf_counter()
 
     def resume(self) -> None:
-        """Lets the clock run on."""
+        """Restart the clock."""
         if self.start is not None and self._paused_at is not None:
             self.start += time.perf_counter() - self._paused_at
         self._paused_at = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the clock while something else is done."""
+        """Context manager that stops the clock."""
         self.pause()
         try:
             yield
@@ -65,7 +65,7 @@ class Throughput(TrainerCallback):
             self.resume()
 
     def take(self) -> tuple[int, int, float]:
-        """Returns images, their floating-point operations and the seconds since the last call; there must be some."""
+        """Return the images, FLOPs and seconds since the last call; there must have been a batch."""
         assert self.start is not None
         now = time.perf_counter()
         work = self._images, self._flops, now - self.start
@@ -73,10 +73,10 @@ class Throughput(TrainerCallback):
         return work
 
     def measures(self, args: TrainingArguments) -> dict[str, float]:
-        """Returns what a log of the loss also has: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
+        """Return additional values for the log: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
 
-        The first is that of all processes since the last call, the second that of the first process: of its GPU if it
-        has one. The third is the share of what the GPU can do at best that the model itself asks for.
+        `images_per_second` counts all processes since the last call, `peak_memory_mib` is that of the first process
+        (of its GPU, if it has one), and `mfu` is the share of the peak FLOPs of the GPU that the model uses.
         """
         if self.start is None:
             return {}
@@ -89,16 +89,16 @@ class Throughput(TrainerCallback):
 
 
 def best_flops(args: TrainingArguments) -> float | None:
-    """Returns the operations per second that a GPU can do for a training in half precision; None if not known."""
+    """Return the peak FLOPs per second of a GPU in half precision, None if unknown."""
     if args.device.type != "cuda" or not (args.bf16 or args.fp16):
         return None
     return peak_flops(torch.cuda.get_device_name(args.device))
 
 
 def training_flops(model: nn.Module, height: int, width: int) -> int:
-    """Returns the operations of a model for an image forward and, twice as many, backward; 0 if not known.
+    """Return the FLOPs of a forward and backward pass per image, 0 if unknown.
 
-    Known are image classifiers of which all weights train.
+    They are known for image classifiers whose weights are all trained.
     """
     if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
         return 0
@@ -106,9 +106,9 @@ def training_flops(model: nn.Module, height: int, width: int) -> int:
 
 
 class TrainingProgress(ProgressCallback):
-    """The library's bar of steps with the time left, which also shows loss, images per second and peak memory.
+    """Progress bar of transformers with remaining time, loss, images per second and peak memory.
 
-    In a training that resumes it starts where that was, and tells the time from there.
+    After a resume it starts at the resumed step and estimates the time from there.
     """
 
     training_bar: Any
@@ -125,7 +125,7 @@ class TrainingProgress(ProgressCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.training_bar is not None:
-            self.training_bar.total = state.max_steps  # which can change on the way
+            self.training_bar.total = state.max_steps  # it can change during training
         super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
@@ -135,7 +135,7 @@ class TrainingProgress(ProgressCallback):
             self.training_bar.set_postfix(**shown, memory=f"{logs['peak_memory_mib']} MiB")
 
     def close(self) -> None:
-        """Leaves the bars as they are, so that what is printed next starts on a line of its own."""
+        """Close the bars, so that the next output starts on a new line."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
                 bar.close()

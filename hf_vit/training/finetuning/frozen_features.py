@@ -1,4 +1,4 @@
-"""Features of frozen blocks: computed once for each view of a training image, stored, and read in each step.
+"""Stored features of frozen blocks: computed once per view of a training image, saved, and read in each step.
 
 Shapes: B batch, C channels, H W pixels, L tokens, D hidden size.
 """
@@ -45,22 +45,21 @@ if TYPE_CHECKING:
     from ..trainer import HfViTTrainer
 
 FEATURE_FOLDER = "hf_vit_features"
-ROWS_PER_SHARD = 256  # what one process writes at a time, and at most loses if it is killed
-BATCH_SIZE = 32  # of the extraction; the same for every training batch, so that shards are always the same
-PROBED = 4  # images that show which features are read, and how large they are
+ROWS_PER_SHARD = 256  # rows that one process writes at a time, and loses if it is killed
+BATCH_SIZE = 32  # batch size of the extraction, fixed so that files do not depend on the training batch size
+PROBED = 4  # images from which the required features and their size are determined
 STATES, TARGET, POOLED = "frozen_states", "target", "pooled"
 MODEL_INPUTS = ("pixel_values", "patch_attention_mask")
-# Fields of a configuration on which no feature depends
+# Fields of the configuration that do not influence features
 NOT_FEATURES = ("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type")
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 @dataclass
 class FrozenPart:
-    """The frozen start of a backbone: embeddings and blocks, and the pooling if all of the backbone is frozen.
+    """Frozen first part of a backbone: embeddings and blocks, and pooling if the whole backbone is frozen.
 
-    Its features are called "0" for the input of the first block, "1" for the output of that block and so on, and
-    "pooled".
+    Its features are named "0" (input of the first block), "1" (output of the first block), and so on, and "pooled".
     """
 
     backbone: HfViTModel
@@ -69,7 +68,7 @@ class FrozenPart:
 
     @classmethod
     def of(cls, model: nn.Module, frozen: Sequence[nn.Module]) -> "FrozenPart | None":
-        """Returns the part that only modules among `frozen` compute, or None if no block is in it."""
+        """Return the part that is computed by modules in `frozen` only, or None if it contains no block."""
         backbone = find_backbone(model)
         if backbone is None:
             return None
@@ -80,14 +79,14 @@ class FrozenPart:
         return cls(backbone, num_blocks, backbone in inside) if num_blocks else None
 
     def functions(self) -> dict[str, tuple[nn.Module, str]]:
-        """Returns, by the names of features, the module and the name of its method that returns them."""
+        """Return, for each feature name, the module and the name of its method that computes the feature."""
         blocks = self.backbone.encoder.layers[: self.num_blocks]
         modules = {str(number): (module, "forward") for number, module in enumerate((self.backbone.pre_norm, *blocks))}
         return {**modules, **({POOLED: (self.backbone, "pool")} if self.has_pool else {})}
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Returns the features (B, L, D), pooled ones (B, D) or (B, 2·D), of the images of a batch."""
+        """Return the features (B, L, D), pooled ones (B, D) or (B, 2·D), of a batch of images."""
         mask = batch.get("patch_attention_mask")
         tokens, blocks = self.backbone.start_blockwise(batch["pixel_values"], mask)
         states, masks = {"0": tokens}, blocks.masks(tokens)
@@ -99,9 +98,9 @@ class FrozenPart:
         return states
 
     def find_read(self, compute_loss: Callable[[], Tensor]) -> tuple[dict[str, Tensor], "FrozenPart"]:
-        """Returns the features that a loss depends on, found by its gradients, and the part that computes them.
+        """Return the features that a loss depends on, found by its gradients, and the part that computes them.
 
-        The part ends where a head changes the tokens between two blocks, as one with queries does.
+        The part ends where a head changes the tokens between two blocks, for example by adding queries.
         """
         leaves: dict[str, Tensor] = {}
 
@@ -132,13 +131,13 @@ class FrozenPart:
 
 
 def bound(module: nn.Module, name: str) -> Callable[..., Tensor]:
-    """Returns a method of a module that computes features, by its name."""
+    """Return the method of a module that computes features."""
     return module.pool if isinstance(module, HfViTModel) and name == "pool" else module.forward
 
 
 @contextmanager
 def replaced_methods(methods: Mapping[tuple[nn.Module, str], Callable[..., Tensor]]) -> Iterator[None]:
-    """Lets functions take the place of methods of modules, as long as this lasts."""
+    """Context manager that replaces methods of modules."""
     with ExitStack() as stack:
         for (module, name), method in methods.items():
             attributes = vars(module)
@@ -150,19 +149,19 @@ def replaced_methods(methods: Mapping[tuple[nn.Module, str], Callable[..., Tenso
 
 @dataclass(eq=False, repr=False)
 class FeatureDataset(AugmentedDataset):
-    """Stored features and targets in place of the images of an `AugmentedDataset`: in each epoch those of one view.
+    """Stored features and targets of an `AugmentedDataset`; each epoch reads one view.
 
     Args:
-        rows: Those of all images, view by view.
-        num_views: How many views there are; they come in turn.
+        rows: Rows of all images, one view after the other.
+        num_views: Number of views, used in turn.
     """
 
     rows: Dataset = field(kw_only=True)
     num_views: int = field(kw_only=True)
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        """Returns the features by name, as flat arrays, and the encoded target."""
-        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # a table
+        """Return the features by name, as flat arrays, and the encoded target."""
+        row = self.rows[int(self.epoch) % self.num_views * len(self) + index]  # an Arrow table
         values = {name: row.column(name).chunk(0) for name in row.column_names}
         target = values.pop(TARGET)[0].as_buffer()
         return {TARGET: target, **{name: value.flatten().to_numpy() for name, value in values.items()}}
@@ -170,12 +169,12 @@ class FeatureDataset(AugmentedDataset):
 
 @dataclass
 class FeatureCollator:
-    """Makes batches of stored features by the collator of the images, which sees blank ones of the same size.
+    """Collate stored features with the collator of the images, which receives blank images of the same size.
 
     Args:
-        collator: Takes examples.
+        collator: Collator of examples with images.
         image: Blank image (C, H, W).
-        shapes: Of each feature, without the batch dimension.
+        shapes: Shape of each feature without the batch dimension.
     """
 
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
@@ -183,7 +182,7 @@ class FeatureCollator:
     shapes: Mapping[str, tuple[int, ...]]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the batch of the targets of some rows, with `frozen_states`, the features by name."""
+        """Return the batch of the targets of some rows, with `frozen_states`, the features by name."""
         examples = [{**torch.load(io.BytesIO(row[TARGET]), weights_only=True), "image": self.image} for row in rows]
         states = {
             name: torch.from_numpy(np.stack([row[name] for row in rows])).unflatten(1, shape)
@@ -194,40 +193,39 @@ class FeatureCollator:
 
 @dataclass
 class ExtractionCollator:
-    """Makes the batch of some examples, and encodes what they have in addition to the image."""
+    """Collate examples for the extraction, and encode their targets."""
 
     collator: Callable[[list[dict[str, Any]]], dict[str, Any]]
 
     def __call__(self, examples: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
-        """Returns the inputs of the frozen part and the encoded targets."""
+        """Return the inputs of the frozen part and the encoded targets."""
         batch = self.collator(examples)
         return {name: batch[name] for name in MODEL_INPUTS if name in batch}, [*map(encode_target, examples)]
 
 
 def encode_target(example: Mapping[str, Any]) -> bytes:
-    """Returns an example without its image as bytes, which `torch.load` opens without running code."""
+    """Encode an example without its image as bytes that `torch.load` opens without running code."""
     stream = io.BytesIO()
-    # A copy, as a view is saved with all that it is a view of
+    # Cloned, because saving a view would save its whole base tensor
     target = {name: value.clone() if isinstance(value, Tensor) else value for name, value in example.items()}
     torch.save({name: value for name, value in target.items() if name != "image"}, stream)
     return stream.getvalue()
 
 
 class FrozenFeatures:
-    """The features of the frozen part of a model for some views of each training image, which stand on disk.
+    """Features of the frozen part of a model, stored on disk for several views of each training image.
 
-    `seconds` is how long it took to compute those that were not stored yet.
-
-    View v of an image is what an uncached training sees in its epoch v; in epoch e a training sees view e modulo
-    `cached_views`. The features are kept in the cache of `datasets`, in files of `ROWS_PER_SHARD` rows. The name of
-    their folder depends on images, targets, transform, frozen weights and precision, so that another training finds
-    them, also after an interruption. Of several processes each writes some of the files, and all read all of them.
+    View v of an image is what training without stored features would see in epoch v; epoch e reads view e modulo
+    `cached_views`. The features are stored in the cache of `datasets`, in files of `ROWS_PER_SHARD` rows. The folder
+    name depends on images, targets, transform, frozen weights and precision, so that another run, or a resumed one,
+    reuses them. Each process writes some of the files and reads all of them. `seconds` is the time that computing new
+    features took.
 
     Args:
-        trainer: Its training can start.
+        trainer: A trainer that is ready to train.
 
     Raises:
-        ValueError: if the features take more than `cache_gigabytes`, float16 cannot hold them, or the head reads none.
+        ValueError: If the features exceed `cache_gigabytes`, exceed the range of float16, or are not read by the head.
     """
 
     def __init__(self, trainer: "HfViTTrainer") -> None:
@@ -265,15 +263,15 @@ class FrozenFeatures:
         self.dataset = FeatureDataset(**known, rows=rows, num_views=self.options.cached_views)
 
     def _probe(self, batch: dict[str, Any]) -> tuple[dict[str, Tensor], FrozenPart]:
-        """Returns the features of a batch that the loss depends on, and what computes them; changes nothing else."""
+        """Return the features of a batch that the loss depends on, and the part that computes them."""
         trainer, model = self.trainer, self.trainer.model
         part = FrozenPart.of(trainer.plain_model, trainer.frozen)
-        assert part is not None  # see `check_cache`
+        assert part is not None  # guaranteed by `check_cache`
         device = trainer.plain_model.device
         batch = send_to_device(batch, device)
         model.train()
         for module in model.modules():
-            if isinstance(module, _BatchNorm):  # whose statistics are those of the training
+            if isinstance(module, _BatchNorm):  # its statistics must not change
                 module.eval()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), self.precision():
             read, part = part.find_read(lambda: trainer.compute_loss(model, dict(batch)))
@@ -291,7 +289,7 @@ class FrozenFeatures:
             )
 
     def _key(self, pixel_values: Tensor) -> str:
-        """Returns the name of the folder, which differs if anything differs that the features depend on."""
+        """Return the folder name, a digest of everything that the features depend on."""
         examples: Any = self.source.dataset
         backbone, count = self.part.backbone, self.part.num_blocks
         is_read = isinstance(examples, TargetDataset)
@@ -304,7 +302,7 @@ class FrozenFeatures:
             "data": fingerprint(examples.rows if is_read else examples),
             "targets": Hasher.hash(examples.read_target) if is_read else "",
             "transform": Hasher.hash([self.source.transform, self.source.column]),
-            # These also tell the settings of the image processor.
+            # The pixels also depend on the settings of the image processor.
             "pixels": digest([str(pixel_values.shape), pixel_values.numpy(force=True).tobytes()]),
             "weights": digest_weights(backbone if self.part.has_pool else start),
             "config": {name: value for name, value in fields_of_backbone.items() if name not in NOT_FEATURES},
@@ -320,7 +318,7 @@ class FrozenFeatures:
         return images
 
     def _shards(self) -> list[tuple[int, int]]:
-        """Returns view and number of each file."""
+        """Return the view and number of each file."""
         count = math.ceil(len(self.source) / ROWS_PER_SHARD)
         return [(view, number) for view in range(self.options.cached_views) for number in range(count)]
 
@@ -328,10 +326,10 @@ class FrozenFeatures:
         return self.folder / f"view-{view:04d}-{number:05d}.arrow"
 
     def _extract(self) -> None:
-        """Writes the files that are missing, and reports on them."""
+        """Compute and write the missing files, and report the number of images and the time."""
         trainer, args, start = self.trainer, self.trainer.args, time.monotonic()
         is_missing = {shard: not self._file(*shard).exists() for shard in self._shards()}
-        trainer.accelerator.wait_for_everyone()  # before any of them is written
+        trainer.accelerator.wait_for_everyone()  # before the first file is written
         own = [shard for shard, missing in is_missing.items() if missing][args.process_index :: args.world_size]
         self.folder.mkdir(parents=True, exist_ok=True)
         hides_bar = args.disable_tqdm or not trainer.is_world_process_zero()
@@ -351,7 +349,7 @@ class FrozenFeatures:
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:
-        """Writes a file, which appears when it is complete."""
+        """Write a file atomically."""
         start = number * ROWS_PER_SHARD
         images = self._images(view)
         loader = DataLoader(
@@ -359,7 +357,7 @@ class FrozenFeatures:
             BATCH_SIZE,
             num_workers=self.trainer.args.dataloader_num_workers,
             collate_fn=ExtractionCollator(self.trainer.data_collator),
-            generator=torch.Generator(),  # not the global one, which the training draws from
+            generator=torch.Generator(),  # a separate generator, because training draws from the global one
         )
         columns = {name: List(Value(self.options.cache_dtype), one.numel()) for name, one in self.read.items()}
         file = self._file(view, number)
@@ -386,11 +384,11 @@ class FrozenFeatures:
 
     @contextmanager
     def serving(self, inputs: dict[str, Any]) -> Iterator[None]:
-        """Lets the frozen part return the features of a batch, which it takes out of it, as long as this lasts."""
+        """Context manager: the frozen part returns the features of a batch, which are removed from the batch."""
         states, config_of_part = inputs.pop(STATES), self.part.backbone.config
         first = next(iter(states.values()))
         tokens = self.length, config_of_part.hidden_size
-        # Not to be read, as the loss does not depend on it: anything that did would not be finite.
+        # The loss does not depend on this value; NaN would reveal a dependency.
         blank = first.new_full((), math.nan, dtype=torch.float32).expand(len(first), *tokens)
         given = {name: states[name].to(one.dtype) for name, one in self.read.items()}
         functions = {"": (self.part.backbone.embeddings, "forward"), **self.part.functions()}
@@ -399,12 +397,12 @@ class FrozenFeatures:
 
 
 def returning(value: Tensor) -> Callable[..., Tensor]:
-    """Returns a function of anything that returns a tensor."""
+    """Return a function that ignores its arguments and returns a tensor."""
     return lambda *_, **__: value
 
 
 def check_cache(trainer: "HfViTTrainer") -> None:
-    """Raises `ValueError` if a training cannot learn from stored features, saying what to change."""
+    """Raise `ValueError` if training on stored features is not possible with the given options."""
     args, options, dataset, collator = trainer.args, trainer.options, trainer.train_dataset, trainer.data_collator
     transforms = trainer.batch_transforms.transforms
     changing = [one for one in transforms if not isinstance(one, Mixing) or one.mix is not None]

@@ -1,4 +1,4 @@
-"""Linear probe: a fresh classifier starts as ridge regression on the features of the training images.
+"""Linear probe: a new classifier is initialized by ridge regression on the features of the training images.
 
 Shapes: M images, F features, K classes, B batch, C channels, H W pixels.
 """
@@ -14,16 +14,16 @@ from ...model.task_image_classification import HfViTForImageClassification
 from ..arguments import ClassificationArguments
 
 
-PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # of ridge regression on standardized features
-SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # from scores to logits
-MOST_IMAGES = 20_000  # more change a linear classifier little
-LEAST_COMPARED = 400  # training images; a tenth of fewer says little about what is better
+PENALTIES = torch.logspace(-1, 6, 15, dtype=torch.float64)  # candidates for ridge regression on standardized features
+SCALES = torch.logspace(-0.5, 2, 26, dtype=torch.float64)  # candidate factors from scores to logits
+MOST_IMAGES = 20_000  # maximum number of images; more hardly change a linear classifier
+LEAST_COMPARED = 400  # minimum number of training images for a comparison on a held-out tenth
 
 
 class Probe(NamedTuple):
-    """A linear classifier: weights (K, F) and biases (K,), and its accuracy.
+    """Linear classifier with weights (K, F), biases (K,) and its accuracy.
 
-    `accuracy` is that of leave-one-out predictions of the training images, `held_out` that of other images.
+    `accuracy` is computed from leave-one-out predictions of the training images, `held_out` from other images.
     """
 
     weight: Tensor
@@ -45,7 +45,7 @@ class Probe(NamedTuple):
 
 
 def prepare_probe(model: HfViTForImageClassification, args: ClassificationArguments) -> None:
-    """Let a fresh classifier on a saved model see the CLS token and the mean patch."""
+    """Let a new classifier on a saved model read the CLS token and the mean of the patch tokens."""
     config = model.config
     is_plain = config.pooling == "cls" and not config.use_pooler and not config.norm_after_pooling
     if is_plain and "pooling" not in args.overrides():
@@ -99,6 +99,6 @@ def fit_probe(features: Tensor, classes: Tensor, num_classes: int) -> Probe:
 
 @torch.no_grad()
 def start_from_probe(classifier: Any, probe: Probe) -> None:
-    """Give a linear classifier the weights of a probe."""
+    """Copy the weights of a probe into a linear classifier."""
     classifier.weight.copy_(probe.weight)
     classifier.bias.copy_(probe.bias)

@@ -1,1 +1,1 @@
-"""Reports on trained models, their cards, and their upload to the Hub."""
+"""Reports on trained models, model cards, and uploads to the Hub."""

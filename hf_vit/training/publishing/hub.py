@@ -38,30 +38,30 @@ from .model_card import TrainingInfo
 
 logger = logging.get_logger(__name__)
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
-# What holds the options of a training, and so the paths that it was given.
+# Files with training options, which may contain local paths
 OPTIONS = (RECIPE_NAME, TRAINING_ARGS_JSON, f"{ADAPTER_FOLDER}/{ADAPTER_CONFIG_NAME}")
-SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # where our scripts lie, in a command
+SCRIPT = re.compile(r"(?<![\w./-])/\S*/(?=scripts/\w+\.py)")  # the folder of our scripts in a command
 TEXTS = {".json", ".jsonl", ".yaml", ".md"}
 
 
 def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
-    """Lists the files of a saved model that go to the Hub.
+    """List the files of a saved model that are uploaded to the Hub.
 
     Args:
-        folder: Where the model is saved.
+        folder: Folder of the saved model.
 
     Returns:
-        What trainings write, by name (`OUTPUT_FILES`): weights, code, configurations, the card and what stands beside
-        it, sorted, also of averaged weights in `ema/` and of an adapter in `adapter/`. All else stays here.
+        The files that a training run writes (`OUTPUT_FILES`), sorted: weights, code, configurations, model card and
+        its pictures, also of averaged weights in `ema/` and of an adapter in `adapter/`. Other files are not uploaded.
 
     Raises:
-        ValueError: if one of them is a symbolic link: what it leads to may be anything.
+        ValueError: If a file is a symbolic link, which may point to any file.
     """
     return without_links(Path(folder), output_files(folder))
 
 
 def without_links(folder: Path, files: list[Path]) -> list[Path]:
-    """Returns files of a folder; raises `ValueError` if one, or a folder on the way to one, is a symbolic link."""
+    """Return the files of a folder; raise `ValueError` if a file or a folder on its path is a symbolic link."""
     links = {path for file in files for path in (file, file.parent) if path != folder and path.is_symlink()}
     if links:
         names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in links))
@@ -70,7 +70,7 @@ def without_links(folder: Path, files: list[Path]) -> list[Path]:
 
 
 def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperationAdd]:
-    """Returns the upload of a saved model: its card opens it from there, and no text names places on this machine."""
+    """Return the upload of a saved model: the card refers to the repository, and texts contain no local paths."""
     operations, names = [], names_of_paths(Path(folder))
     for path in list_upload(folder):
         name, content = path.relative_to(folder).as_posix(), without_local_paths(path, names)
@@ -81,21 +81,21 @@ def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperat
 
 
 def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> list[CommitOperationAdd]:
-    """Returns the upload of a checkpoint into a folder, byte by byte: SHA256SUMS and the files that it lists."""
+    """Return the upload of a checkpoint into a folder, byte by byte: SHA256SUMS and the files that it lists."""
     names = sorted([CHECKSUMS, *read_checksums(Path(folder))])
     files = without_links(Path(folder), [Path(folder) / name for name in names])
     return [CommitOperationAdd(f"{path_in_repo}/{name}", file) for name, file in zip(names, files, strict=True)]
 
 
 def check_upload(folder: str | os.PathLike[str]) -> None:
-    """Checks that a saved model is whole and safe, so that it opens from the Hub as it does from `folder`.
+    """Check that a saved model is complete and safe, so that it opens from the Hub like from `folder`.
 
     Args:
-        folder: Where the model is saved.
+        folder: Folder of the saved model.
 
     Raises:
-        ValueError: if it lacks the configuration, the weights, the image processor, code or the card, or holds a
-            pickle, or a symbolic link in place of a file, or if the card's metadata cannot be read.
+        ValueError: If the configuration, the weights, the image processor, the code or the card is missing, if there
+            is a pickle or a symbolic link, or if the metadata of the card cannot be read.
     """
     list_upload(folder)
     for place in (Path(folder), Path(folder) / AVERAGE_FOLDER):
@@ -114,33 +114,31 @@ def publish(
     create_pr: bool = False,
     token: str | None = None,
 ) -> str:
-    """Uploads a saved model to the Hub in one commit, making the repository where there is none.
+    """Upload a saved model to the Hub in one commit; the repository is created if necessary.
 
-    In the card that goes up, `repo_id` takes the place of "path/to/this/folder", and in all texts of a training the
-    last names of files and folders that of their paths on this machine; what is in `folder` stays as it is.
-    An upload that breaks off can be repeated: what has arrived is not sent a second time. The commit is tagged, see
-    `tag_version`.
+    In the uploaded card, `repo_id` replaces "path/to/this/folder", and in all texts, local paths are replaced by the
+    names of the files and folders; files in `folder` do not change. An interrupted upload can be repeated: files that
+    have been uploaded are not sent again. The commit is tagged, see `tag_version`.
 
     Args:
-        folder: Where the model, its image processor and its card are saved.
+        folder: Folder of the model, its image processor and its card.
         repo_id: Name on the Hub, "user/name".
-        private: Whether a new repository is private; `None` leaves it to the owner's settings.
-        commit_message: Line in the history of the repository.
-        revision: Branch that the commit goes to, made where there is none, or pull request ("refs/pr/1"); `None` is
-            the main branch.
-        create_pr: Opens a pull request instead, which takes no right to write.
+        private: Whether a new repository is private; `None` uses the default of the owner.
+        commit_message: Message of the commit.
+        revision: Branch of the commit, created if necessary, or pull request ("refs/pr/1"); `None` is the main branch.
+        create_pr: Whether to open a pull request instead, which requires no write access.
         token: Access token; `None` is the one saved by `hf auth login` or in HF_TOKEN.
 
     Returns:
-        The URL of the repository, or of the pull request.
+        The URL of the repository or of the pull request.
 
     Raises:
-        ValueError: if `check_upload` refuses the folder, if `repo_id` is no valid name, if the Hub refuses the card's
-            metadata, or if `private` is asked of a repository that is public already.
-        OSError: if there is no token, it may not write there, or the Hub cannot be reached or answers with an error.
+        ValueError: If `check_upload` refuses the folder, `repo_id` is invalid, the Hub refuses the metadata of the
+            card, or `private` is requested for a repository that is public.
+        OSError: If there is no token, it has no write access, or the Hub cannot be reached or returns an error.
     """
     check_upload(folder)
-    # True: without a token the client says how to get one, rather than asking the Hub as nobody.
+    # True: without a token, the client explains how to get one instead of sending an anonymous request.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
     with clear_errors(repo_id, api.endpoint):
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -163,10 +161,10 @@ def publish(
 
 
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
-    """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
+    """Tag a commit with the version of this package, for example "v0.1.0", unless the tag exists.
 
-    Whoever opens the model by that revision always gets the same weights and code. No `token` means that of `api`. If
-    the Hub refuses the tag, a warning tells how to make it: the upload is complete without it.
+    The tag is a revision that always opens the same weights and code. Without `token`, the one of `api` is used. If
+    the Hub refuses the tag, a warning explains how to create it; the upload is complete without it.
     """
     tag = f"v{__version__}"
     try:
@@ -180,10 +178,10 @@ def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None)
 
 @contextmanager
 def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
-    """Turns errors of the Hub's client into `OSError`s that advise what to do; `advice` is their end."""
+    """Context manager that turns errors of the Hub client into `OSError`s with instructions; `advice` is appended."""
     try:
         yield
-    except RuntimeError as error:  # that a large file could not be uploaded, for another error
+    except RuntimeError as error:  # raised if a large file could not be uploaded
         if not isinstance(error.__cause__, httpx.TransportError | HfHubHTTPError):
             raise
         raise OSError(f"{error} {_explain(error.__cause__, repo_id, endpoint)}{advice}") from error
@@ -192,7 +190,7 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
 
 
 def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
-    """Returns what an error of the Hub's client means and what to do."""
+    """Return the meaning of an error of the Hub client, with instructions."""
     again = "what has arrived is not uploaded a second time."
     if not isinstance(error, HfHubHTTPError):
         advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
@@ -252,13 +250,13 @@ def _check_card(card: Path) -> None:
 
 
 def report_failure(upload: Future[Any]) -> None:
-    """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
+    """Log a warning if an upload during training has failed, which would go unnoticed otherwise."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
         logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")
 
 
 def names_of_paths(folder: Path) -> dict[str, str]:
-    """Returns the last name of each path of this machine that a training was given, and of its output folder."""
+    """Return the last part of each local path in the training options, and of the output folder."""
     given = [str(folder), *(value for name in OPTIONS for value in _texts(_read(folder / name)))]
     names = {}
     for source in (source for value in given for source in split_sources(value)):
@@ -270,16 +268,16 @@ def names_of_paths(folder: Path) -> dict[str, str]:
 
 
 def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
-    """Returns a file of a report with names in place of local paths, and None for other files."""
+    """Return a file of a report with names in place of local paths, and None for other files."""
     if file.suffix not in TEXTS or not is_named(file.name, (*REPORT_FILES, ADAPTER_CONFIG_NAME)):
         return None
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".yaml" and (content := _read(file)) is not None:
         heading = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
-        # in which a path is on one line
+        # paths in it are on one line
         text = heading + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
     for path in sorted(names, key=len, reverse=True):
-        # as it is, and in JSON, in YAML and in a command
+        # as plain text, and as quoted in JSON, YAML and commands
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
         for written in sorted(forms, key=len, reverse=True):
             text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", names[path].replace("\\", r"\\"), text)
@@ -296,7 +294,7 @@ def _read(file: Path) -> Any:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Yields all texts in what a file holds, at any depth."""
+    """Yield all strings in nested values."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, dict | list):

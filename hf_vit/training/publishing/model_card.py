@@ -1,4 +1,4 @@
-"""Model cards: what a saved model is, how it is used, how it was made and how good it is."""
+"""Model cards: description, usage, training settings and scores of a saved model."""
 
 import math
 import os
@@ -26,11 +26,11 @@ class Usage:
     """Code that uses a model on `image.png`.
 
     Args:
-        name: What to call the stock pipeline.
-        stock: What to do with it.
-        own: What to do with the `outputs` of `model` for `image`, and `image_processor`.
-        processor: Name of what prepares the inputs, "processor" where texts are among them.
-        inputs: What it is given.
+        name: Variable name of the stock pipeline.
+        stock: Code that calls the pipeline.
+        own: Code that uses the `outputs` of `model` for `image`, and `image_processor`.
+        processor: Variable name of the processor, "processor" if it also takes texts.
+        inputs: Inputs of the processor.
     """
 
     name: str
@@ -45,40 +45,40 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
-# The file is here rather than in model_cards/, which links to it, so that an installed package has it too.
+# In this folder instead of model_cards/, which links to it, so that it is part of the installed package.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """Facts on a trained model for its card.
+    """Facts about a trained model for its card.
 
     Args:
         model_name: Title of the card.
         task: Name of the stock pipeline, for example "image-classification".
-        model_class: Name of the model's class.
-        usage: Code that uses it.
+        model_class: Class name of the model.
+        usage: Code that uses the model.
         num_parameters: Number of parameters.
-        data: What it was trained and evaluated on.
+        data: Description of the training and evaluation data.
         metrics: Scores on the test split.
         baselines: Scores of other predictors under the same names, by predictor.
-        command: What to type to train it again.
-        seconds: Wall time of the training.
-        hardware: What it ran on.
-        seed: Seed of the training.
-        recipe: Settings worth naming.
-        limits: What the model is not good for.
+        command: Command that repeats the run.
+        seconds: Wall time of the run.
+        hardware: Hardware of the run.
+        seed: Seed of the run.
+        recipe: Main training settings.
+        limits: Limitations of the model.
         license: License of the weights.
-        selection: Which step of the training the weights are from.
-        is_chosen_on_evaluated: Whether that step was chosen by its score on the very images that are evaluated.
-        base_model: The saved model that the training started from, if any.
-        units: Units of the scores that have one.
-        lower_is_better: Names of the metrics of which less is better.
-        parts: Scores of each class or the like by name, by what they are.
-        pictures: File names of pictures beside the card, by caption.
-        arguments: The file beside the card that holds all arguments of the training.
-        location: Where the model is opened from: a folder, or a name on the Hub.
-        tags: Keywords for the metadata.
+        selection: Which step of the run the weights are from.
+        is_chosen_on_evaluated: Whether that step was chosen by its score on the evaluated images.
+        base_model: Saved model that the run started from, if any.
+        units: Units of scores that have one.
+        lower_is_better: Names of the metrics for which lower is better.
+        parts: Scores of each class or similar part by name, by kind of part.
+        pictures: File names of pictures next to the card, by caption.
+        arguments: File next to the card that contains all training arguments.
+        location: Folder or name on the Hub that the model is opened from.
+        tags: Keywords of the metadata.
     """
 
     model_name: str
@@ -109,11 +109,11 @@ class TrainingInfo:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
-        """Reads off a trainer that has finished what it knows.
+        """Create the facts from a trainer that has finished.
 
         Args:
-            trainer: Gives the model's class and size, the seed, the hardware and the settings that matter most.
-            recipe: Settings to name beside those.
+            trainer: Provides class and size of the model, seed, hardware and main settings.
+            recipe: Additional settings.
             **facts: All other fields.
         """
         return cls(
@@ -127,7 +127,7 @@ class TrainingInfo:
 
 
 def score_rows(info: TrainingInfo) -> list[list[str]]:
-    """Returns the rows of the card's table: a metric, the model's score and those of the baselines, the best bold."""
+    """Return the rows of the score table: metric, score of the model, scores of the baselines; the best is bold."""
     rows = []
     for metric, score in info.metrics.items():
         scores = [score, *(baseline[metric] for baseline in info.baselines.values())]
@@ -141,7 +141,7 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
 
 
 def compare(info: TrainingInfo) -> list[str]:
-    """Returns a sentence for each baseline that the model is behind, and each that it is no better than, by metric."""
+    """Return a sentence, with metrics, for each baseline that the model is behind or equal to."""
     sentences = []
     for name, baseline in info.baselines.items():
         behind, level = [], []
@@ -159,17 +159,17 @@ def compare(info: TrainingInfo) -> list[str]:
 
 
 def rank(info: TrainingInfo, metric: str, score: float) -> float:
-    """Returns a number that is the higher the better a score is, and the same for scores that are shown alike."""
+    """Return a number that is higher for better scores, and equal for scores that are displayed alike."""
     return round(-score if metric in info.lower_is_better else score, 4)
 
 
 def shown(score: float) -> str:
-    """Returns a score as the card has it."""
+    """Format a score for the card."""
     return "-" if math.isnan(score) else f"{score:.4f}"
 
 
 def describe_hardware(device: torch.device) -> str:
-    """Names what `device` is: the GPU, or else the processor and the number of threads that torch uses on it."""
+    """Return the name of the GPU, or of the processor with the number of threads that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
@@ -180,7 +180,7 @@ def describe_hardware(device: torch.device) -> str:
 
 
 def describe_recipe(trainer: Trainer) -> dict[str, str]:
-    """Names the settings of a finished training that matter most, for the table of its model card."""
+    """Return the main settings of a finished run for the table of its model card."""
     args, values = trainer.args, trainer.args.to_dict()
     batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     warmup = f"{args.warmup_steps:.0%} of the" if args.warmup_steps < 1 else str(args.warmup_steps)
@@ -195,7 +195,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
 
 
 def describe_options(options: Any) -> dict[str, str]:
-    """Return the rows of a card on options that differ from a plain training run."""
+    """Return the table rows of options that differ from a plain training run."""
     heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
     change = "for equal shares of the steps" if options.progressive_sizes else "one drawn for each batch"
     rows = (
@@ -211,22 +211,22 @@ def describe_options(options: Any) -> dict[str, str]:
 
 
 def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:
-    """Writes the card of a trained model, with metadata that the Hub reads.
+    """Write the card of a trained model, with metadata for the Hub.
 
     Args:
-        folder: Where the model is saved.
-        info: The facts on it.
+        folder: Folder of the saved model.
+        info: Facts about the model.
 
     Returns:
         The path of the card, README.md in `folder`.
 
     Raises:
-        ValueError: if a baseline lacks one of the metrics.
+        ValueError: If a metric of a baseline is missing.
     """
     for name, scores in info.baselines.items():
         if missing := sorted(set(info.metrics) - set(scores)):
             raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
-    # The Hub ranks models by these: not by images that the model was trained or its best step chosen on.
+    # The Hub ranks models by these scores, so they exclude images used for training or for choosing the best step.
     is_comparable = info.data.split != "train" and not info.is_chosen_on_evaluated
     results = [
         EvalResult(

@@ -1,4 +1,4 @@
-"""What a training or an evaluation leaves beside the weights: scores, pictures, predictions, facts for the card."""
+"""Reports of training runs and evaluations: scores, pictures, predictions, facts for the model card."""
 
 import json
 import math
@@ -22,12 +22,20 @@ from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo
 
 
-PARTS_OF_DATA = {"train", "training", "val", "validation", "test", "images", "data"}  # folders of any data set
-MAX_BASELINE_IMAGES = 5000  # of the training split, which a naive baseline is made of
+PARTS_OF_DATA = {
+    "train",
+    "training",
+    "val",
+    "validation",
+    "test",
+    "images",
+    "data",
+}  # generic folder names of datasets
+MAX_BASELINE_IMAGES = 5000  # maximum number of training images for the naive baseline
 
 
 def evaluation_split(splits: Iterable[str]) -> str:
-    """Returns the split that the end of a training evaluates: "test", else "validation", else "train"."""
+    """Return the split of the final evaluation: "test", else "validation", else "train"."""
     return next(name for name in ("test", "validation", "train") if name in splits)
 
 
@@ -42,10 +50,10 @@ def describe_data(
     parts: str = "in {} classes",
     notes: Sequence[str] = (),
 ) -> DatasetInfo:
-    """Describes the data by its place, or several with commas between them, its splits and the names of its classes.
+    """Describe the location of the data (or several, separated by commas), the splits and the class names.
 
-    `examples` is what an example is called, `parts` what has the names, with a place for their number. `notes` are
-    sentences on what the data lack.
+    `examples` is a noun for the examples, `parts` a noun phrase for the named parts with a placeholder for their
+    number, and `notes` are sentences about missing data.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     sources = split_sources(dataset_name)
@@ -53,7 +61,7 @@ def describe_data(
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DatasetInfo(
         name=name,
-        # A folder of a folder is no repository on the Hub.
+        # A nested folder is not a repository on the Hub.
         identifier=", ".join(Path(source).resolve().name if Path(source).exists() else source for source in sources),
         license=license,
         description=" ".join([f"{name}: {counts}{classes}.", *notes]),
@@ -63,10 +71,10 @@ def describe_data(
 
 
 def public_name(source: str) -> str:
-    """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies.
+    """Return the public name of a dataset: its name on the Hub, or the name of its file or folder without the path.
 
-    What all data sets have, such as `train/images`, is named with the folder that it is a part of, unless that is the
-    home or the working directory, whose names are nobody's business.
+    Generic names such as `train/images` are prefixed with the parent folder, unless that is the home folder or the
+    working directory, whose names are private.
     """
     if not Path(source).exists():
         return source
@@ -79,7 +87,7 @@ def public_name(source: str) -> str:
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
-    """Returns the fields of a `TrainingInfo` that a finished trainer tells, whatever its task."""
+    """Return the fields of `TrainingInfo` that do not depend on the task."""
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     return {
         "model_name": Path(trainer.args.output_dir).resolve().name,
@@ -92,19 +100,19 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
 
 
 def describe_weights(weights: Mapping[str, float]) -> str:
-    """Returns the parts of a loss in one line, but for those that weigh nothing."""
+    """Return the weights of the parts of a loss in one line, without those that are 0."""
     return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """Returns the values of options in one line."""
+    """Return the values of options in one line."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Writes the scores that averaged weights have just got as `ema/{split}_scores.json` of the output folder.
+    """Write the last scores of the averaged weights as `ema/{split}_scores.json` in the output folder.
 
-    Returns those of `names` that they have got as a column of a model card, by its title; nothing without an average.
+    Returns the scores in `names` as a column of a model card, by its title; empty without averaged weights.
     """
     if trainer.average is None:
         return {}
@@ -118,9 +126,9 @@ def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> d
 def score_split(
     trainer: EvaluatorTrainer, split: str, examples: TargetDataset
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
+    """Evaluate a model on a split, on all processes, and write scores and pictures to the output folder.
 
-    Returns the scores, which the evaluator has too then, and the file names of the pictures by their captions.
+    Returns the scores, which the evaluator also keeps, and the file names of the pictures by caption.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
     trainer.predictions = []
@@ -140,7 +148,7 @@ def score_split(
 
 
 def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator: BaseEvaluator) -> dict[str, str]:
-    """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
+    """Write `{split}_scores.json` and, if there are classes, their scores as JSON and as a picture.
 
     Returns the file name of the picture by its caption.
     """
@@ -156,18 +164,18 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
 
 
 def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Returns scores of each class that are the same ones for all, NaN where a class has none."""
+    """Return the scores of all classes with the same names, NaN if a class has none."""
     columns = dict.fromkeys(score for scores in classes.values() for score in scores)
     return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
 
 def write_json(file: Path, scores: Mapping[str, Any]) -> None:
-    """Writes scores, or those of classes; there is no NaN in JSON, so it becomes null."""
+    """Write scores as JSON, with null in place of NaN."""
     write_whole(file, json.dumps(known(scores), indent=2, allow_nan=False) + "\n")
 
 
 def known(value: Any) -> Any:
-    """Returns a score, or a mapping of them, with None for NaN."""
+    """Return a score, or a mapping of scores, with None in place of NaN."""
     if isinstance(value, Mapping):
         return {name: known(score) for name, score in value.items()}
     return None if math.isnan(value) else value
@@ -176,10 +184,9 @@ def known(value: Any) -> Any:
 def score_naive_baseline(
     trainer: EvaluatorTrainer, train: TargetDataset, evaluated: TargetDataset, most: int = MAX_BASELINE_IMAGES
 ) -> tuple[str, dict[str, float]]:
-    """Evaluates the best predictor that does not see images; returns its name and scores, which the metric has too.
+    """Evaluate the best constant predictor, which ignores images; return its name and scores, also kept by the metric.
 
-    It is made of `most` training images at most, spread evenly. Every process reads the same of their targets and its
-    share of those to evaluate: none waits long for another.
+    It is computed from at most `most` training images, spread evenly. The processes share the work.
     """
     evaluator, args = trainer.evaluator, trainer.args
     assert isinstance(evaluator, Evaluator)
