@@ -335,7 +335,7 @@ def test_the_average_goes_up_beside_the_model(root: Path, tmp_path: Path) -> Non
     assert {name.split("/")[0] for name in names if "/" in name} == {"ema"}
     weights = folder / "ema" / "model.safetensors"
     weights.rename(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"ema lacks the weights model\.safetensors"):
+    with pytest.raises(ValueError, match=r"ema has no weights model\.safetensors"):
         check_upload(folder)
     (tmp_path / "model.safetensors").rename(weights)
 

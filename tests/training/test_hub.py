@@ -138,7 +138,7 @@ def test_shards_go_up_with_their_index(saved: Path, tmp_path: Path) -> None:
     assert "model.safetensors.index.json" in names
     check_upload(folder)
     (folder / max(shards)).unlink()
-    with pytest.raises(ValueError, match=f"lacks the weights {max(shards)}. Save the model there again"):
+    with pytest.raises(ValueError, match=f"has no weights {max(shards)}. Save the model there again"):
         check_upload(folder)
 
 
@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model": (lambda folder: (folder / "config.json").unlink(), r"no config.json in .*model.save_pretrained"),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
-        "lacks the weights model.safetensors.",
+        "has no weights model.safetensors.",
     ),
     "pickles": (
         lambda folder: [(folder / name).touch() for name in ("training_args.bin", "pytorch_model.bin")],
@@ -189,11 +189,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no code": (
         lambda folder: (folder / "modeling_hf_vit.py").unlink(),
-        r"lacks the code modeling_hf_vit.py. .*save_pretrained of hf_vit",
+        r"has no code modeling_hf_vit.py. .*save_pretrained of hf_vit",
     ),
     "no imported code": (
         lambda folder: (folder / "encoder.py").unlink(),
-        r"lacks the code encoder.py. .*save_pretrained of hf_vit",
+        r"has no code encoder.py. .*save_pretrained of hf_vit",
     ),
     "no auto_map": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "hf_vit"}'),

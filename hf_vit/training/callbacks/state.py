@@ -67,8 +67,8 @@ class LoadStates(TrainerCallback):
             state.best_model_checkpoint = str(best)
             return
         logger.warning(
-            f"The best checkpoint so far, {best}, is lost: {fault}. The best one after step {state.global_step} will "
-            "take its place."
+            f"The best checkpoint so far, {best}, cannot be used: {fault}. The best one after step {state.global_step} will "
+            "replace it."
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
@@ -77,7 +77,9 @@ class LoadStates(TrainerCallback):
             return
         best = Path(state.best_model_checkpoint)
         if (fault := on_first_process(args, lambda: find_loss(best))) is not None:
-            raise CheckpointError(f"The best checkpoint, {best}, is lost: {fault}. {how_to_resume(args.output_dir)}")
+            raise CheckpointError(
+                f"The best checkpoint, {best}, cannot be used: {fault}. {how_to_resume(args.output_dir)}"
+            )
         self._load(best)
 
     def _load(self, checkpoint: Path) -> None:

@@ -239,13 +239,13 @@ class FrozenFeatures:
         read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
-                f"cached_views={self.options.cached_views}: the head has a part in every block. Leave it out."
+                f"cached_views={self.options.cached_views}: the head modifies the tokens in every block. Leave the option out."
             )
         self.read = {name: read[name][0] for name in sorted(read)}
         height, width = self.part.backbone.embeddings.patch_embeddings.grid(batch["pixel_values"])
         self.length = self.part.backbone.config.num_prefix_tokens + height * width
         if not isinstance(examples[0]["image"], Tensor) and "label" not in examples[0]:
-            raise ValueError("cached_views needs a transform that makes images tensors of the size of the model.")
+            raise ValueError("cached_views needs a transform that returns image tensors of the size of the model.")
         blank = torch.zeros(batch["pixel_values"].shape[1:], dtype=torch.uint8)
         self.collator = FeatureCollator(
             trainer.data_collator, blank, {name: one.shape for name, one in self.read.items()}

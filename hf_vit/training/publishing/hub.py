@@ -215,7 +215,7 @@ def _check_model(folder: Path) -> None:
         )
     if missing := missing_weights(folder):
         raise ValueError(
-            f"{folder} lacks the weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
+            f"{folder} has no weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
         )
     if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
         raise ValueError(
@@ -229,7 +229,7 @@ def _check_model(folder: Path) -> None:
     needed = {f"{reference.split('.')[0]}.py" for reference in auto_map.values()}
     needed |= {f"{name}.py" for path in folder.glob("*.py") for name in get_relative_imports(path)}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
-        raise ValueError(f"{folder} lacks the code {', '.join(missing)}. {advice}")
+        raise ValueError(f"{folder} has no code {', '.join(missing)}. {advice}")
 
 
 def _check_card(card: Path) -> None:
@@ -244,7 +244,7 @@ def _check_card(card: Path) -> None:
         raise ValueError(f"The metadata between the lines --- at the top of {card} is invalid: {error}") from error
     if not metadata:
         raise ValueError(
-            f"{card} has no metadata, so the Hub knows neither license nor task. Put at least `license: …` and "
+            f"{card} has no metadata, so the Hub shows neither license nor task. Put at least `license: …` and "
             "`pipeline_tag: …` between two lines --- at its top, or write it with hf_vit.training.write_model_card."
         )
 
