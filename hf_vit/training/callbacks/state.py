@@ -67,8 +67,8 @@ class LoadStates(TrainerCallback):
             state.best_model_checkpoint = str(best)
             return
         logger.warning(
-            f"The best checkpoint so far, {best}, cannot be used: {fault}. The best one after step {state.global_step} will "
-            "replace it."
+            f"The best checkpoint so far, {best}, cannot be used: {fault}. The best one after step "
+            f"{state.global_step} will replace it."
         )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 

@@ -239,7 +239,8 @@ class FrozenFeatures:
         read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
-                f"cached_views={self.options.cached_views}: the head modifies the tokens in every block. Leave the option out."
+                f"cached_views={self.options.cached_views}: the head modifies the tokens in every block. Leave the "
+                "option out."
             )
         self.read = {name: read[name][0] for name in sorted(read)}
         height, width = self.part.backbone.embeddings.patch_embeddings.grid(batch["pixel_values"])
