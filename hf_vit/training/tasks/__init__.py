@@ -1,4 +1,4 @@
-"""The tasks that models are trained for and evaluated on: a file each, named as the library names the task."""
+"""Tasks that models are trained for and evaluated on: one file each, with the task name of transformers."""
 
 import inspect
 from importlib import import_module
@@ -8,7 +8,7 @@ from .base import Task
 
 
 def find_tasks() -> dict[str, type[Task]]:
-    """Returns the tasks of the files beside this one, by the names that the library has for them."""
+    """Return the tasks in the files of this folder by their names in transformers."""
     found: dict[str, type[Task]] = {}
     for file in iter_modules(__path__):
         module = import_module(f"{__name__}.{file.name}")

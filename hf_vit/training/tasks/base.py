@@ -1,4 +1,4 @@
-"""What all tasks share: how a model of a task is trained, evaluated and reported on."""
+"""Base class of all tasks: training, evaluation and reports."""
 
 import dataclasses
 import math
@@ -51,13 +51,13 @@ from ..training_arguments import HfViTTrainingArguments, check_optimizer, check_
 
 
 logger = logging.get_logger(__name__)
-EVALUATED = ("Data", "Training images", "Evaluation")  # groups of options that evaluations of models share
+EVALUATED = ("Data", "Training images", "Evaluation")  # option groups of all evaluations
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
-    """Which model to evaluate, and the library's arguments, of which those on evaluation and hardware count."""
+    """Model to evaluate, with the evaluation and hardware arguments of transformers."""
 
     model_name_or_path: str = start_option(
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
@@ -81,7 +81,7 @@ class EvaluationArguments(HfViTTrainingArguments):
     report_to: str = "none"
 
     def name_output(self, sources: Iterable[str]) -> None:
-        """Puts the names of model and data into the default folder, on all processes the same; keeps a given one."""
+        """Add the names of model and data to the default output folder, equal on all processes, unless given."""
         if self.output_dir == type(self).output_dir:
             folder = self.output_dir.format(
                 model=file_name(self.model_name_or_path), data="-".join(map(file_name, sources))
@@ -90,7 +90,7 @@ class EvaluationArguments(HfViTTrainingArguments):
 
 
 def file_name(source: str) -> str:
-    """Returns what to call the outputs of a model or data: its last name, of a part of a training its folder's too."""
+    """Return a file name for the outputs of a model or dataset, with the parent folder if its name is generic."""
     file = Path(source).expanduser()
     place = file.resolve() if file.exists() else PurePosixPath(source)  # a name on the Hub
     is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
@@ -99,80 +99,81 @@ def file_name(source: str) -> str:
 
 @dataclass
 class Task(ABC):
-    """A task: its arguments, data, transform, evaluator and lines of the model card.
+    """Base class of tasks: arguments, data, transform, evaluator and model card lines.
 
-    The fields of a subclass are the arguments of a training of this task; their annotations are dataclasses of
-    options.
+    The fields of a subclass are the arguments of a training run; their annotations are dataclasses of options.
 
     Args:
-        options: Which model to train, on which images, how they are changed at random, and how it is evaluated.
-        args: How to train.
+        options: Options of model, data, augmentation and evaluation.
+        args: Training arguments.
     """
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
-    pipeline: ClassVar[str]  # name of the stock pipeline
+    pipeline: ClassVar[str]  # task name of the stock pipeline
     usage: ClassVar[Usage]
-    published: ClassVar[tuple[str, ...]] = ()  # in names of classes of other libraries, beside that of `model_class`
-    load_source: ClassVar[Callable[..., TargetData]]  # of `hf_vit.data`
-    collator_class: ClassVar[type[Any]]  # made from the processor
-    augmented_column: ClassVar[str | None] = None  # of an example, that the transform takes; else all of it
-    read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # of a row, its target
-    augment: ClassVar[Callable[..., Callable[[Any], Any]]]  # the maker of the transform, given size, channels, options
-    limits: ClassVar[str]  # sentences of the card, with places for `num_classes` and values of `model`
-    examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
-    parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
-    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
-    data_meaning: ClassVar[tuple[str, ...]] = ()  # options of the data that an evaluation takes from the training
-    report_passes: ClassVar[float] = 1.5  # time of the report's evaluations, including that of the baseline, in passes
-    least_held_from: ClassVar[int] = 1  # training images, of which some are held out for `held_out_for`
-    chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
-    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # in place of those of `HfViTTrainingArguments`
-    argument_help: ClassVar[Mapping[str, str]] = {}  # the same of help texts
-    defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
+    published: ClassVar[tuple[str, ...]] = ()  # endings of class names in other libraries
+    load_source: ClassVar[Callable[..., TargetData]]  # a function of `hf_vit.data`
+    collator_class: ClassVar[type[Any]]  # created with the processor
+    augmented_column: ClassVar[str | None] = None  # column that the transform changes, else the whole example
+    read_streamed: ClassVar[Callable[..., dict[str, Any]]] = staticmethod(image_only)  # reads the target of a row
+    augment: ClassVar[Callable[..., Callable[[Any], Any]]]  # creates the transform from size, channels and options
+    limits: ClassVar[str]  # card sentences with placeholders for `num_classes` and values of `model`
+    examples: ClassVar[str] = "images"  # noun for the examples in the card
+    parts: ClassVar[str] = "in {} classes"  # noun phrase for the class names in the card
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # required packages in addition to those of hf_vit
+    data_meaning: ClassVar[tuple[str, ...]] = ()  # data options that an evaluation reads from the training run
+    report_passes: ClassVar[float] = 1.5  # time of the final evaluations, including the baseline, in passes
+    least_held_from: ClassVar[int] = 1  # minimum number of training images for holding out some
+    chooses_threshold: ClassVar[bool] = False  # whether validation images choose a score threshold
+    argument_defaults: ClassVar[Mapping[str, Any]] = {}  # defaults that replace those of `HfViTTrainingArguments`
+    argument_help: ClassVar[Mapping[str, str]] = {}  # help texts that replace those of `HfViTTrainingArguments`
+    defaults: ClassVar[TaskDefaults]  # rules for the chosen options
 
     options: Any
     args: HfViTTrainingArguments
 
     loaded: TargetData = field(init=False)
-    choice: str = field(init=False, default="")  # made by held-out images at the end, for the user
-    data_notes: list[str] = field(init=False, default_factory=list)  # what the data lack, for the card
+    choice: str = field(init=False, default="")  # choice made on held-out images, for the user
+    data_notes: list[str] = field(
+        init=False, default_factory=list
+    )  # notes about missing or unusual data, for the card
 
     def __post_init__(self) -> None:
         check_apart(self.options.sources, self.args.output_dir)
 
     @property
     def held_out_for(self) -> str:
-        """What a training run chooses by validation images at its end, which are then not those reported."""
+        """What the end of training chooses on held-out images, as a verb phrase; empty if nothing."""
         return "choose the threshold" if self.chooses_threshold else ""
 
     @property
     def num_needed_classes(self) -> int:
-        """How many classes there must be at least in the training images for anything to be learned."""
+        """Minimum number of classes in the training images."""
         return 0
 
     @classmethod
     def fields(cls) -> dict[str, Any]:
-        """Returns the dataclasses of arguments of a training, by their fields here."""
+        """Return the dataclasses of training arguments by field name."""
         hints = get_type_hints(cls)
         return {part.name: hints[part.name] for part in dataclasses.fields(cls) if part.init}
 
     @classmethod
     def argument_types(cls) -> tuple[type, ...]:
-        """Returns the dataclasses of arguments of a training, in the order of the constructor."""
+        """Return the dataclasses of training arguments in constructor order."""
         return tuple(cls.fields().values())
 
     @classmethod
     def evaluation_defaults(cls) -> dict[str, Any]:
-        """Returns the defaults of the arguments of evaluations that are those of trainings."""
+        """Return the defaults of evaluation arguments that are also training arguments."""
         return {name: value for name, value in cls.argument_defaults.items() if name == "per_device_eval_batch_size"}
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Self:
-        """Returns the task of a training with the given values of options, by name; raises as `build`."""
+        """Return the task of a training run with the given option values by name; raises as `build`."""
         return cls(*build(cls.argument_types(), values, **cls.argument_defaults))
 
     def augmentation_values(self) -> dict[str, Any]:
-        """Returns how training images are changed at random, by the names of the options."""
+        """Return the augmentation options by name."""
         return values_of(self.options, "Augmentation", "Views")
 
     def augmentation_options(self) -> dict[str, Any]:
@@ -184,11 +185,11 @@ class Task(ABC):
         return input_size(processor)
 
     def open_data(self) -> TargetData:
-        """Opens images and targets."""
+        """Open images and targets."""
         return self.load_source(self.options.dataset_name, **self.options.source_options())
 
     def load_training_data(self) -> TargetData:
-        """Opens and checks the splits of a training."""
+        """Open and check the splits of a training run."""
         return load_targets(
             self.open_data,
             self.options,
@@ -201,36 +202,36 @@ class Task(ABC):
         return {}
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the options of a head without saved weights that are not the defaults."""
+        """Return the options of a new head that differ from the defaults."""
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns the image processor of a training, given that of the model to start from."""
+        """Return the image processor of a training run, given the one of the initial model."""
         return processor
 
     def open_model(self) -> tuple[PreTrainedModel, Any]:
-        """Returns the new or saved model to train, and its image processor."""
+        """Return the new or saved model to train, and its image processor."""
         config = self.options.task_config
         head = ({config: own} if own else {} for own in (self.options_of_head(), self.options_of_fresh_head()))
         model, processor = load_model(self.model_class, self.options, self.loaded.names, *head)
         return model, self.make_processor(processor, model.config)
 
     def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
-        """Returns the collator of training and evaluation batches, a dataclass with the field `keeps_targets`."""
+        """Return the collator of training and evaluation batches, a dataclass with the field `keeps_targets`."""
         return self.collator_class(processor)
 
     def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Return the random transform of training examples, which brings them to the size of the model."""
+        """Return the random transform of training examples, whose results have the size of the model."""
         size, options = self.augmentation_size(processor, config), self.augmentation_options()
         return self.augment(size, num_channels=config.num_channels, **options)
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> Any:
-        """Returns the image processor or processor of a trained model."""
+        """Return the image processor or processor of a trained model."""
         return load_image_processor(name_or_path, patch_size=model.config.patch_size)
 
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
+        """Return the evaluator of a model; raise `ValueError` if the model does not support the evaluation."""
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
         """Return the evaluator of a model, with its threshold; raise `ValueError` if a split has no usable target."""
@@ -243,11 +244,11 @@ class Task(ABC):
         return evaluator
 
     def training_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
-        """Returns the arguments of the trainer that this task alone has: a teacher, regularization."""
+        """Return additional trainer arguments of this task: teacher, regularization."""
         return {}
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
-        """Returns the augmented examples to train on."""
+        """Return the augmented training examples."""
         transform, column, data = self.make_transform(processor, config), self.augmented_column, self.options
         if self.loaded.stream is None:
             return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column)
@@ -263,19 +264,19 @@ class Task(ABC):
         )
 
     def count_training_images(self) -> int:
-        """Returns the number of training images, of a stream that of those that are read in advance."""
+        """Return the number of training images; for a stream, of those that are read in advance."""
         return len(self.loaded.splits["train"])
 
     def count_evaluated_images(self, split: str) -> int:
-        """Returns the number of images that an evaluation of a split reads."""
+        """Return the number of images that an evaluation of a split reads."""
         return len(self.loaded.splits[split])
 
     def callbacks(self) -> list[TrainerCallback]:
-        """Returns the callbacks of this task's trainings."""
+        """Return the trainer callbacks of this task."""
         return []
 
     def check_options(self) -> None:
-        """Checks what can be wrong whatever the data are, before any of them is read; raises as `load_data`."""
+        """Check everything that does not depend on the data, before the data is read; raises as `load_data`."""
         check_packages("This task", *self.packages)
         check_optimizer(self.args)
         plan_config(self.options)
@@ -287,12 +288,12 @@ class Task(ABC):
             )
 
     def load_data(self) -> list[str]:
-        """Opens and checks the data of a training and returns the names of its classes, none where it has no classes.
+        """Open and check the data of a training run; return the class names, empty without classes.
 
         Raises:
-            ImportError: if a package is missing that this task needs, however late.
-            OSError: if the data, the model or the teacher is missing.
-            ValueError: if it is bad, or an option is.
+            ImportError: If a package is missing that any step of this task needs.
+            OSError: If the data, the model or the teacher is missing.
+            ValueError: If the data or an option is invalid.
         """
         self.check_options()
         self.loaded = self.load_training_data()
@@ -300,7 +301,7 @@ class Task(ABC):
         return list(self.loaded.names)
 
     def note_data(self) -> list[str]:
-        """Warns of what the data lack and returns sentences on it; `ValueError` if there is nothing to tell apart."""
+        """Warn about missing classes and similar problems; return the warnings. Too few classes raise `ValueError`."""
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
         accepted = self.options.allow_duplicates
         if self.options.check_images:
@@ -321,26 +322,26 @@ class Task(ABC):
         )
 
     def see_classes(self, split: str) -> SeenClasses:
-        """Return which classes the examples of a split have; of a stream, those of its first images."""
+        """Return the classes that occur in a split; for a stream, in its first images."""
         rows, names = self.loaded.splits[split], self.loaded.names
         if "label" in rows.column_names:
             return see_labels(rows["label"][:], len(names), split == "train" and self.loaded.stream is not None)
         return see_classes(self.loaded.examples(split), len(names), self.args)
 
     def make_trainer(self) -> EvaluatorTrainer:
-        """Returns the trainer of a new or a saved model; without validation images it evaluates none.
+        """Return the trainer of a new or saved model.
 
         Raises:
-            ImportError: if torchvision is missing.
-            OSError: if there is no such model.
-            ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
+            ImportError: If torchvision is missing.
+            OSError: If the model does not exist.
+            ValueError: If a value is out of range, a split has no annotations, or the best model cannot be chosen.
         """
         model, processor = self.open_model()
         self.start_weights(model, processor)
         return self.make_trainer_of(model, processor)
 
     def start_weights(self, model: PreTrainedModel, processor: Any) -> None:
-        """Set fresh weights by the training images, if an option asks for it."""
+        """Initialize weights from training images, if an option requests it."""
         if self.options.whiten_patches:
             batches = self.plain_batches(model, processor, NUM_IMAGES)
             whiten_patches(model, (batch["pixel_values"][0] for batch in batches), self.args.seed)
@@ -348,15 +349,17 @@ class Task(ABC):
     def plain_batches(
         self, model: PreTrainedModel, processor: Any, most_images: int, batch_size: int = 1, split: str = "train"
     ) -> Iterator[dict[str, Any]]:
-        """Yield batches of at most so many images of a split, spread evenly, without augmentation."""
-        name = split if split in self.loaded.splits else next(iter(self.loaded.splits))  # if the rest is a stream
+        """Yield batches of at most `most_images` images of a split, spread evenly, without augmentation."""
+        name = (
+            split if split in self.loaded.splits else next(iter(self.loaded.splits))
+        )  # if the other splits are streams
         examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
         numbers = range(0, len(examples), -(-len(examples) // most_images))
         for start in range(0, len(numbers), batch_size):
             yield collate([examples[number] for number in numbers[start : start + batch_size]])
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
+        """Return the trainer of a model, given its processor; raises as `make_trainer`."""
         training = self.training_arguments(model, processor)
         evaluator = self.open_evaluator(model, processor)
         has_validation = "validation" in self.loaded.splits
@@ -378,12 +381,12 @@ class Task(ABC):
         return trainer
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Returns the trainer that evaluates a saved model, and the name of the split.
+        """Return the trainer that evaluates a saved model, and the name of the split.
 
         Raises:
-            ImportError: if a package is missing.
-            OSError: if there is no such model, or no data.
-            ValueError: if the model is for another task, or the data do not fit it.
+            ImportError: If a package is missing.
+            OSError: If the model or the data does not exist.
+            ValueError: If the model is for another task or does not match the data.
         """
         check_packages("This task", *self.packages)
         model = open_trained(self.model_class, saved.model_name_or_path)
@@ -410,21 +413,21 @@ class Task(ABC):
         return trainer, split
 
     def count_choosing_images(self, num_trained: int) -> int:
-        """Returns how many images are evaluated at most, beyond those of reports, to choose something at the end.
+        """Return the maximum number of evaluated images for choices at the end of training, without the reports.
 
         Args:
-            num_trained: Images of all steps of the training.
+            num_trained: Number of images in all training steps.
         """
         is_choosing = self.chooses_threshold and "validation" in self.loaded.splits
         return self.count_evaluated_images("validation") if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
+        """Choose the score threshold of a trained model on the validation images, if there are any."""
         if self.chooses_threshold:
             trainer.choose_threshold()
 
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
-        """Returns above which score predictions are answers, and how it was chosen, in words."""
+        """Return a description of the score threshold and how it was chosen."""
         if "validation" not in self.loaded.splits:
             return "none chosen, as there are no validation images: that of who calls the model"
         chosen = trainer.thresholds.get(False)
@@ -435,14 +438,14 @@ class Task(ABC):
         return f"{chosen.value:g}, that of {best} on the validation images{same}"
 
     def count_examples(self) -> dict[str, int]:
-        """Return the number of examples of each split; of a stream, only of the evaluated splits."""
+        """Return the number of examples per split; for a stream, only of the evaluated splits."""
         counts = {name: len(rows) for name, rows in self.loaded.splits.items()}
         if self.loaded.stream is not None and len(counts) > 1:
             counts.pop("train", None)
         return counts
 
     def describe_held_out(self) -> str:
-        """Returns, in words, whether training images are held out, and what for."""
+        """Return a description of the held-out training images and their purpose."""
         if not self.options.holds_out:
             return "no training image is held out"
         purposes = [
@@ -454,35 +457,35 @@ class Task(ABC):
         return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}{as_test}"
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
+        """Evaluate a model on a split, on all processes, and write scores and pictures to the output folder.
 
         Returns:
-            The scores, and the file names of the pictures by their captions.
+            The scores, and the file names of the pictures by caption.
         """
         return score_split(trainer, split, self.loaded.examples(split))
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluates, on all processes, what a model has to beat; returns its name and its scores."""
+        """Evaluate the baseline on all processes; return its name and scores."""
         return score_naive_baseline(trainer, self.loaded.examples("train"), self.loaded.examples(split))
 
     def describe_targets(self, trainer: EvaluatorTrainer) -> str:
-        """Returns what is chosen by the targets and stands in no option, in words; nothing for most tasks."""
+        """Return a description of values computed from the targets; empty for most tasks."""
         return ""
 
     def card_texts(self) -> tuple[Usage, str, str]:
-        """Returns `usage`, `limits` and `parts` of the card, where they depend on the data."""
+        """Return `usage`, `limits` and `parts` of the card, which may depend on the data."""
         return self.usage, self.limits, self.parts
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns lines of the card's table on a model's head and loss."""
+        """Return the card's table rows about the head and the loss of a model."""
         return {}
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images for a model, in words; empty if the image processor tells."""
+        """Return a description of the image size; empty if the image processor contains it."""
         return ""
 
     def describe_recipe(self, trainer: EvaluatorTrainer) -> dict[str, str]:
-        """Returns the lines of the card's table that the trainer's settings do not tell."""
+        """Return the card's table rows that are not part of the trainer's settings."""
         changes = trainer.conditions.get("changes")
         drawn = None if self.loaded.stream is None else vars(self.options)["shuffle_buffer_size"]
         size = self.describe_size(trainer.model.config)
@@ -498,13 +501,13 @@ class Task(ABC):
         }
 
     def write_report(self, trainer: EvaluatorTrainer, **facts: Any) -> dict[str, float]:
-        """Evaluates a trained model and writes scores, pictures and model card into its output folder.
+        """Evaluate a trained model and write scores, pictures and the model card to its output folder.
 
-        The split that is evaluated is "test", else "validation", else "train".
+        The evaluated split is "test", else "validation", else "train".
 
         Args:
-            trainer: Has finished its training.
-            **facts: Fields of the card's `TrainingInfo` that the trainer does not tell.
+            trainer: A trainer that has finished training.
+            **facts: Fields of `TrainingInfo` that the trainer does not provide.
 
         Returns:
             The scores.
@@ -512,7 +515,7 @@ class Task(ABC):
         split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
         scores, pictures = self.evaluate(trainer, split)
         evaluator = trainer.evaluator
-        classes = in_columns(evaluator.metric.per_class())  # before the baseline takes the metric
+        classes = in_columns(evaluator.metric.per_class())  # before the baseline uses the metric
         name, baseline = self.evaluate_baseline(trainer, split)
         if not trainer.is_world_process_zero():
             return scores

@@ -1,4 +1,4 @@
-"""Monocular depth: arguments, evaluator and card lines."""
+"""Monocular depth estimation: arguments, evaluator and card lines."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -28,15 +28,15 @@ from .shared import BATCH_OF_16, DenseArguments, SpatialTask, size_of
 
 logger = logging.get_logger(__name__)
 Alignment = Literal["median", "scale_shift"]
-NUM_MAPS, NUM_PIXELS = 200, 4096  # depth maps of a split, and about as many pixels of each, that choose the range
-# Ranges in meters to choose from: 10 is usual for rooms, 80 for KITTI. Larger depths are likely of another unit.
+NUM_MAPS, NUM_PIXELS = 200, 4096  # sampled depth maps per split, and sampled pixels per map
+# Candidate ranges in meters: 10 is usual for rooms, 80 for KITTI. Larger depths probably have another unit.
 MAX_DEPTHS = (10, 20, 30, 50, 80, 100, 150, 200, 300)
-FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of the valid pixels outside the range
+FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of valid pixels outside the range
 
 
 @dataclass(eq=False)
 class DepthEvaluator(Evaluator):
-    """Predicts and scores the depth of every pixel."""
+    """Predict and score the depth of every pixel."""
 
     metric: DepthMetric
     options: HfViTDepthConfig
@@ -47,11 +47,11 @@ class DepthEvaluator(Evaluator):
         self.max_depth = min(self.metric.max_depth, trained)
 
     def has_truth(self, target: Tensor) -> bool:
-        """Whether any pixel is in the range that is trained and evaluated."""
+        """Return whether any pixel is in the range for training and evaluation."""
         return bool(((target > self.metric.min_depth) & (target < self.max_depth)).any())
 
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
-        """Returns which depths there are, and which there should be, in words."""
+        """Return a description of the depths in the data and the expected range."""
         depths = [depth[depth > 0] for depth in targets]
         extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]
         if not extremes:
@@ -63,7 +63,7 @@ class DepthEvaluator(Evaluator):
         )
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the depth map (H, W) and the loss of each image."""
+        """Return the depth map (H, W) and the loss of each image."""
         mask, sizes = batch.get("patch_attention_mask"), [size_of(target) for target in batch["targets"]]
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_depth_estimation(outputs, sizes, patch_attention_mask=mask)
@@ -73,11 +73,11 @@ class DepthEvaluator(Evaluator):
         ]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns the least, the median and the largest value, and their unit."""
+        """Return the smallest, median and largest value, and their unit."""
         return describe_depth(prediction, self.is_relative)
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Predicts for every pixel its mean depth in training, where images are of one size; else resized."""
+        """Predict the mean training depth of each pixel, resized if the images have several sizes."""
         total = count = torch.zeros(())
         for target in targets:
             size = total.shape or target.shape
@@ -93,11 +93,11 @@ class DepthEvaluator(Evaluator):
         return "mean of the training depth at each pixel", predict
 
     def draw(self, images: Images, predictions: list[Tensor], targets: list[Tensor], file: File) -> None:
-        """Draws image, truth, prediction and error side by side."""
+        """Draw image, target, prediction and error side by side."""
         draw_depth(images, predictions, targets, file, relative=self.is_relative)
 
     def describe_evaluation(self) -> str:
-        """Returns which pixels count, and what is fitted to the truth first, in words."""
+        """Return a description of the evaluated pixels and the alignment."""
         metric = self.metric
         crop = "the whole image" if metric.crop is None else f"crop {metric.crop}"
         fitted = "nothing" if metric.alignment is None else metric.alignment.replace("_", " and ")
@@ -107,21 +107,21 @@ class DepthEvaluator(Evaluator):
 
 
 def sample_depths(examples: TargetDataset) -> Tensor:
-    """Returns valid depths (N,) in meters from some depth maps of a split, the same at each call."""
+    """Return valid depths (N,) in meters from some depth maps of a split, the same in every call."""
     chosen = np.random.default_rng(0).permutation(len(examples))[:NUM_MAPS]
     maps = (depth[(depth > 0) & depth.isfinite()] for depth in examples.select(chosen.tolist()).read_targets())
     return torch.cat([depth[:: max(1, len(depth) // NUM_PIXELS)] for depth in maps])
 
 
 def choose_max_depth(depths: Tensor) -> int:
-    """Returns the least of `MAX_DEPTHS` that 1 % of the depths (N,) exceed at most; the least of all if none fits."""
+    """Return the smallest of `MAX_DEPTHS` that at most 1% of the depths (N,) exceed, by default the smallest."""
     fitting = (largest for largest in MAX_DEPTHS if float((depths > largest).float().mean()) <= FEW_DROPPED)
     return next(fitting, MAX_DEPTHS[0])
 
 
 @dataclass
 class DepthArguments(DenseArguments):
-    """Which model to train for depth, on which images, and how it is evaluated."""
+    """Options of depth estimation: model, images and evaluation."""
 
     task_config = "depth_config"
     task_options = ("head",)
@@ -149,7 +149,7 @@ class DepthArguments(DenseArguments):
 
 @dataclass
 class DepthEstimation(SpatialTask):
-    """Monocular depth."""
+    """Monocular depth estimation."""
 
     model_class = HfViTForDepthEstimation
     load_source = staticmethod(load_depth_estimation)
@@ -171,16 +171,16 @@ print(result["predicted_depth"])  # (height, width)""",
     defaults = DEPTH
     argument_defaults: ClassVar[dict[str, Any]] = {
         **BATCH_OF_16,
-        "learning_rate": 5e-4,  # depth diverges at the rates of classes
+        "learning_rate": 5e-4,  # depth diverges with the learning rate of classification
         "metric_for_best_model": "abs_rel",
     }
 
     options: DepthArguments
 
-    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # see `sample_depths`, by split
+    depths: dict[str, Tensor] = field(init=False, default_factory=dict)  # sampled depths by split
 
     def note_data(self) -> list[str]:
-        """Reads some depths of each split, by which the range is chosen and checked; returns sentences on the data."""
+        """Sample depths of each split, from which the range is chosen and checked; return notes about the data."""
         self.depths = {split: sample_depths(self.loaded.examples(split)) for split in self.loaded.splits}
         return super().note_data()
 
@@ -189,7 +189,7 @@ print(result["predicted_depth"])  # (height, width)""",
         return {"max_depth": choose_max_depth(self.depths["train"])}
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
-        """Return the evaluator; raise `ValueError` if most depths of a split are out of range, and note fewer."""
+        """Return the evaluator; raise `ValueError` if most depths of a split are out of range, else note how many."""
         evaluator = super().open_evaluator(model, processor)
         assert isinstance(evaluator, DepthEvaluator)
         least, most = evaluator.metric.min_depth, evaluator.max_depth
@@ -209,13 +209,13 @@ print(result["predicted_depth"])  # (height, width)""",
         return evaluator
 
     def describe_targets(self, trainer: Any) -> str:
-        """Returns the ranges of depth of data, head and scores, in words."""
+        """Return a description of the depth ranges of data, head and scores."""
         most, evaluation = self.depths["train"].quantile(0.99), trainer.evaluator.describe_evaluation()
         head = self.describe_model(trainer.model, None)["head"]
         return f"Depths: 99 % of the training pixels are below {most:.4g} m. Head: {head}. Scores: {evaluation}."
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on head and loss."""
+        """Return the card's table rows about head and loss."""
         options = model.options
         is_relative = options.depth_estimation_type == "relative"
         up_to = "any depth" if options.max_depth is None else f"depth up to {model.options.max_depth:g} m"
@@ -225,7 +225,7 @@ print(result["predicted_depth"])  # (height, width)""",
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
-        """Returns the evaluator; raises `ValueError` if the model's predictions cannot be aligned so."""
+        """Return the evaluator; raise `ValueError` if the predictions cannot be aligned as requested."""
         options, evaluation = model.options, self.options
         max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
         metric = DepthMetric(
@@ -238,7 +238,7 @@ print(result["predicted_depth"])  # (height, width)""",
 
 
 def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
-    """Returns what is fitted to the truth; raises `ValueError` if what is `given` does not suit the predictions."""
+    """Return the alignment; raise `ValueError` if the `given` one does not match the kind of predictions."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
             "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave it out, or set "

@@ -45,16 +45,16 @@ from .base import EvaluationArguments
 from .shared import SIMILAR_IMAGES, SupervisedTask
 
 
-# Of fine-tuning, in weights between those of the linear probe and of the fine-tuned model
+# Shares of fine-tuning in weights between those of the linear probe and of the fine-tuned model
 SHARES, USUAL_SHARE = (0.0, 0.25, 0.5, 0.75, 1.0), 0.75
 
 
 def load_classifier(
     args: TaskArguments, names: Sequence[str], use_distillation_token: bool = False, problem_type: str = SINGLE
 ) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
-    """Returns the classifier to train, of one label per image by default, and its image processor; see `load_model`.
+    """Return the classifier to train, with one label per image by default, and its image processor; see `load_model`.
 
-    With `use_distillation_token`, a model without such a token gets a fresh one, unless `args` say otherwise.
+    With `use_distillation_token`, a model without such a token gets a new one, unless `args` set it.
     """
     model, processor = load_model(
         HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
@@ -66,24 +66,24 @@ def load_classifier(
 
 @dataclass(eq=False)
 class ClassificationEvaluator(BaseEvaluator):
-    """Predicts and scores the class of each image."""
+    """Predict and score the class of each image."""
 
     is_divisible = True
     caption = ""
     metric: Any
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
-        """Returns the logits (B, K) of a batch of pixels and their mask."""
+        """Return the logits (B, K) of a batch of pixels and their mask."""
         logits: Tensor = model(**inputs).logits
         return logits
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the logits (K,) of each image; the loss is that of the metric."""
+        """Return the logits (K,) of each image; the loss is computed by the metric."""
         inputs: Batch = {name: batch[name] for name in ("pixel_values", "patch_attention_mask") if name in batch}
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns the right class, and the likeliest one with its probability; refuses logits that are not finite."""
+        """Return the label and the most likely class with its probability; raise `ValueError` if logits are not finite."""
         check_finite(prediction)
         logits = prediction.double().numpy()
         names, number = self.metric.names, int(logits.argmax())
@@ -91,7 +91,7 @@ class ClassificationEvaluator(BaseEvaluator):
         return {"label": names[target], "prediction": names[number], "score": round(score, 6)}
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Writes the confusion matrix as JSON and as a picture."""
+        """Write the confusion matrix as JSON and as a picture."""
         names, matrix, file = [*self.metric.names], self.metric.confusion_matrix(), f"{split}_confusion_matrix"
         content = json.dumps({"labels": names, "confusion_matrix": matrix.tolist()})
         write_whole(folder / f"{file}.json", f"{content}\n")
@@ -99,17 +99,17 @@ class ClassificationEvaluator(BaseEvaluator):
         return {"Right classes and answers": f"{file}.png"}
 
     def describe_evaluation(self) -> str:
-        """Returns how images are seen, in words."""
+        """Return a description of the evaluation."""
         return "each image once, without augmentation"
 
 
 class MultiLabelEvaluator(ClassificationEvaluator):
-    """Predicts and scores several labels or values of each image."""
+    """Predict and score several labels or values of each image."""
 
     class_score = "AP"
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns by name the labels, null where they are missing, and the predicted probabilities or values."""
+        """Return labels (None if missing) and predicted probabilities or values by name."""
         check_finite(prediction)
         right = [None if np.isnan(value) else value for value in target]
         values = prediction.double().sigmoid() if isinstance(self.metric, MultiLabelMetric) else prediction
@@ -122,13 +122,13 @@ class MultiLabelEvaluator(ClassificationEvaluator):
 
 
 class RegressionEvaluator(MultiLabelEvaluator):
-    """Predicts and scores the values of each image."""
+    """Predict and score the values of each image."""
 
     parts, class_score = "values", "R2"
 
 
 def check_finite(logits: Tensor) -> None:
-    """Raises `ValueError` if logits are infinite or NaN."""
+    """Raise `ValueError` if logits are infinite or NaN."""
     if not logits.isfinite().all():
         raise ValueError("The model predicts infinite or NaN logits. Use an earlier checkpoint.")
 
@@ -148,19 +148,19 @@ def make_trainer(
     args: HfViTTrainingArguments,
     stream: IterableDataset | None = None,
 ) -> EvaluatorTrainer:
-    """Returns the trainer of a classifier on images that are opened already; see `ImageClassification`.
+    """Return the trainer of a classifier on images in memory; see `ImageClassification`.
 
     Args:
         model: The classifier.
         processor: Its image processor.
-        splits: Images with labels; without validation images it sets `args.eval_strategy` to "no".
-        options: How training images and batches are changed at random, and the loss.
-        args: How to train.
-        stream: The training images, of which "train" is a sample, if they are a stream.
+        splits: Images with labels; without validation images, `args.eval_strategy` is set to "no".
+        options: Options of augmentation and loss.
+        args: Training arguments.
+        stream: The training images if they are a stream, of which "train" is a sample.
 
     Raises:
-        ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
-            some regularization does not go with the model.
+        ValueError: If the training images do not fill one batch, there are no validation images to choose the best
+            model, or a regularization does not support the model.
     """
     task = ImageClassification(options, args, DistillationArguments())
     task.loaded = with_names(splits, stream)
@@ -168,7 +168,7 @@ def make_trainer(
 
 
 def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> TargetData:
-    """Returns images with labels as data whose classes or values, and files, have names."""
+    """Return images with labels as task data, with the names of classes or values and of files."""
     first = next(iter(splits.values()))
     if problem_type_of(first) != SINGLE:
         names = tuple(value_table(first.select([0])))
@@ -178,13 +178,13 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
 
 
 def open_labeled(dataset_name: str, **options: Any) -> TargetData:
-    """Return the images with labels that `load_image_classification` finds, of whatever type they look like."""
+    """Return the images with labels that `load_image_classification` finds, of any problem type."""
     return with_names(load_image_classification(dataset_name, **options))
 
 
 @dataclass
 class ImageClassification(SupervisedTask):
-    """Image classification with one label per image or several, and regression."""
+    """Image classification with one label per image, multi-label classification, and regression."""
 
     model_class = HfViTForImageClassification
     least_held_from = LEAST_COMPARED
@@ -213,11 +213,11 @@ class ImageClassification(SupervisedTask):
 
     @property
     def problem_type(self) -> str:
-        """The problem type of the labels, as in `config.problem_type`."""
+        """Problem type of the labels, as in `config.problem_type`."""
         return problem_type_of(next(iter(self.loaded.splits.values())))
 
     def load_training_data(self) -> TargetData:
-        """Opens and checks the splits of a training."""
+        """Open and check the splits of a training run."""
         return load_stream(self.options, self.args) if self.options.streaming else super().load_training_data()
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
@@ -230,16 +230,16 @@ class ImageClassification(SupervisedTask):
 
     @property
     def held_out_for(self) -> str:
-        """The comparison of the fine-tuned model with the linear probe."""
+        """The choice between the linear probe and the fine-tuned model."""
         return "tell whether fine-tuning is better than the probe" if self.options.probe_classifier else ""
 
     @property
     def num_needed_classes(self) -> int:
-        """The least number of classes: two for one label per image, else one."""
+        """Minimum number of classes: two for one label per image, else one."""
         return 2 if self.problem_type == SINGLE else 1
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
-        """Returns the new or saved classifier, and its image processor."""
+        """Return the new or saved classifier, and its image processor."""
         uses_token = self.distillation.uses_token
         if uses_token and self.problem_type != SINGLE:
             raise ValueError(
@@ -254,13 +254,13 @@ class ImageClassification(SupervisedTask):
         return model, processor
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
+        """Return the trainer of a model, given its processor; raises as `make_trainer`."""
         if self.problem_type != SINGLE and self.args.metric_for_best_model == "accuracy":
             self.args.metric_for_best_model = EVALUATORS[self.problem_type][1].score_names[0]
         return super().make_trainer_of(model, processor)
 
     def start_weights(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> None:
-        """Set fresh weights by the training images: the patch embedding, or the classifier of a saved model."""
+        """Initialize weights from the training images: the patch embedding, or the classifier on a saved model."""
         super().start_weights(model, processor)
         is_open = self.problem_type == SINGLE and not model.config.use_distillation_token
         if self.options.probe_classifier and is_open and self.loaded.stream is None:
@@ -268,7 +268,7 @@ class ImageClassification(SupervisedTask):
             start_from_probe(model.classifier, self.probe)
 
     def fit_probe(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> Probe:
-        """Return a linear probe of a model on the training images, with its accuracy on those that are held out."""
+        """Return a linear probe of a model on the training images, with its accuracy on held-out images."""
         batch_size = self.args.per_device_eval_batch_size
         train = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size))
         probe = fit_probe(*train, len(self.loaded.names))
@@ -279,7 +279,7 @@ class ImageClassification(SupervisedTask):
         return probe._replace(held_out=probe.score(*held_out))
 
     def count_choosing_images(self, num_trained: int) -> int:
-        """Return the number of held-out images that choosing between the probe and the fine-tuned model evaluates."""
+        """Return the number of held-out images evaluated for the choice between probe and fine-tuned model."""
         is_choosing = self.options.probe_classifier and self.held_out_for and "validation" in self.loaded.splits
         return len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0
 
@@ -318,7 +318,7 @@ class ImageClassification(SupervisedTask):
         return "" if self.probe is None else str(self.probe)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the teacher, the transforms of batches and the loss."""
+        """Return the teacher, the batch transforms and the loss as trainer arguments."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
         given = self.options.class_weights
@@ -326,14 +326,14 @@ class ImageClassification(SupervisedTask):
         return {**arguments, **regularize(model, self.options, smoothing, distillation, weights)}
 
     def count_labels(self) -> np.ndarray:
-        """Returns how many training images have each class, (K,)."""
+        """Return the number of training images per class, (K,)."""
         rows = self.loaded.splits["train"]
         if self.problem_type == SINGLE:
             return np.bincount(rows["label"][:], minlength=len(self.loaded.names))
         return value_table(rows).sum().to_numpy()
 
     def training_examples(self, processor: Any, config: HfViTConfig) -> AugmentedDataset | AugmentedStream:
-        """Returns the augmented examples to train on; of several labels of an image, the rarest one is balanced."""
+        """Return the augmented training examples; balanced sampling of multi-label images uses the rarest label."""
         examples, rows = super().training_examples(processor, config), self.loaded.splits["train"]
         if self.options.balanced_sampling and isinstance(examples, AugmentedDataset):
             if self.problem_type == SINGLE:
@@ -344,12 +344,12 @@ class ImageClassification(SupervisedTask):
         return examples
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> ClassificationEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         evaluator, metric = EVALUATORS[self.problem_type]
         return evaluator(processor, metric(self.loaded.names))
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Scores the most frequent class, the share of each class or the mean value as the answer to every image."""
+        """Score the most frequent class, the class frequencies or the mean value as prediction for every image."""
         if self.problem_type == SINGLE:
             train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
             return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
@@ -362,7 +362,7 @@ class ImageClassification(SupervisedTask):
         return "share of each class in training", metric.constant_scores(logits, labels.to_numpy())
 
     def card_texts(self) -> tuple[Usage, str, str]:
-        """Returns the usage, the limits and what the data have names of, by the type of the labels."""
+        """Return usage, limits and a noun phrase for the names, by problem type."""
         if self.problem_type == SINGLE:
             return super().card_texts()
         own = "print(dict(zip(model.config.id2label.values(), outputs.logits[0]{}.tolist())))"
@@ -374,14 +374,14 @@ class ImageClassification(SupervisedTask):
         return Usage("predict", stock, own.format("")), limits + SIMILAR_IMAGES, "{} values"
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on what happens to batches, and on the loss."""
+        """Return the card's table rows about the batch transforms and the loss."""
         kind = {} if self.problem_type == SINGLE else {"labels": self.problem_type.replace("_", " ")}
         probe = {} if self.probe is None else {"linear probe": f"{self.probe} {self.choice}".strip()}
         return {**kind, **probe, **self.options.describe()}
 
 
 def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Return weights between two models of one shape, at a share in [0, 1] of the way from the first to the second."""
+    """Return weights at a share in [0, 1] of the way between two models with the same architecture."""
     if share == 0:  # also if the other weights are not finite
         return start
     return {
@@ -391,10 +391,10 @@ def interpolate(start: dict[str, Tensor], end: dict[str, Tensor], share: float) 
 
 
 def choose_share(losses: Mapping[float, np.ndarray]) -> float:
-    """Return `USUAL_SHARE`, or the share of the lowest mean loss if that is lower by more than a standard error.
+    """Return `USUAL_SHARE`, or the share with the lowest mean loss if that is lower by more than a standard error.
 
     Args:
-        losses: The loss of each image (M,) by share.
+        losses: Loss of each image (M,) by share.
     """
     finite = {share: np.nan_to_num(own, nan=1e9, posinf=1e9) for share, own in losses.items()}
     best = min(finite, key=lambda share: finite[share].mean())
@@ -404,9 +404,9 @@ def choose_share(losses: Mapping[float, np.ndarray]) -> float:
 
 @torch.no_grad()
 def start_at_mean(classifier: nn.Module, labels: pd.DataFrame) -> None:
-    """Scale a fresh linear layer to the mean and standard deviation of the labels."""
+    """Scale a new linear layer to the mean and standard deviation of the labels."""
     assert isinstance(classifier, nn.Linear)
-    if classifier.bias.any():  # which is 0 in fresh ones alone
+    if classifier.bias.any():  # new classifiers have zero biases
         return
     means, deviations = labels.mean().fillna(0), labels.std(ddof=0).fillna(0).replace(0, 1)
     classifier.bias.copy_(torch.tensor(means.tolist()))

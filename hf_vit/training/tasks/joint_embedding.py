@@ -1,4 +1,4 @@
-"""Joint embeddings: arguments, views, evaluator and card lines.
+"""Joint embedding pretraining: arguments, views, evaluator and card lines.
 
 Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E embedding size.
 """
@@ -41,11 +41,14 @@ from ..trainer import HfViTTrainer
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
 
 
-SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
-TEACHER_DECAY = 0.996  # of averaged weights that teach, where no other is given
+SLICES_AT_ONCE = 8  # slices of an evaluation, which treats all images as one batch
+TEACHER_DECAY = 0.996  # default EMA decay of the teacher
 # Masks and temperature of a teacher as in DINOv2 (https://github.com/facebookresearch/dinov2)
 MASKED_VIEWS, MASKED_SHARES, LEAST_BLOCK = 0.5, (0.1, 0.5), 4
-FIRST_TEMPERATURE, TEMPERATURE_WARMUP = 0.04, 0.3  # share of the training run until it is `teacher_temperature`
+FIRST_TEMPERATURE, TEMPERATURE_WARMUP = (
+    0.04,
+    0.3,
+)  # initial temperature, and share of the run until `teacher_temperature` is reached
 
 
 view_option = partial(option, group="Views")
@@ -53,7 +56,7 @@ view_option = partial(option, group="Views")
 
 @dataclass
 class JointEmbeddingArguments(UnlabeledArguments):
-    """Which model to train, by which loss, on which images, and how their views are drawn, in this order."""
+    """Options of joint embedding pretraining: model, loss, images and views."""
 
     masking_objective = "dino"
     task_config = "joint_embedding_config"
@@ -109,7 +112,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
             raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], the smaller one first.")
 
     def make_views(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
-        """Returns what draws the views for a model; `ValueError` if a number does not fit it or the others."""
+        """Return the transform that creates views for a model; raise `ValueError` for inconsistent numbers."""
         size = size_of_views("global_size", self.global_size, 1.0, config)
         local_size = size_of_views("local_size", self.local_size, 0.5, config)
         mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
@@ -128,7 +131,7 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
 
 def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
-    """Returns height and width of views in the proportions of images: a given height, or a share of theirs."""
+    """Return height and width of views with the aspect ratio of the image, at an absolute or relative height."""
     if height is None:
         patch_height = to_pair(config.patch_size)[0]
         height = max(1, round(to_pair(config.image_size)[0] * share / patch_height)) * patch_height
@@ -137,14 +140,15 @@ def size_of_views(name: str, height: int | None, share: float, config: HfViTConf
 
 @dataclass(frozen=True)
 class DrawViews:
-    """A `BatchTransform` that puts views in the place of images.
+    """A `BatchTransform` that replaces images by views.
 
-    All processes draw the numbers of all, and each takes its own: as one process with all images would.
+    All processes draw the random numbers of all images and use their own part, so that the result does not depend on
+    the number of processes.
 
     Args:
-        views: What makes them.
-        process_index: Number of this process.
-        num_processes: How many there are.
+        views: Transform that creates the views.
+        process_index: Index of this process.
+        num_processes: Number of processes.
     """
 
     views: MultiCrop
@@ -152,7 +156,7 @@ class DrawViews:
     num_processes: int = 1
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch with views instead of `pixel_values` (B, C, H, W), see `MultiCrop`."""
+        """Return the batch with views in place of `pixel_values` (B, C, H, W), see `MultiCrop`."""
         images = batch["pixel_values"]
         drawn = torch.rand(self.num_processes, len(images), self.views.num_drawn)[self.process_index]
         return {**batch, **self.views(images, drawn.to(images.device))}
@@ -160,20 +164,20 @@ class DrawViews:
 
 @dataclass(frozen=True)
 class Teach:
-    """A `BatchTransform` that masks patches of global views, and has the averaged weights assign views and patches.
+    """A `BatchTransform` that masks patches of global views and adds the teacher's prototype assignments.
 
     As in DINOv2 (https://arxiv.org/abs/2304.07193), half of the views of all processes are masked, in blocks whose
-    shares are spread evenly over `MASKED_SHARES`, and the temperature of the assignments rises at first. All processes
-    draw the numbers of all. A model without a mask token has views alone.
+    shares are spread evenly over `MASKED_SHARES`, and the temperature of the assignments increases at first. All
+    processes draw the random numbers of all views. Without a mask token, only views are assigned.
 
     Args:
-        trainer: Runs the training, and averages its weights.
+        trainer: The trainer, whose averaged weights are the teacher.
     """
 
     trainer: HfViTTrainer
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch with `bool_masked_pos`, `teacher_probs` and `teacher_patch_probs`."""
+        """Return the batch with `bool_masked_pos`, `teacher_probs` and `teacher_patch_probs`."""
         model, average, views = self.trainer.model, self.trainer.average, batch["pixel_values"]
         assert average is not None
         masks = self.draw_masks(views, model.config) if model.config.use_mask_token else None
@@ -188,7 +192,7 @@ class Teach:
         return {**batch, "bool_masked_pos": masks, **probs}
 
     def draw_masks(self, views: Tensor, config: HfViTConfig) -> Tensor:
-        """Returns which patches of global views (B, G, C, H, W) are masked, (B, G, N) bool."""
+        """Return the masked patches of global views (B, G, C, H, W) as a mask (B, G, N) bool."""
         args, (height, width) = self.trainer.args, to_pair(config.patch_size)
         grid = views.shape[-2] // height, views.shape[-1] // width
         masks = torch.zeros(*views.shape[:2], *grid, dtype=torch.bool)
@@ -205,25 +209,25 @@ class Teach:
 
 
 def warmed_temperature(config: HfViTConfig, progress: float) -> float:
-    """Returns the temperature of a teacher at a share of the training run, which rises linearly at first."""
+    """Return the teacher temperature at a share of the run; it increases linearly at first."""
     last: float = HfViTJointEmbeddingConfig.of(config.joint_embedding_config).teacher_temperature
     return last - max(0.0, last - FIRST_TEMPERATURE) * max(0.0, 1 - progress / TEMPERATURE_WARMUP)
 
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """What a model made of an image and its views."""
+    """Outputs of a model for an image and its views."""
 
-    pictures: list[Tensor]  # the image and its views, (C, H, W) each, as the model takes them
+    pictures: list[Tensor]  # the image and its views, (C, H, W) each, as model inputs
     embeds: Tensor  # (V, E)
-    class_number: int | None  # of its neighbors, None where no classes are known
+    class_number: int | None  # class predicted by neighbors, None if no classes are known
 
 
 class EmbeddingMetric(NeighborAccuracy):
-    """`NeighborAccuracy` that keeps the embeddings of all images, too."""
+    """`NeighborAccuracy` that also keeps the embeddings of all images."""
 
     def record(self, prediction: Any, target: int | None) -> Any:
-        """Returns the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
+        """Return the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
         return prediction.embeds.float().cpu(), super().record(prediction, target)
 
     def compute(self) -> dict[str, float]:
@@ -232,16 +236,16 @@ class EmbeddingMetric(NeighborAccuracy):
 
 
 def as_it_is(values: Tensor) -> Tensor:
-    """Returns the values of this process, which has all."""
+    """Return the values unchanged, because this process has all of them."""
     return values
 
 
 @dataclass(eq=False)
 class JointEmbeddingEvaluator(NeighborEvaluator):
-    """Scores the loss on views that are always the same, and what the features of whole images are good for.
+    """Score the loss on fixed views, and the features of whole images by nearest neighbors.
 
-    The features of an image are what the projector is given, and every other task starts from. Each image has the
-    class that its nearest training images have, see `classify_by_neighbors`.
+    The features of an image are the input of the projector, which other tasks start from too. The class of an image is
+    predicted from its nearest training images, see `classify_by_neighbors`.
     """
 
     caption = "Image and views"
@@ -252,21 +256,23 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
     views: MultiCrop
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the features of each image, (B, D)."""
+        """Return the features of each image, (B, D)."""
         features: Tensor = model.base_model(pixel_values).pooler_output
         return features
 
     def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
-        """Returns the embeddings of views, (B, V, E), those of the baseline being all the same."""
+        """Return the embeddings of views, (B, V, E); the baseline embeds all views alike."""
         if self.is_baseline:
             count, options = self.views.num_global + self.views.num_local, self.options
-            size = options.num_prototypes if options.objective == "dino" else 1  # all that matters where all are zero
+            size = (
+                options.num_prototypes if options.objective == "dino" else 1
+            )  # the smallest size with a defined loss for zeros
             return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, size)
         embeds: Tensor = model(**views, return_loss=False).embeds
         return embeds
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns views, embeddings and class of each image."""
+        """Return views, embeddings and predicted class of each image."""
         images = batch["pixel_values"]
         views = self.views(images, batch["drawn"])
         embeds, classes = self.embed(model, views), self.classes(model, images)
@@ -277,7 +283,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores, with the loss of all images as one batch."""
-        embeds = torch.stack([own for own, _ in self.metric.records])  # (N, V, E) of all processes, on each of them
+        embeds = torch.stack([own for own, _ in self.metric.records])  # (N, V, E), the images of all processes
         options, num_global = self.options, self.views.num_global
         if options.objective == "dino":
             first = embeds[:, :num_global]
@@ -293,13 +299,13 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
         return {"loss": (1 - weight) * likeness + weight * spread, **super().compute(model)}
 
     def draw(self, images: Images, predictions: list[EmbeddedImage], targets: list[int | None], file: File) -> None:
-        """Draws each image and its views."""
+        """Draw each image and its views."""
         draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
 
 
 @dataclass
 class JointEmbedding(UnlabeledTask):
-    """Joint embeddings of views, a pretraining without labels."""
+    """Joint embedding of views, a pretraining without labels."""
 
     model_class = HfViTForJointEmbedding
     augment = staticmethod(partial(cropped_example_augmentation, image_only))
@@ -322,14 +328,14 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
     options: JointEmbeddingArguments
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         views = self.options.make_views(model.config, processor)
         return JointEmbeddingEvaluator(
             processor, EmbeddingMetric(len(self.known) > 0), self.known, model.options, views
         )
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
-        """Returns the collator of training and evaluation batches."""
+        """Return the collator of training and evaluation batches."""
         return UnlabeledImageCollator(processor, self.options.make_views(model.config, processor).num_drawn)
 
     def augmentation_options(self) -> dict[str, Any]:
@@ -337,18 +343,18 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0}
 
     def augmentation_size(self, processor: BaseImageProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width of the images that views are cut out of."""
+        """Return the height and width of the images that views are cropped from."""
         height, width = input_size(processor)
         return max(1, math.ceil(height * self.options.canvas)), max(1, math.ceil(width * self.options.canvas))
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns what draws views."""
+        """Return the transform that creates views as trainer argument."""
         views = self.options.make_views(model.config, processor)
         transform = DrawViews(views, self.args.process_index, self.args.world_size)
         return {"batch_transforms": [transform]}
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> EvaluatorTrainer:
-        """Returns the same, with a teacher for "dino"."""
+        """Return the trainer, with a teacher for "dino"."""
         is_taught = model.options.objective == "dino"
         if is_taught and self.args.ema_decay is None:
             self.args.ema_decay = TEACHER_DECAY
@@ -359,7 +365,7 @@ print(outputs.embeds.shape, "the embedding that views are compared by")""",
         return trainer
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on projector and loss."""
+        """Return the card's table rows about projector and loss."""
         options = asdict(model.options)
         if options["objective"] == "dino":
             return {

@@ -1,4 +1,4 @@
-"""Keypoints: arguments, evaluator, crops of objects and card lines."""
+"""Keypoint detection: arguments, evaluator, crops of objects and card lines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,11 +41,11 @@ Prediction = dict[str, Tensor]
 
 @dataclass(eq=False)
 class KeypointEvaluator(Evaluator):
-    """Predicts and scores the keypoints of objects.
+    """Predict and score the keypoints of objects.
 
     Args:
-        skeleton: Pairs of keypoints that a line joins in pictures.
-        flip_test: Whether mirror images count too.
+        skeleton: Pairs of keypoints that are connected by lines in pictures.
+        flip_test: Whether heatmaps are averaged with those of the mirrored image.
     """
 
     lack = "no keypoint of any is labeled. Check the visibility in the annotations."
@@ -56,7 +56,7 @@ class KeypointEvaluator(Evaluator):
     flip_test: bool = True
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the keypoints of each object and its loss, which as in training is without mirror images."""
+        """Return the keypoints of each object and its loss, computed without mirrored images as in training."""
         pixels = batch["pixel_values"]
         outputs = model(pixels)
         losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
@@ -70,16 +70,16 @@ class KeypointEvaluator(Evaluator):
         ]
 
     def describe(self, prediction: Prediction, target: Target) -> dict[str, Any]:
-        """Returns the box of an object, and its keypoints with their scores."""
+        """Return the box of an object, and its keypoints with their scores."""
         found = {"labels": self.metric.names, "box": target["box"].tolist()}
         return found | {name: value.tolist() for name, value in prediction.items()}
 
     def has_truth(self, target: Target) -> bool:
-        """Whether any keypoint is labeled."""
+        """Return whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
-        """Predicts every keypoint at its mean place in the boxes of the training objects."""
+        """Predict the mean position of every keypoint in the boxes of the training objects."""
         count = len(self.metric.names)
         total, labeled = torch.zeros(count, 2, dtype=torch.float64), torch.zeros(count, 1, dtype=torch.float64)
         for target in targets:
@@ -96,11 +96,11 @@ class KeypointEvaluator(Evaluator):
         return "mean pose in the box", predict
 
     def draw(self, images: Images, predictions: list[Prediction], targets: list[Target], file: File) -> None:
-        """Draws true and predicted keypoints side by side."""
+        """Draw labeled and predicted keypoints side by side."""
         draw_poses(images, predictions, targets, self.skeleton, file, self.threshold)
 
     def describe_evaluation(self) -> str:
-        """Returns how objects are seen, and what errors are relative to, in words."""
+        """Return a description of the crops and of the scale of errors."""
         metric = self.metric
         length = "the longer side of the box around the true keypoints for PCK, the root of its box's area for NME"
         if metric.ends is not None:
@@ -111,7 +111,7 @@ class KeypointEvaluator(Evaluator):
 
 @dataclass
 class KeypointArguments(ObjectArguments):
-    """Which model to train for keypoints, on which crops of objects, how they are changed, and how it is evaluated."""
+    """Options of keypoint detection: model, object crops, augmentation and evaluation."""
 
     task_config = "keypoint_config"
     task_options = ("head",)
@@ -219,11 +219,11 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 
     @property
     def box_padding(self) -> float:
-        """How many times as wide and high as its box the crop of an object is."""
+        """Size of an object's crop relative to its box."""
         return 1.0 if self.options.whole_image else self.options.box_padding
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns an image processor that cuts out objects."""
+        """Return an image processor that crops objects."""
         height, width = to_pair(config.image_size)
         return HfViTImageProcessor.from_dict(
             {
@@ -237,12 +237,12 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         )
 
     def augmentation_options(self) -> dict[str, Any]:
-        """Return the arguments of `augment`, with the keypoints that a mirror image swaps."""
+        """Return the arguments of `augment`, with the keypoint pairs that a flip swaps."""
         options = super().augmentation_options()
         return {**options, "box_padding": self.box_padding, "flip_pairs": self.loaded.flip_pairs}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         options, evaluation = model.options, self.options
         ends = evaluation.normalize_by
         metric = KeypointMetric(
@@ -254,7 +254,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on head and loss."""
+        """Return the card's table rows about head and loss."""
         options = model.options
         norm = f", {options.norm} norm" if options.head == "classic" else ""
         return {
@@ -263,7 +263,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
         }
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of crops, in words."""
+        """Return a description of the crop size."""
         height, width = to_pair(config.image_size)
         part = "the whole image" if self.options.whole_image else f"a crop {self.box_padding:g} times the box"
         return f"{height} x {width} pixels, {part}"

@@ -32,12 +32,12 @@ from ..publishing.model_card import Usage
 from .unlabeled import DESCRIBE, NeighborEvaluator, UnlabeledTask
 
 
-BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
+BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # from MAE, https://arxiv.org/abs/2111.06377
 
 
 @dataclass
 class MaskedImageArguments(UnlabeledArguments):
-    """Which model to train, by which masks, on which images, and how they are changed at random."""
+    """Options of masked image modeling: model, masks, images and augmentation."""
 
     masking_objective = "simmim"
     task_config = "masked_image_modeling_config"
@@ -63,20 +63,20 @@ class MaskedImageArguments(UnlabeledArguments):
 
 @dataclass(frozen=True)
 class MaskedImage:
-    """What a model made of an image."""
+    """Outputs of a model for an image."""
 
-    pixel_values: Tensor  # (C, H, W), as the model takes it
-    mask: Tensor  # (h, w) bool, True where a patch was masked
+    pixel_values: Tensor  # (C, H, W), the model input
+    mask: Tensor  # (h, w) bool, True for masked patches
     reconstruction: Tensor  # (C, H, W) in the units of `pixel_values`
-    class_number: int | None  # of its neighbors, None where no classes are known
+    class_number: int | None  # class predicted by neighbors, None if no classes are known
 
 
 class MaskedImageEvaluator(NeighborEvaluator):
-    """Scores the loss on masks that are always the same, and what the features of whole images are good for.
+    """Score the loss on fixed masks, and the features of whole images by nearest neighbors.
 
-    The features of an image are the mean of its patches after the final norm, without a mask: the CLS token takes no
-    part in the loss, so that what it holds is not trained to stand for the image. Each image has the class that its
-    nearest training images have, see `classify_by_neighbors`.
+    The features of an image are the mean of its patch tokens after the final norm, without a mask. The CLS token is
+    not used, because the loss does not train it. The class of an image is predicted from its nearest training images,
+    see `classify_by_neighbors`.
     """
 
     caption = "Image, what the model sees, and reconstruction"
@@ -85,12 +85,12 @@ class MaskedImageEvaluator(NeighborEvaluator):
     baseline_name = "mean of each patch, raw pixels"
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the features of each image, (B, D)."""
+        """Return the features of each image, (B, D)."""
         hidden_states: Tensor = model.base_model(pixel_values).last_hidden_state
         return hidden_states[:, model.config.num_prefix_tokens :].mean(dim=1)
 
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
-        """Returns the predicted patches, (B, N, p·q·C), those of the baseline being their own means."""
+        """Return the predicted patches, (B, N, p·q·C); the baseline predicts the mean of each patch."""
         if self.is_baseline:
             patches = patchify(pixel_values, to_pair(model.config.patch_size))
             means = patches.mean(dim=-1, keepdim=True)
@@ -99,7 +99,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
         return predicted
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the reconstruction, the class and the loss of each image."""
+        """Return the reconstruction, the predicted class and the loss of each image."""
         pixel_values, options, patch_size = batch["pixel_values"], model.options, to_pair(model.config.patch_size)
         grid = pixel_values.shape[-2] // patch_size[0], pixel_values.shape[-1] // patch_size[1]
         if (masks := batch.get("bool_masked_pos")) is None:
@@ -121,7 +121,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
         ]
 
     def draw(self, images: Images, predictions: list[MaskedImage], targets: list[int | None], file: File) -> None:
-        """Draws each image, what is left of it, and its reconstruction."""
+        """Draw each image, its visible patches and its reconstruction."""
         processor = self.processor
         mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
         names = ("pixel_values", "mask", "reconstruction")
@@ -167,15 +167,15 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
             args.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         return MaskedImageEvaluator(processor, NeighborAccuracy(len(self.known) > 0), self.known)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
-        """Returns the collator of training and evaluation batches."""
+        """Return the collator of training and evaluation batches."""
         return MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on masks, decoder and loss."""
+        """Return the card's table rows about masks, decoder and loss."""
         options = model.options
         unit = f", {options.mask_unit} patches a side" if options.mask_unit > 1 else ""
         masks = f"{options.masked_share:.0%} of the patches, {options.mask_type}{unit}"

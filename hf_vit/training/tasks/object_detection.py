@@ -1,4 +1,4 @@
-"""Object detection: arguments, evaluator, sizes of batches and card lines."""
+"""Object detection: arguments, evaluator, multi-scale batches and card lines."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ Prediction = dict[str, Tensor]
 
 @dataclass(eq=False)
 class DetectionEvaluator(Evaluator):
-    """Predicts and scores boxes with classes."""
+    """Predict and score boxes with classes."""
 
     lack = "none has an object with a box. Check the annotations."
     class_score = "AP"
@@ -60,7 +60,7 @@ class DetectionEvaluator(Evaluator):
     num_queries: int
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the boxes of each image, and its sums of losses beside what these are divided by."""
+        """Return the boxes of each image, and the sums and divisors of its losses."""
         outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
         sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
         found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
@@ -78,13 +78,13 @@ class DetectionEvaluator(Evaluator):
     def _sums_of_losses(
         self, model: PreTrainedModel, prediction: DetectionPrediction, label: Target
     ) -> tuple[float, float]:
-        """Returns the sum of the loss of the classes, and that of the losses of boxes."""
+        """Return the sum of the class losses, and that of the box losses."""
         classes, distances, overlaps = prediction_losses(*prediction, [label], model.options)
         boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
         return float(classes), float(boxes)
 
     def describe(self, prediction: Prediction, target: Any) -> dict[str, Any]:
-        """Returns label, score and box of each object that passes the threshold."""
+        """Return label, score and box of each object above the threshold."""
         kept = prediction["scores"] >= (DEFAULT_THRESHOLD if self.threshold is None else self.threshold)
         columns = (prediction[name][kept].tolist() for name in ("class_labels", "scores", "boxes"))
         return {
@@ -95,11 +95,11 @@ class DetectionEvaluator(Evaluator):
         }
 
     def has_truth(self, target: Target) -> bool:
-        """Whether there is an object that is no crowd."""
+        """Return whether there is an object that is not a crowd."""
         return bool((~target["is_crowd"]).any())
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
-        """Predicts an object of each class in every image, at the mean place, scored by how common the class is."""
+        """Predict one object of each class in every image, at its mean position, with the class frequency as score."""
         count = len(self.metric.names)
         sums, counts = torch.zeros(count, 4, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
         for target in targets:
@@ -116,18 +116,18 @@ class DetectionEvaluator(Evaluator):
         return "mean box of each class", predict
 
     def draw(self, images: Images, predictions: list[Prediction], targets: list[Target], file: File) -> None:
-        """Draws true boxes beside those that are answers."""
+        """Draw labeled boxes next to predicted ones above the threshold."""
         chosen = {} if self.threshold is None else {"threshold": self.threshold}
         draw_detections(images, predictions, targets, self.metric.names, file, **chosen)
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws precision over recall."""
+        """Draw the precision-recall curve."""
         file = f"{split}_precision_recall.png"
         draw_precision_recall(self.metric.precision_recall(), folder / file)
         return {"Precision over recall at IoU 0.5": file}
 
     def describe_evaluation(self) -> str:
-        """Returns what is evaluated, in words."""
+        """Return a description of the evaluation."""
         overlap = self.processor.nms_threshold
         surer = "a surer one of any class" if self.processor.class_agnostic_nms else "a surer one of their class"
         repeats = "" if overlap is None else f" but those that overlap {surer} by an IoU above {overlap:g}"
@@ -136,12 +136,12 @@ class DetectionEvaluator(Evaluator):
 
 
 def corners_of(size: Tensor) -> Tensor:
-    """Returns what the corners (4,) of a box are relative to in an image of a height and width (2,)."""
+    """Return the factors from relative to absolute box corners (4,) for an image of height and width (2,)."""
     return size.double().flip(0).repeat(2)  # width, height, width, height
 
 
 def warn_of_full_images(data: TargetData, num_queries: int) -> None:
-    """Warns of images with more objects than a model finds, crowds aside: the rest is neither trained on nor found."""
+    """Warn about images with more objects, without crowds, than the model has queries."""
     counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
     if num_full := sum(count > num_queries for count in counts):
         logger.warning(
@@ -156,7 +156,7 @@ def warn_of_full_images(data: TargetData, num_queries: int) -> None:
 
 @dataclass
 class DetectionArguments(ObjectArguments):
-    """Which model to train for object detection, on which images, and how they are changed with their boxes."""
+    """Options of object detection: model, images with boxes, and augmentation."""
 
     task_config = "detection_config"
     task_options = ("decoder",)
@@ -225,34 +225,34 @@ print(len(result["boxes"]), "objects")""",
         **BATCH_OF_16,
         "learning_rate": 2e-4,
         "weight_decay": 1e-4,
-        "max_grad_norm": 0.1,  # slow, with short gradients
+        "max_grad_norm": 0.1,  # small steps and clipped gradients
         "metric_for_best_model": "map",
     }
 
     options: DetectionArguments
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Returns that no boxes are left out until validation images choose it."""
+        """Return image processor options without a score threshold, which validation images choose later."""
         return {"nms_threshold": None, "class_agnostic_nms": None}
 
     def make_trainer(self) -> EvaluatorTrainer:
-        """Returns the trainer, and warns if the model has not enough queries."""
+        """Return the trainer, and warn if the model has too few queries."""
         trainer = super().make_trainer()
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)
         return trainer
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns an image processor that leaves nothing of an image out, and reads the logits of the model."""
+        """Return an image processor that does not crop images and decodes the logits of the model."""
         whole = super().make_processor(processor, config)
         whole.class_scores = class_scores_of(config)
         return whole
 
     def augmentation_options(self) -> dict[str, Any]:
-        """Return the arguments of `augment`, without the option of whole batches."""
+        """Return the arguments of `augment`, without the option of batches."""
         return {name: value for name, value in super().augmentation_options().items() if name != "multi_scale"}
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
-        """Return the collator, of batches of several sizes if asked for."""
+        """Return the collator, with multi-scale batches if requested."""
         config = model.config
         patch, window = to_pair(config.patch_size), to_pair(config.window_size or 1)
         steps = patch[0] * window[0], patch[1] * window[1]
@@ -260,11 +260,11 @@ print(len(result["boxes"]), "objects")""",
         return ObjectDetectionCollator(processor, sizes)
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on decoder and loss."""
+        """Return the card's table rows about decoder and loss."""
         options = model.options
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}

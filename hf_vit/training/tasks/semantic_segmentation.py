@@ -36,22 +36,24 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
-MOST_COUNTED = 500  # masks by which classes are weighed
-SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # that are tried beside the whole image, as far as images are as large
-MARGIN, NUM_ERRORS = 0.005, 1.5  # of mean IoU, and standard errors, by which a larger scale must be better
-MOST_TRIED, LEAST_TRIED = 64, 8  # validation images that choose the scale
-COST_OF_CHOICE = 3 * 0.05  # windows that choosing may see for each training image, whose backward pass costs as two
+MOST_COUNTED = 500  # maximum number of masks for computing class weights
+SCALES, LEAST_SCALE = (1.5, 2.0, 3.0), 1.2  # candidate scales besides the whole image, up to the image size
+MARGIN, NUM_ERRORS = 0.005, 1.5  # minimum gain in mean IoU, and in standard errors, of a larger scale
+MOST_TRIED, LEAST_TRIED = 64, 8  # number of validation images for choosing the scale
+COST_OF_CHOICE = (
+    3 * 0.05
+)  # windows per training image for choosing the scale; a training step costs three forward passes
 
 
 @dataclass(eq=False)
 class SemanticEvaluator(Evaluator):
-    """Predicts and scores the class of every pixel.
+    """Predict and score the class of every pixel.
 
     Args:
-        window: Side in pixels of windows that slide over an image; by default it is seen as a whole.
-        scales: Sizes, relative to the image, of copies that are averaged. If neither is given, the `window_scale` of
-            the processor decides.
-        flip: Whether the mirror image of each copy counts too.
+        window: Side in pixels of sliding windows; by default, the whole image is used.
+        scales: Sizes, relative to the image, of copies whose predictions are averaged. Without `window` and `scales`,
+            the `window_scale` of the processor is used.
+        flip: Whether the mirrored image of each copy is averaged too.
     """
 
     lack = (
@@ -66,15 +68,15 @@ class SemanticEvaluator(Evaluator):
 
     @property
     def has_windows(self) -> bool:
-        """Whether images are seen in windows at the scale of the image processor."""
+        """Whether windows at the scale of the image processor are used."""
         return self.window is None and self.scales is None and self.processor.window_scale is not None
 
     def adapt_collator(self, collator: Any) -> Any:
-        """Returns a collator of images at the scale of the windows."""
+        """Return a collator of images at the scale of the windows."""
         return replace(collator, image_processor=self.processor.at_window_scale()) if self.has_windows else collator
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the map (H, W) and the loss of each image."""
+        """Return the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
         if self.has_windows or (self.window, *(self.scales or [1.0]), self.flip) != (None, 1.0, False):
             return [self._segment_one(model, batch, index, size) for index, size in enumerate(sizes)]
@@ -89,7 +91,7 @@ class SemanticEvaluator(Evaluator):
 
     def _segment_one(self, model: PreTrainedModel, batch: Batch, index: int, size: tuple[int, int]) -> ImageResult:
         pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
-        if (mask := batch.get("patch_attention_mask")) is not None:  # the image is its part without padding
+        if (mask := batch.get("patch_attention_mask")) is not None:  # crop the padding
             rows, columns = (int(mask[index].any(dim=1 - side).sum()) for side in (0, 1))
             height, width = rows * pixels.shape[-2] // mask.shape[-2], columns * pixels.shape[-1] // mask.shape[-1]
             pixels, labels = pixels[..., :height, :width], labels[..., :height, :width]
@@ -99,27 +101,27 @@ class SemanticEvaluator(Evaluator):
         return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Returns the share of each class in the pixels, the largest first."""
+        """Return the pixel share of each class in descending order."""
         numbers, counts = (values.tolist() for values in prediction.unique(return_counts=True))
         shares = [round(count / prediction.numel(), 6) for count in counts]
         found = [{"label": self.metric.names[k], "share": share} for k, share in zip(numbers, shares, strict=True)]
         return {"classes": sorted(found, key=lambda entry: -entry["share"])}
 
     def has_truth(self, target: Tensor) -> bool:
-        """Whether any pixel has a class."""
+        """Return whether any pixel has a class."""
         return bool((target != IGNORED_LABEL).any())
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Predicts the most frequent class at each place, whatever the size of the image."""
+        """Predict the most frequent class at each position, for images of any size."""
         classes = most_frequent_classes(targets, len(self.metric.names))
         return "most frequent class at each place", lambda target: resize_nearest(classes, *size_of(target))
 
     def draw(self, images: Images, predictions: list[Tensor], targets: list[Tensor], file: File) -> None:
-        """Draws image, truth and prediction side by side."""
+        """Draw image, target and prediction side by side."""
         draw_segmentation(images, predictions, targets, self.metric.names, file)
 
     def describe_evaluation(self) -> str:
-        """Returns in which windows and copies images are seen, in words."""
+        """Return a description of windows, scales and flips."""
         if self.has_windows:
             height, width = self.processor.window_size
             seen = f"windows of {height} x {width} pixels in images {self.processor.window_scale:g} times as large"
@@ -130,7 +132,7 @@ class SemanticEvaluator(Evaluator):
 
 
 def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
-    """Returns the number of pixels of each class; labels from `num_classes` on are of none."""
+    """Return the number of pixels of each class; labels from `num_classes` on are ignored."""
     counts = torch.zeros(num_classes, dtype=torch.int64)
     for mask in masks:
         counts += mask.flatten().long().bincount(minlength=num_classes)[:num_classes]
@@ -138,14 +140,14 @@ def count_pixels(masks: Iterable[Tensor], num_classes: int) -> list[int]:
 
 
 def spread(examples: Sized, count: int) -> list[int]:
-    """Returns the numbers of at most `count` examples, spread evenly over all."""
+    """Return the indices of at most `count` examples, spread evenly."""
     return np.linspace(0, len(examples) - 1, min(count, len(examples))).round().astype(int).tolist()
 
 
 def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]]) -> tuple[list[float], int]:
-    """Returns scales up to that of the median of images (height, width) in pixels, and the windows of all of them.
+    """Return candidate scales up to the median size of images (height, width) in pixels, and their cost.
 
-    These windows, and the whole image, are what an image takes at most, in images of the size of training.
+    The cost is the maximum number of forward passes per image for all scales, in images of the training size.
     """
     ratios, windows, trial = [], 0, copy.copy(processor)
     window, patch = processor.window_size, to_pair(processor.ensure_multiple_of)
@@ -169,14 +171,14 @@ def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]
 
 
 def mean_iou(metric: SemanticSegmentationMetric, records: Sequence[Any]) -> float:
-    """Returns the mean IoU of images."""
+    """Return the mean IoU of images."""
     metric.reset()
     metric.update(records)
     return metric.compute()["mean_iou"]
 
 
 def is_better(metric: SemanticSegmentationMetric, records: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether images have a mean IoU that is higher beyond `MARGIN` and standard errors by the jackknife."""
+    """Return whether the mean IoU is higher by more than `MARGIN` and its standard error from the jackknife."""
     pairs = list(zip(records, others, strict=True))
     gain = mean_iou(metric, records) - mean_iou(metric, others)
     gains = [
@@ -189,7 +191,7 @@ def is_better(metric: SemanticSegmentationMetric, records: Sequence[Any], others
 
 @dataclass
 class SemanticArguments(MaskArguments):
-    """Which model to train for semantic segmentation, on which images, and how it is evaluated."""
+    """Options of semantic segmentation: model, images with masks, and evaluation."""
 
     task_config = "segmentation_config"
     task_options = ("head",)
@@ -240,27 +242,27 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
-    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU of each that was tried
+    scale_scores: dict[float, float] = field(init=False, default_factory=dict)  # mean IoU of each candidate scale
 
     @property
     def held_out_for(self) -> str:
-        """The choice of the scale, if it is open and the training run is not known to be too short for it."""
+        """The choice of the scale, unless it is given or the run is too short for it."""
         is_open = self.options.eval_scales is None and self.options.eval_window_size is None
         num_trained = self.args.max_steps * self.args.train_batch_size
         is_long = not 0 < COST_OF_CHOICE * num_trained < LEAST_TRIED
         return "choose the scale" if is_open and is_long else ""
 
     def count_choosing_images(self, num_trained: int) -> int:
-        """Returns the number of windows that choosing the scale evaluates at most."""
+        """Return the maximum number of evaluated windows for choosing the scale."""
         is_choosing = self.held_out_for and "validation" in self.loaded.splits
         return int(COST_OF_CHOICE * num_trained) if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
-        """Chooses by validation images at which scale windows slide over an image, or that it is seen as a whole.
+        """Choose on validation images whether to use the whole image or sliding windows, and at which scale.
 
-        Scales count if their mean IoU is higher than that of the whole image by more than `MARGIN` and `NUM_ERRORS`
-        standard errors of the difference; of these it is the smallest within `MARGIN` of the best. Scales beyond the
-        size of the images are not tried, nor those beyond one that is worse than the best before it.
+        A scale is a candidate if its mean IoU exceeds that of the whole image by more than `MARGIN` and `NUM_ERRORS`
+        standard errors of the difference; the smallest candidate within `MARGIN` of the best is chosen. Scales beyond
+        the image size are not tried, nor scales after one that is worse than the best so far.
         """
         examples, processor = trainer.eval_dataset, trainer.processing_class
         if examples is None or not self.held_out_for:
@@ -272,7 +274,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         if not tried or count < min(LEAST_TRIED, len(examples)):
             return
         images = examples.select(spread(examples, count))
-        whole, better = list[Any](), dict[float, float]()  # records at scale 1; mean IoU of the scales that count
+        whole, better = list[Any](), dict[float, float]()  # records at scale 1; mean IoU of candidate scales
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
             with trainer.scoring_by(trainer.evaluator):
@@ -293,7 +295,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
 
     @property
     def num_needed_classes(self) -> int:
-        """Every pixel has one of several classes."""
+        """Minimum number of classes."""
         return 2
 
     def options_of_fresh_head(self) -> dict[str, Any]:
@@ -302,7 +304,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
 
     @cached_property
     def class_weights(self) -> list[float] | None:
-        """How much the pixels of each class count in the loss, if not all the same; by masks from all over."""
+        """Class weights of the loss, computed from masks of all images, None for equal weights."""
         if (given := self.options.class_weights) is None:
             return None
         examples, names = self.loaded.examples("train"), self.loaded.names
@@ -310,11 +312,11 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return choose_weights(given, names, lambda: count_pixels(counted.read_targets(), len(names)))
 
     def options_of_head(self) -> dict[str, Any]:
-        """Return the weight of each class in the loss, if they differ."""
+        """Return the class weights of the loss, if they differ."""
         return {} if self.class_weights is None else {"class_weights": self.class_weights}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on head and loss."""
+        """Return the card's table rows about head and loss."""
         options = model.options
         weights = {
             "cross-entropy": options.cross_entropy_weight,
@@ -334,7 +336,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return lines
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
-        """Returns the evaluator; raises `ValueError` for windows of no whole patches, or another ignored label."""
+        """Return the evaluator; raise `ValueError` for invalid windows or a different ignored label."""
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
                 f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "

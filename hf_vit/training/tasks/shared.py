@@ -1,4 +1,4 @@
-"""What several tasks share: options of arguments, targets that somebody has written down, predictions for pixels."""
+"""Code shared by several tasks: option groups, supervised and spatial tasks, baselines of dense predictions."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from ..models import describe_whole_images, whole_image_processor
 from .base import Task
 
 
-PLACES = 64  # rows and columns of what a naive baseline knows of images of all sizes
+PLACES = 64  # rows and columns of the baseline map for images of several sizes
 SIMILAR_IMAGES = "It has seen images like those that it was trained on, and its score says little about others."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
@@ -43,7 +43,7 @@ ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
 @dataclass
 class DenseArguments(TaskArguments):
-    """Which model to train, on which annotated images, and how these and their targets are changed at random."""
+    """Options of dense prediction: model, annotated images and their augmentation."""
 
     loader_options = ANNOTATED
 
@@ -66,7 +66,7 @@ class DenseArguments(TaskArguments):
 
 @dataclass
 class MaskArguments(DenseArguments):
-    """Images and masks of classes."""
+    """Options of images with class masks."""
 
     loader_options = (
         *DenseArguments.loader_options,
@@ -85,13 +85,13 @@ class MaskArguments(DenseArguments):
     binary_masks: bool = data_option(False, "The masks have 0 for the first of two classes and 255 for the second.")
 
     def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the names of the classes."""
+        """Return the data source options, with the class names."""
         return {**super().source_options(), "class_names": self.class_names or []}
 
 
 @dataclass
 class ObjectArguments(TaskArguments):
-    """Images with boxes, whatever else is known of the objects."""
+    """Options of images with boxes or keypoints."""
 
     loader_options = (*ANNOTATED, "objects_column_name", "box_errors")
 
@@ -106,25 +106,25 @@ class ObjectArguments(TaskArguments):
 
 @dataclass
 class SupervisedTask(Task):
-    """A task whose targets are predicted one by one, maybe with the help of a teacher."""
+    """Task with a target per example, optionally trained with a teacher."""
 
     distillation: DistillationArguments
 
     teacher: PreTrainedModel | None = field(init=False, default=None)
 
     def check_options(self) -> None:
-        """Checks what can be wrong whatever the data are, and opens the teacher."""
+        """Check everything that does not depend on the data, and open the teacher."""
         super().check_options()
         self.teacher = load_teacher(self.distillation, self.model_class)
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the teacher."""
+        """Return the teacher as trainer argument."""
         return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
 
 
 @dataclass
 class SpatialTask(SupervisedTask):
-    """A task whose targets have places in the image."""
+    """Task whose targets have positions in the image."""
 
     collator_class: ClassVar[type[Any]] = DensePredictionCollator
     augment: ClassVar[Callable[..., Callable[[Any], Any]]] = staticmethod(DenseAugmentation)
@@ -140,29 +140,29 @@ class SpatialTask(SupervisedTask):
         return to_pair(config.image_size)
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Returns the options of this task's image processor."""
+        """Return the image processor options of this task."""
         return {}
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns an image processor that leaves nothing of an image out, given that of the model to start from."""
+        """Return an image processor that does not crop images, given the one of the initial model."""
         keeps_aspect_ratio = self.options.keep_aspect_ratio
         return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images for a model, in words; empty if the image processor tells."""
+        """Return a description of the image size; empty if the image processor contains it."""
         return describe_whole_images(config, self.options.keep_aspect_ratio)
 
 
 def size_of(target: Any) -> tuple[int, int]:
-    """Returns the height and width of a target: a map (H, W), or a dictionary with `masks` (M, H, W)."""
+    """Return the height and width of a target: a map (H, W), or a dictionary with `masks` (M, H, W)."""
     height, width = (target["masks"] if isinstance(target, dict) else target).shape[-2:]
     return height, width
 
 
 def most_frequent_classes(maps: Iterable[Tensor], num_classes: int) -> Tensor:
-    """Returns the most frequent class at each place of images, (R, R): those of `maps` (H, W), resized to that.
+    """Return the most frequent class at each position (R, R) of `maps` (H, W), resized to R x R.
 
-    Labels from `num_classes` on do not count. A place that has no others gets the most frequent class of all.
+    Labels from `num_classes` on are ignored. Positions without labels get the most frequent class overall.
     """
     classes = torch.arange(num_classes)[:, None, None]
     counts = torch.zeros(num_classes, PLACES, PLACES, dtype=torch.int64)

@@ -37,13 +37,13 @@ from ..publishing.report import describe_weights
 from .shared import BATCH_OF_16, SIMILAR_IMAGES, MaskArguments, SpatialTask, most_frequent_classes, size_of
 
 
-# Average precision ranks all detections, but the least likely do not move it.
+# Average precision ranks all detections, but it hardly depends on the least likely ones.
 MIN_INSTANCE_SCORE = 0.05
 
 
 @dataclass(eq=False)
 class UniversalEvaluator(Evaluator):
-    """Predicts and scores segments, instances and classes of pixels."""
+    """Predict and score segments, instances and pixel classes."""
 
     lack = "no pixel of any is of a mask. Check the masks or annotations."
     metric: UniversalMetric
@@ -53,7 +53,7 @@ class UniversalEvaluator(Evaluator):
         self.class_score = "PQ" if self.tries else "AP"
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the predictions that the parts of the metric take, and the loss, of each image."""
+        """Return the predictions for each part of the metric, and the loss, of each image."""
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         found: dict[str, list[Any]] = {}
@@ -82,7 +82,7 @@ class UniversalEvaluator(Evaluator):
                 for result in instances
             ]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-        # Each loss is that of one image, and of the last block.
+        # The loss of each image, computed from the last block.
         losses = [
             float(
                 universal_segmentation_loss(
@@ -100,7 +100,7 @@ class UniversalEvaluator(Evaluator):
         return [ImageResult(*pair) for pair in zip(predictions, losses, strict=True)]
 
     def describe(self, prediction: dict[str, Any], target: Any) -> dict[str, Any]:
-        """Returns label, score and area of each segment or, if there is no panoptic part, of each likely instance."""
+        """Return label, score and area of each segment or, without a panoptic part, of each likely instance."""
         if PANOPTIC in prediction:
             numbers, parts = (prediction[PANOPTIC][name] for name in ("segmentation", "segments_info"))
             found = [(part["label_id"], part["score"], numbers == part["id"]) for part in parts]
@@ -117,11 +117,11 @@ class UniversalEvaluator(Evaluator):
         }
 
     def has_truth(self, target: dict[str, Any]) -> bool:
-        """Whether there is any mask with a pixel."""
+        """Return whether any mask has a pixel."""
         return bool(target["masks"].any())
 
     def naive_baseline(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Any], dict[str, Any]]]:
-        """Predicts the most frequent class at each place, whatever the size of the image, each as one segment."""
+        """Predict the most frequent class at each position, as one segment per class."""
         maps = (torch.from_numpy(class_map(target)) for target in targets)
         classes = most_frequent_classes(maps, len(self.metric.names))
 
@@ -139,14 +139,14 @@ class UniversalEvaluator(Evaluator):
         return "most frequent class at each place", predict
 
     def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:
-        """Draws image, true and predicted segments side by side."""
+        """Draw image, target and predicted segments side by side."""
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
         threshold = DEFAULT_THRESHOLD if self.threshold is None else self.threshold
         found = [prediction[part] for prediction in predictions]
         draw_panoptic(images, found, targets, self.metric.names, file, threshold)
 
     def describe_evaluation(self) -> str:
-        """Returns what is evaluated, in words."""
+        """Return a description of the evaluated parts."""
         scored = {
             PANOPTIC: "PQ of segments",
             SEMANTIC: "IoU of the class of each pixel",
@@ -156,15 +156,15 @@ class UniversalEvaluator(Evaluator):
 
 
 class MaskAnnealing(TrainerCallback):
-    """Lowers the chance of masked attention with every step, so that the trained model does without it.
+    """Reduce the probability of masked attention with every step, so that the trained model does not need it.
 
-    The model holds the chances and so does every checkpoint: a model that was the best in between keeps its own.
+    The probabilities are part of the model and of every checkpoint, so the best model keeps its own.
     """
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **kwargs: Any
     ) -> None:
-        """Sets the chances of the next step; after the last there is none left."""
+        """Set the probabilities for the next step; they are 0 after the last step."""
         model.anneal_masks(state.global_step / state.max_steps)
 
     on_step_end = on_train_begin
@@ -172,7 +172,7 @@ class MaskAnnealing(TrainerCallback):
 
 @dataclass
 class UniversalArguments(MaskArguments):
-    """Which model to train for universal segmentation, and on which images."""
+    """Options of universal segmentation: model and images."""
 
     dataset_name: str = source_option(
         "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
@@ -187,11 +187,11 @@ class UniversalArguments(MaskArguments):
     )
 
     def source_options(self) -> dict[str, Any]:
-        """Returns the same, with which classes are things."""
+        """Return the data source options, with the thing classes."""
         return {**super().source_options(), "thing_names": self.thing_classes, "annotations": self.annotations}
 
 
-# Where instances may overlap there is no map of segments, and so no PQ.
+# Overlapping instances have no segment map, and so no PQ.
 PQ_OR_MASK_AP = "pq or mask_ap"
 
 
@@ -225,27 +225,27 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     @property
     def num_needed_classes(self) -> int:
-        """Semantic masks have one of several classes in every pixel; instances may all be of one."""
+        """Minimum number of classes: semantic masks need two, instances one."""
         has_masks = "mask" in next(iter(self.loaded.splits.values())).column_names
         return 2 if has_masks and len(self.loaded.names) > 1 else 0
 
     def make_trainer(self) -> EvaluatorTrainer:
-        """Returns the trainer, which chooses the best model by the score that there is."""
+        """Return the trainer, which chooses the best model by a score of the metric."""
         if self.args.metric_for_best_model == PQ_OR_MASK_AP:
             self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
         return super().make_trainer()
 
     def callbacks(self) -> list[TrainerCallback]:
-        """Returns the annealing of masked attention."""
+        """Return the annealing of masked attention."""
         return [MaskAnnealing()]
 
     def options_of_processor(self) -> dict[str, Any]:
-        """Returns which classes are stuff, of which an image has one segment."""
+        """Return the stuff classes, which have one segment per image."""
         things = self.loaded.thing_ids
         return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on head and loss."""
+        """Return the card's table rows about head and loss."""
         options, blocks = model.options, model.universal_segmentation_head.num_blocks
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
@@ -255,11 +255,11 @@ print(result["segmentation"].shape, result["segments_info"])""",
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
         return UniversalEvaluator(processor, metric)
 
     @property
     def can_overlap(self) -> bool:
-        """Whether masks may overlap, as instances of COCO: no map of segments or classes can be made of them."""
+        """Return whether masks may overlap, as COCO instances do; then there are no segment or class maps."""
         return any("objects" in split.column_names for split in self.loaded.splits.values())

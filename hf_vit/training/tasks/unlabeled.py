@@ -1,6 +1,6 @@
-"""What trainings without labels share: their images, and neighbors that tell what the features are good for.
+"""Pretraining tasks without labels: images, and evaluation of the features by nearest neighbors.
 
-Shapes: B batch, C channels, H W pixels, D size of the features, M images of known classes.
+Shapes: B batch, C channels, H W pixels, D feature size, M images with known classes.
 """
 
 from abc import abstractmethod
@@ -25,27 +25,27 @@ from .base import EvaluationArguments, Task
 
 
 logger = logging.get_logger(__name__)
-# Use of a model as the stock pipeline of features
+# Usage of a model in the stock feature extraction pipeline
 DESCRIBE = """(features,) = describe("image.png")
 print(len(features), "tokens of", len(features[0]), "features")"""
-FEW_IMAGES = 2000  # 900 photos were hardly a better start than random weights, 3,000 were (model_cards/)
-RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
+FEW_IMAGES = 2000  # pretraining on 900 photos was hardly better than random weights, on 3,000 it was (model_cards/)
+RAW_SIZE = 32  # image side in pixels for the raw pixel baseline
 
 
 @dataclass(eq=False)
 class NeighborEvaluator(BaseEvaluator):
     """Evaluator that classifies an image by its nearest training images, see `classify_by_neighbors`."""
 
-    loss_meaning: ClassVar[str]  # in words
-    compared: ClassVar[str]  # features, in words
+    loss_meaning: ClassVar[str]  # description of the loss
+    compared: ClassVar[str]  # description of the features
     baseline_name: ClassVar[str]
-    known: TargetDataset  # training images whose class is known
-    is_baseline: bool = field(default=False, kw_only=True)  # the features are then raw pixels, whatever the model
-    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # their features (M, D), classes (M,)
+    known: TargetDataset  # training images with known classes
+    is_baseline: bool = field(default=False, kw_only=True)  # whether raw pixels are the features
+    _neighbors: tuple[Tensor, Tensor] | None = field(init=False, default=None)  # features (M, D) and classes (M,)
 
     @torch.no_grad()
     def prepare(self, trainer: EvaluatorTrainer) -> None:
-        """Encodes all training images whose class is known, of which each process takes a share."""
+        """Compute the features of all training images with known classes, shared among the processes."""
         if not len(self.known):
             return
         trainer.model.eval()
@@ -60,7 +60,7 @@ class NeighborEvaluator(BaseEvaluator):
         self._neighbors = torch.cat(features), torch.cat(classes)
 
     def describe_evaluation(self) -> str:
-        """Returns what the scores are of, in words."""
+        """Return a description of the scores."""
         if not self.metric.score_names:
             return self.loss_meaning
         return (
@@ -69,15 +69,15 @@ class NeighborEvaluator(BaseEvaluator):
         )
 
     def described(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the features of each image (B, D), those of the baseline being its pixels at a small size."""
+        """Return the features of each image (B, D); for the baseline, the pixels of the downscaled image."""
         return raw_pixels(pixel_values) if self.is_baseline else self.features(model, pixel_values)
 
     @abstractmethod
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns the features of each image, (B, D)."""
+        """Return the features of each image, (B, D)."""
 
     def classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        """Returns the class number of each image by its neighbors, None where no classes are known."""
+        """Return the class index of each image by its neighbors, None if no classes are known."""
         if self._neighbors is None:
             return [None] * len(pixel_values)
         numbers: list[int] = classify_by_neighbors(self.described(model, pixel_values), *self._neighbors).tolist()
@@ -85,13 +85,13 @@ class NeighborEvaluator(BaseEvaluator):
 
 
 def raw_pixels(pixel_values: Tensor) -> Tensor:
-    """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that are not trained."""
+    """Return the pixels of downscaled images (B, C, H, W) as untrained features (B, C·32·32)."""
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
 @dataclass
 class UnlabeledTask(Task):
-    """A pretraining without labels."""
+    """Pretraining without labels."""
 
     pipeline = "image-feature-extraction"
 
@@ -100,7 +100,7 @@ class UnlabeledTask(Task):
     loaded: UnlabeledImages = field(init=False)
 
     def load_training_data(self) -> UnlabeledImages:
-        """Opens and checks the images of a training, and warns of few."""
+        """Open and check the training images, and warn if there are few."""
         loaded = load_images(self.options, self.args)
         if loaded.stream is None and loaded.num_train < FEW_IMAGES:
             logger.warning(
@@ -110,27 +110,27 @@ class UnlabeledTask(Task):
         return loaded
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
-        """Raise `ValueError`: outside of a training run, only the features are evaluated."""
+        """Raise `ValueError`: after training, only the features can be evaluated."""
         raise ValueError(
             f"{saved.model_name_or_path} was trained without labels, and has no task of its own to evaluate. "
             "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
         )
 
     def count_training_images(self) -> int:
-        """Returns the number of training images, of a stream that of those that are read in advance."""
+        """Return the number of training images; for a stream, of those that are read in advance."""
         return self.loaded.num_train
 
     def count_evaluated_images(self, split: str) -> int:
-        """Returns the number of images that an evaluation of a split reads, those of known classes included."""
+        """Return the number of images that an evaluation of a split reads, including those with known classes."""
         return super().count_evaluated_images(split) + len(self.loaded.known)
 
     @property
     def known(self) -> TargetDataset:
-        """The training images whose class is known."""
+        """Training images with known classes."""
         return TargetDataset(self.loaded.known, masked_image_target)
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluates, on all processes, the baseline of the evaluator."""
+        """Evaluate the baseline of the evaluator on all processes."""
         assert isinstance(trainer.evaluator, NeighborEvaluator)
         evaluator = replace(trainer.evaluator, is_baseline=True)
         with trainer.scoring_by(evaluator):

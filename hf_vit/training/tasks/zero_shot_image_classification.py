@@ -1,4 +1,4 @@
-"""Images beside texts: arguments, towers and tokenizer, evaluator and card lines.
+"""Image-text contrastive training: arguments, towers, tokenizer, evaluator and card lines.
 
 Shapes: B batch, N images, T texts, n texts of an image, K classes, E width.
 """
@@ -58,7 +58,7 @@ from .image_classification import ClassificationEvaluator, open_labeled
 
 @dataclass
 class ImageTextArguments(TaskArguments):
-    """Which towers of images and texts to train, on which captions, and on which labeled images to evaluate them."""
+    """Options of image-text training: image and text towers, captions, and labeled images for the evaluation."""
 
     task_config = "contrastive_config"
     task_options = ("loss",)
@@ -134,7 +134,7 @@ class ImageTextArguments(TaskArguments):
             )
 
     def refuse_beside(self, source: str, *options: str) -> None:
-        """Raises `ValueError` if one of `options` is given beside a `source` of tokens that settles it."""
+        """Raise `ValueError` if one of `options` is given although the tokenizer `source` determines it."""
         given = [f"--{name} {vars(self)[name]}" for name in options if vars(self)[name] is not None]
         if vars(self)[source] is not None and given:
             raise ValueError(
@@ -146,12 +146,12 @@ VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
 
 
 def has_tokenizer(name_or_path: str) -> bool:
-    """Returns whether a saved or published model has one, and so a text tower."""
+    """Return whether a saved or published model has a tokenizer, and so a text tower."""
     return not Path(name_or_path).is_file() and find_file(name_or_path, "tokenizer_config.json") is not None
 
 
 def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a fresh text tower or of the library's encoder; raises `ValueError` if none fits."""
+    """Return the tokenizer of a new text tower or of a text encoder; raise `ValueError` if there is none."""
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
         return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
@@ -178,13 +178,13 @@ def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -
 
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the options of a text tower that is a text encoder of the library; raises `ValueError` if it is none."""
+    """Return the options of a text encoder of transformers; raise `ValueError` if it is not supported."""
     with refusing_code(name, "Give a text encoder of the library."):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if "vocab_size" not in config.to_dict():
         raise ValueError(f"{name} is of the kind {config.model_type!r}, which reads no texts. Give a text encoder.")
     options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}
-    # A text is summed up by its first token, or by the last where the tokenizer puts nothing before it.
+    # A text is represented by its first token, or by the last if the tokenizer has no start token.
     return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
 
 
@@ -192,17 +192,17 @@ PAD, BEGIN, END = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 
 
 def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length: int = 64) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer of byte pairs (https://arxiv.org/abs/1508.07909) that can encode any text.
+    """Train a byte-pair tokenizer (https://arxiv.org/abs/1508.07909) that can encode any text.
 
-    As that of CLIP it knows no upper case, and puts a token before and one behind each text.
+    Like the tokenizer of CLIP, it converts text to lower case and adds a start and an end token.
 
     Args:
-        captions: Texts to train on, of the training split.
-        vocab_size: Number of tokens at most; few texts make fewer.
-        max_length: Number of tokens after which texts are cut off, both included.
+        captions: Texts of the training split.
+        vocab_size: Maximum number of tokens.
+        max_length: Number of tokens after which texts are truncated, including start and end.
 
     Raises:
-        ValueError: if there are fewer tokens than bytes, or texts with no room for a token.
+        ValueError: If there are fewer tokens than bytes, or no room for a token of text.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
@@ -238,22 +238,23 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
 
 
 class ImageTextEvaluator(BaseEvaluator):
-    """Scores how well captions find their images among all, and images their captions."""
+    """Score the retrieval of images by captions and of captions by images."""
 
     caption = "Images, their captions, and those that are found for them among all"
     metric: RetrievalMetric
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the embeddings of each image and its captions, which have no loss by themselves."""
+        """Return the embeddings of each image and its captions; the loss is computed for all images together."""
         inputs = {name: value for name, value in batch.items() if name not in ("targets", "files")}
         outputs = model(**inputs)
         texts = outputs.text_embeds.split([len(target["captions"]) for target in batch["targets"]])
         return [ImageResult(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
 
     def compute(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the scores, and the loss of all evaluated images as one batch, the mean over all captions in turn.
+        """Return the scores, and the loss of all evaluated images as one batch, averaged over the captions.
 
-        Each image comes with its first caption, then with its second, ...; one that has fewer starts again.
+        Each image is paired with its first caption, then with its second, and so on; images with fewer captions start
+        again.
         """
         images, texts, counts = self.metric.embeddings()
         first = counts.cumsum(dim=0) - counts
@@ -266,7 +267,7 @@ class ImageTextEvaluator(BaseEvaluator):
         return {"loss": float(losses.double().mean()), **super().compute(model)}
 
     def draw(self, images: Images, predictions: list[ComparedImage], targets: list[Any], file: File) -> None:
-        """Draws each image beside its captions and the nearest ones of all that were evaluated."""
+        """Draw each image with its captions and the most similar ones of all evaluated captions."""
         _, texts, _ = self.metric.embeddings()
         captions = [caption for record in self.metric.records for caption in record.captions]
         embeds = torch.stack([prediction.image_embeds.float().cpu() for prediction in predictions])
@@ -275,7 +276,7 @@ class ImageTextEvaluator(BaseEvaluator):
         draw_captions(images, [target["captions"] for target in targets], found, file)
 
     def describe_evaluation(self) -> str:
-        """Returns what the scores are of, in words."""
+        """Return a description of the scores."""
         return (
             "each caption looks for its image among all, and each image for any of its captions; what is as near as "
             "the right one counts as nearer. Loss: of all images at once, with each of their captions in turn"
@@ -283,9 +284,9 @@ class ImageTextEvaluator(BaseEvaluator):
 
 
 def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArguments) -> TargetData | None:
-    """Opens a split of labeled images, if any are asked for, checked and limited as those with captions.
+    """Open a split of labeled images, if requested, with the same checks and limits as the captions.
 
-    Raises `ValueError` if there is no such split.
+    Raises `ValueError` if the split does not exist.
     """
     if args.zero_shot_dataset is None:
         return None
@@ -310,17 +311,17 @@ def load_zero_shot(args: ImageTextArguments, training_args: HfViTTrainingArgumen
 
 @dataclass(eq=False)
 class ZeroShotEvaluator(ClassificationEvaluator):
-    """Scores a model of images and texts as a classifier whose weights are the embeddings of the class names.
+    """Score an image-text model as a classifier whose weights are the embeddings of the class names.
 
     Args:
-        class_embeds: Embeddings of the K class names, (K, E) of length 1.
+        class_embeds: Embeddings of the K class names, (K, E), of length 1.
     """
 
     is_divisible = False
     class_embeds: Tensor
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
-        """Returns the logits (B, K) of a batch of pixels and their mask."""
+        """Return the logits (B, K) of a batch of pixels and their mask."""
         features = F.normalize(model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
         logits: Tensor = features @ self.class_embeds.T * model.contrastive_head.logit_scale.exp()
         return logits
@@ -333,7 +334,7 @@ def embed_classes(
     names: Sequence[str],
     templates: Sequence[str],
 ) -> Tensor:
-    """Returns embeddings of K classes, (K, E) of length 1: the mean over the templates, as CLIP does."""
+    """Return the embeddings of K classes, (K, E), of length 1: the mean over the templates, as in CLIP."""
     rows = []
     for name in names:
         texts = [template.replace("{}", name.replace("_", " ")) for template in templates]
@@ -345,7 +346,7 @@ def embed_classes(
 
 @dataclass
 class ImageTextContrast(Task):
-    """Contrast of images and texts."""
+    """Image-text contrastive training."""
 
     model_class = HfViTForZeroShotImageClassification
     load_source = staticmethod(load_image_text)
@@ -368,7 +369,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     defaults = IMAGE_TEXT
     argument_defaults: ClassVar[dict[str, Any]] = {
-        # The optimizer of CLIP (https://arxiv.org/abs/2103.00020)
+        # Optimizer settings of CLIP (https://arxiv.org/abs/2103.00020)
         "learning_rate": 5e-4,
         "weight_decay": 0.2,
         "adam_beta2": 0.98,
@@ -384,8 +385,8 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     options: ImageTextArguments
 
-    labeled: TargetData | None = field(init=False, default=None)  # a split of images to evaluate by names of classes
-    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # of the card, once that is evaluated
+    labeled: TargetData | None = field(init=False, default=None)  # split of labeled images for zero-shot evaluation
+    zero_shot_lines: dict[str, str] = field(init=False, default_factory=dict)  # card rows of the zero-shot evaluation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -394,14 +395,14 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
                 f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
                 "times, which the loss would take for different ones. Leave it out."
             )
-        if not self.args.dataloader_drop_last:  # several processes would fill an incomplete batch up
+        if not self.args.dataloader_drop_last:  # several processes would fill up an incomplete batch
             raise ValueError(
                 "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
                 "two different ones. Leave it out; all images come, in another order, in the next epoch."
             )
 
     def note_data(self) -> list[str]:
-        """Opens and checks the labeled images, too."""
+        """Open and check the labeled images, in addition to the data notes."""
         self.labeled = load_zero_shot(self.options, self.args)
         return super().note_data()
 
@@ -409,8 +410,8 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         """Return the model to train and its processor, whose tokenizer is trained on the captions if none is given.
 
         Raises:
-            OSError: if a model or a tokenizer cannot be read.
-            ValueError: if they do not go together, or an adapter is asked for and the text tower is a fresh one.
+            OSError: If a model or a tokenizer cannot be read.
+            ValueError: If they do not match, or an adapter is requested for a new text tower.
         """
         args, name, text_name = self.options, self.options.model_name_or_path, self.options.text_model_name_or_path
         if name is not None and text_name is None and has_tokenizer(name):
@@ -434,7 +435,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return model, HfViTProcessor(image_processor, tokenizer)
 
     def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
-        """Returns the processor of a trained model; raises `ValueError` if it has no tokenizer."""
+        """Return the processor of a trained model; raise `ValueError` if it has no tokenizer."""
         processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
         if not isinstance(processor, HfViTProcessor):
             raise ValueError(
@@ -443,22 +444,22 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return processor
 
     def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> ImageTextEvaluator:
-        """Returns the evaluator."""
+        """Return the evaluator."""
         return ImageTextEvaluator(processor.image_processor, RetrievalMetric())
 
     def augmentation_size(self, processor: HfViTProcessor, config: HfViTConfig) -> tuple[int, int]:
-        """Return the height and width that the image processor gives."""
+        """Return the height and width of the image processor."""
         return input_size(processor.image_processor)
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
-        """Evaluates captions and, by the names of their classes, labeled images, if there are some."""
+        """Evaluate retrieval and, if there are labeled images, zero-shot classification."""
         scores, pictures = super().evaluate(trainer, split)
         if self.labeled is not None:
             scores["zero_shot_accuracy"] = self.evaluate_zero_shot(trainer, self.labeled)
         return scores, pictures
 
     def evaluate_zero_shot(self, trainer: EvaluatorTrainer, labeled: TargetData) -> float:
-        """Returns the accuracy on labeled images, on all processes; writes their scores as `zero_shot_…`."""
+        """Return the zero-shot accuracy on labeled images, on all processes; write the scores as `zero_shot_…`."""
         processor, templates = trainer.processing_class, self.options.prompt_templates
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
@@ -473,11 +474,11 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return scores["accuracy"]
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Returns the scores of chance."""
+        """Return the scores of random retrieval."""
         return "chance", chance_of_retrieval(list(map(len, self.loaded.splits[split]["captions"])))
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
-        """Returns the card's lines on loss, towers, texts and labeled images."""
+        """Return the card's table rows about loss, towers, texts and labeled images."""
         batch = self.args.train_batch_size * self.args.world_size
         encoder, own, tokenizer = model.text_model.config, model.text_options, processor.tokenizer
         tower = f"{own.num_hidden_layers} blocks of width {own.hidden_size}"
