@@ -85,7 +85,7 @@ def test_an_evaluator_has_the_answer_for_every_image_and_the_confusion_matrix(tm
     assert [line["label"] for line in lines] == [names[label] for label in LABELS]
     assert [line["prediction"] for line in lines] == [names[answer] for answer in LOGITS.argmax(axis=1)]
     assert lines[3]["score"] == pytest.approx(torch.from_numpy(LOGITS[3]).softmax(0).max().item(), abs=1e-5)
-    assert evaluator.draw_scores(tmp_path, "test") == {"Right classes and answers": "test_confusion_matrix.png"}
+    assert evaluator.draw_scores(tmp_path, "test") == {"Labels and predictions": "test_confusion_matrix.png"}
     matrix = json.loads((tmp_path / "test_confusion_matrix.json").read_text())["confusion_matrix"]
     assert np.array_equal(matrix, reference.confusion_matrix(LABELS, LOGITS.argmax(axis=1), labels=range(7)))
     with Image.open(tmp_path / "test_confusion_matrix.png") as picture:

@@ -97,7 +97,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
     names = sorted(COLORS) if table == "names" else [*COLORS]
     assert (model.config.problem_type, [*model.config.id2label.values()]) == ("multi_label_classification", names)
     card = (output / "README.md").read_text()
-    assert "gives each a probability of its own" in card
+    assert "predicts a probability for each" in card
     assert "share of each class in training" in card
     assert "multi label classification" in card
     line = json.loads((output / "test_predictions.jsonl").read_text().splitlines()[0])

@@ -261,13 +261,13 @@ def test_a_batch_has_an_image_once_and_makes_the_models_loss(workplace: Path, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--freeze_vision"], "--freeze_vision would keep a tower that has learned nothing"),
+        (["--freeze_vision"], "--freeze_vision would freeze an untrained tower"),
         (["--text_preset", "gigantic"], "text_preset='gigantic' is unknown"),
         (
             ["--tokenizer_name", "name"],
             "--tokenizer_name name has its own tokens and weights. Leave out --vocab_size 300",
         ),
-        (["--dataloader_drop_last", "false"], "could bring an image into a batch twice"),
+        (["--dataloader_drop_last", "false"], "could put an image into a batch twice"),
         (["--prompt_templates", "a photo"], "'a photo', but each needs one {} for the name of a class"),
         (["--per_device_train_batch_size", "50"], "16 training images do not fill a batch of 50"),
         (["--metric_for_best_model", "accuracy"], "no score 'accuracy'"),

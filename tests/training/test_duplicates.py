@@ -129,7 +129,7 @@ def test_streams_are_exempt_with_a_note(pets: Path, tmp_path: Path) -> None:
     stream = ["--streaming", "true", "--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
     data = to_table(pets, tmp_path / "table")
     notes = classify(data, *stream, "--per_device_train_batch_size", "2", "--train_val_split", "0").data_notes
-    assert notes == ["Duplicates were not looked for, as the training images are a stream."]
+    assert notes == ["Duplicates were not searched, because the training images are a stream."]
 
 
 def test_the_dry_run_and_the_card_say_so(tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
     size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
     assert "images of 16 pixels (most have 16)" in size
-    assert "no training image is held out" in told
+    assert "no training images are held out" in told
     file = tmp_path / "out" / "recipe.yaml"
     recipe = yaml.safe_load(file.read_text())
     assert f"Steps: {recipe['max_steps']:,} of " in steps
@@ -525,7 +525,7 @@ def test_ten_minutes_are_the_default_if_no_length_is_given(
 @pytest.mark.parametrize(
     ("with_test", "options", "told"),
     [
-        (True, [], "60 for train, 12 for test; no training image is held out"),
+        (True, [], "60 for train, 12 for test; no training images are held out"),
         (True, ["--load_best_model_at_end", "true"], "54 for train, 6 for validation.* held out, and choose the best"),
         (False, [], "54 for train, 6 for validation.* held out, and are evaluated at the end"),
         (True, ["--choose_defaults", "false"], "54 for train, 6 for validation.* held out, and follow the training"),

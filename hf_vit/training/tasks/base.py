@@ -63,17 +63,17 @@ class EvaluationArguments(HfViTTrainingArguments):
         "", "Saved or published model: a folder, a file or a name on the Hub.", group="Evaluation"
     )
     task: str | None = evaluation_option(
-        None, "What it was trained for, where its configuration does not name a class of the task."
+        None, "Task of the model, if its configuration does not contain a class of the task."
     )
     split: str | None = evaluation_option(
         None,
-        "Which images to evaluate: test, validation (held out of train as in training where there is no "
-        "such split) or train; by default the first of these that there is.",
+        "Split to evaluate: test, validation (if there is none, the images held out in training) or train; by "
+        "default the first one that exists.",
     )
     overwrite: bool = option(False, "Replace the files of an earlier evaluation.", group="Output", essential=True)
     output_dir: str = evaluation_option(
         "outputs/evaluation/{model}-on-{data}",
-        "Folder for the scores. That of the default gets a number if it is taken.",
+        "Folder for the scores. The default folder gets a number if it exists.",
         synonyms="output out save_dir out_dir project_dir name",
         resume="free",
     )
@@ -307,7 +307,7 @@ class Task(ABC):
         if self.options.check_images:
             notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
             if self.loaded.stream is not None and len(splits) > 1:
-                notes.append("Duplicates were not looked for, as the training images are a stream.")
+                notes.append("Duplicates were not searched, because the training images are a stream.")
             elif len(splits) > 1:
                 evaluated = evaluation_split(splits)
                 notes += on_first_process(self.args, lambda: note_duplicates(splits, evaluated, accepted))
@@ -429,10 +429,10 @@ class Task(ABC):
     def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
         """Return a description of the score threshold and how it was chosen."""
         if "validation" not in self.loaded.splits:
-            return "none chosen, as there are no validation images: that of who calls the model"
+            return "none, because there are no validation images; the caller chooses it"
         chosen = trainer.thresholds.get(False)
         if chosen is None:
-            return "none, as no score divides right answers from wrong ones on the validation images"
+            return "none, because no score separates correct from wrong predictions on the validation images"
         same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
         best = f"the best {chosen.measure} ({chosen.quality:.3f})"
         return f"{chosen.value:g}, that of {best} on the validation images{same}"
@@ -447,13 +447,13 @@ class Task(ABC):
     def describe_held_out(self) -> str:
         """Return a description of the held-out training images and their purpose."""
         if not self.options.holds_out:
-            return "no training image is held out"
+            return "no training images are held out"
         purposes = [
             *(["choose the best step"] if chooses_step(self.args) else []),
             *([self.held_out_for] if self.held_out_for else []),
             *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
         ]
-        as_test = "; the validation split is the test" if self.options.validation_as_test else ""
+        as_test = "; the validation split is used as test split" if self.options.validation_as_test else ""
         return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}{as_test}"
 
     def evaluate(self, trainer: EvaluatorTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:

@@ -55,7 +55,7 @@ class DepthEvaluator(Evaluator):
         depths = [depth[depth > 0] for depth in targets]
         extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]
         if not extremes:
-            return "no pixel of any depth map is valid (finite and above 0). Check the depth maps."
+            return "all pixels of all depth maps are invalid (not finite, or not above 0). Check the depth maps."
         return (
             f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} meters, but only those "
             f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per meter, "
@@ -128,22 +128,25 @@ class DepthArguments(DenseArguments):
     loader_options = (*DenseArguments.loader_options, "depth_column_name", "depth_scale")
 
     dataset_name: str = source_option("Folder of <split>/images and <split>/depths, parquet files, or a Hub name.")
-    depth_column_name: str | None = data_option(None, "Column of the depth maps, where it is not clear by itself.")
+    depth_column_name: str | None = data_option(None, "Column of the depth maps, if it is not recognized.")
     depth_scale: float | None = data_option(
         None, "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.", POSITIVE
     )
     head: str | None = model_option(
-        None, "dpt, conv or linear; dpt, or that of the saved model, by default.", essential=True
+        None, "Head: dpt, conv or linear; by default dpt, or that of the saved model.", essential=True
     )
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = evaluation_option(
-        None, "Part of the images that counts, as usual for NYU (eigen) or KITTI.", resume="free"
+        None, "Evaluated part of the images, usual for NYU (eigen) or KITTI.", resume="free"
     )
     eval_alignment: Literal["median", "scale_shift"] | None = evaluation_option(
-        None, "What is fitted to the truth first; scale_shift for relative depth, else nothing.", resume="free"
+        None,
+        "Alignment of predictions with the target before scoring; by default scale_shift for relative "
+        "depth, else none.",
+        resume="free",
     )
-    min_eval_depth: float = evaluation_option(1e-3, "Least depth that counts, in meters.", NOT_NEGATIVE)
+    min_eval_depth: float = evaluation_option(1e-3, "Smallest evaluated depth, in meters.", NOT_NEGATIVE)
     max_eval_depth: float | None = evaluation_option(
-        None, "Largest depth that counts, in meters; the model's max_depth by default.", POSITIVE
+        None, "Largest evaluated depth, in meters; by default the max_depth of the model.", POSITIVE
     )
 
 
@@ -196,7 +199,7 @@ print(result["predicted_depth"])  # (height, width)""",
         is_given = self.options.max_eval_depth is not None or "max_depth" in self.options.given_options()
         for split, depths in self.depths.items():
             share = float(((depths <= least) | (depths > most)).float().mean())
-            note = f"{share:.1%} of the valid {split} pixels lie outside {least:g} to {most:g} m"
+            note = f"{share:.1%} of the valid {split} pixels are outside {least:g} to {most:g} m"
             if share > MOST_DROPPED and not is_given:
                 raise ValueError(
                     f"{note}, the range of the model and its scores; 99 % are below {depths.quantile(0.99):.4g} m. "
@@ -204,7 +207,7 @@ print(result["predicted_depth"])  # (height, width)""",
                     "depth_config in --config_overrides, or --max_eval_depth."
                 )
             if share > FEW_DROPPED:
-                logger.warning_once(f"{note}, and are not trained, not scored, or neither.")
+                logger.warning_once(f"{note}, and are not used for training, for scores, or both.")
                 self.data_notes = [*self.data_notes, f"{note}, and are not trained, not scored, or neither."]
         return evaluator
 
@@ -241,12 +244,12 @@ def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "rel
     """Return the alignment; raise `ValueError` if the `given` one does not match the kind of predictions."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
-            "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave it out, or set "
-            "median to forgive a wrong scale."
+            "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave the option "
+            "out, or set median to ignore a wrong scale."
         )
     if depth_type == "relative" and given == "median":
         raise ValueError(
-            "--eval_alignment median scales meters, but the model predicts relative inverse depth. Leave it out: "
-            "scale and shift are fitted."
+            "--eval_alignment median scales meters, but the model predicts relative inverse depth. Leave the "
+            "option out: scale and shift are fitted."
         )
     return "scale_shift" if depth_type == "relative" else given

@@ -83,7 +83,7 @@ class ClassificationEvaluator(BaseEvaluator):
         return [ImageResult(logits) for logits in self.logits(model, inputs).float().cpu()]
 
     def describe(self, prediction: Tensor, target: Any) -> dict[str, Any]:
-        """Return the label and the most likely class with its probability; raise `ValueError` if logits are not finite."""
+        """Return the label and the most likely class with its probability; non-finite logits raise `ValueError`."""
         check_finite(prediction)
         logits = prediction.double().numpy()
         names, number = self.metric.names, int(logits.argmax())
@@ -96,7 +96,7 @@ class ClassificationEvaluator(BaseEvaluator):
         content = json.dumps({"labels": names, "confusion_matrix": matrix.tolist()})
         write_whole(folder / f"{file}.json", f"{content}\n")
         draw_confusion_matrix(matrix, names, folder / f"{file}.png")
-        return {"Right classes and answers": f"{file}.png"}
+        return {"Labels and predictions": f"{file}.png"}
 
     def describe_evaluation(self) -> str:
         """Return a description of the evaluation."""
@@ -203,8 +203,8 @@ class ImageClassification(SupervisedTask):
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
     limits = (
-        "It knows {num_classes} classes and answers with one of them whatever it is shown. It has seen images like "
-        "those that it was trained on, and its score says little about others."
+        "The model assigns one of {num_classes} classes to every image. It was trained on images of one dataset; "
+        "its scores mean little for other images."
     )
 
     options: ClassificationArguments
@@ -231,7 +231,7 @@ class ImageClassification(SupervisedTask):
     @property
     def held_out_for(self) -> str:
         """The choice between the linear probe and the fine-tuned model."""
-        return "tell whether fine-tuning is better than the probe" if self.options.probe_classifier else ""
+        return "choose between the linear probe and the fine-tuned model" if self.options.probe_classifier else ""
 
     @property
     def num_needed_classes(self) -> int:
@@ -368,9 +368,9 @@ class ImageClassification(SupervisedTask):
         own = "print(dict(zip(model.config.id2label.values(), outputs.logits[0]{}.tolist())))"
         stock = 'print(predict("image.png", top_k=None))'
         if self.problem_type == MULTI:
-            limits = "It knows {num_classes} classes, and gives each a probability of its own, whatever it is shown. "
+            limits = "The model predicts a probability for each of {num_classes} classes."
             return Usage("predict", stock, own.format(".sigmoid()")), limits + SIMILAR_IMAGES, "any of {} classes each"
-        limits = "It predicts {num_classes} values, whatever it is shown, and none far beyond those of its training. "
+        limits = "The model predicts {num_classes} values, which hardly exceed the range of its training labels."
         return Usage("predict", stock, own.format("")), limits + SIMILAR_IMAGES, "{} values"
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:

@@ -64,21 +64,19 @@ class JointEmbeddingArguments(UnlabeledArguments):
 
     objective: str | None = model_option(
         None,
-        "lejepa (embeddings are drawn to a normal distribution) or dino (averaged weights assign them to "
-        "prototypes, masked patches too); lejepa by default.",
+        "lejepa (the distribution of embeddings is kept normal) or dino (an EMA teacher assigns views and masked "
+        "patches to prototypes); by default lejepa.",
         essential=True,
     )
     gaussian_weight: float | None = model_option(
         None,
-        "Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
-        "views' distance is the rest. 0.05 by default.",
+        "Weight, in (0, 1), of the distance of the embeddings from a standard normal distribution; the distance "
+        "between views has the remaining weight. 0.05 by default.",
         Range(0, 1, is_open_below=True, is_open_above=True),
     )
-    embedding_size: int | None = model_option(
-        None, "Number of values that views are compared by; 64 by default.", COUNT
-    )
-    num_global_views: int = view_option(2, "Views of most of an image.")
-    num_local_views: int = view_option(4, "Smaller views, of a part of it; 0 for none.")
+    embedding_size: int | None = model_option(None, "Size of the embeddings that are compared; 64 by default.", COUNT)
+    num_global_views: int = view_option(2, "Number of global views, which show most of an image.")
+    num_local_views: int = view_option(4, "Number of local views, which show a small part; 0 for none.")
     global_size: int | None = view_option(
         None, "Height of global views in pixels, image_size by default; smaller ones train faster.", COUNT
     )
@@ -86,30 +84,32 @@ class JointEmbeddingArguments(UnlabeledArguments):
         None, "Height of local views in pixels; about half of image_size by default.", COUNT
     )
     canvas: float = view_option(
-        1.0, "How many times as high and wide as image_size images are from which views are cut.", POSITIVE
+        1.0, "Size of the images from which views are cropped, relative to image_size.", POSITIVE
     )
-    min_global_scale: float = view_option(0.3, "Least share of the area that global views have.", SHARE)
-    local_scale: list[float] = view_option([0.08, 0.4], "Least and largest share of the area that local views have.")
-    horizontal_flip: float = view_option(0.5, "Probability of a mirror image.", PROBABILITY)
-    color_jitter: float = view_option(0.8, "Probability that colors change.", PROBABILITY)
-    brightness: float = view_option(0.4, "By how much at most, as a share.", PROBABILITY)
-    contrast: float = view_option(0.4, "The same of contrast.", PROBABILITY)
-    saturation: float = view_option(0.4, "The same of saturation.", PROBABILITY)
-    hue: float = view_option(0.1, "The same of hue, as a share of the full circle, up to 0.5.", Range(0, 0.5))
-    grayscale: float = view_option(0.2, "Probability that colors go.", PROBABILITY)
+    min_global_scale: float = view_option(0.3, "Smallest share of the image area in a global view.", SHARE)
+    local_scale: list[float] = view_option(
+        [0.08, 0.4], "Smallest and largest share of the image area in a local view."
+    )
+    horizontal_flip: float = view_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
+    color_jitter: float = view_option(0.8, "Probability of a color change.", PROBABILITY)
+    brightness: float = view_option(0.4, "Maximum change of brightness, as a share.", PROBABILITY)
+    contrast: float = view_option(0.4, "Maximum change of contrast, as a share.", PROBABILITY)
+    saturation: float = view_option(0.4, "Maximum change of saturation, as a share.", PROBABILITY)
+    hue: float = view_option(0.1, "Maximum change of hue, as a share of the full circle, at most 0.5.", Range(0, 0.5))
+    grayscale: float = view_option(0.2, "Probability of conversion to grayscale.", PROBABILITY)
     blur: float = view_option(0.5, "Probability of a blur.", PROBABILITY)
-    solarize: float = view_option(0.1, "Probability that bright colors are inverted.", PROBABILITY)
+    solarize: float = view_option(0.1, "Probability of inverting bright colors.", PROBABILITY)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         counts = self.num_global_views, self.num_local_views
         if counts[0] < 1 or counts[1] < 0 or sum(counts) < 2:
             raise ValueError(
-                f"num_global_views={counts[0]} and num_local_views={counts[1]} must be a global view at least, and "
-                "two views in all, which are compared."
+                f"num_global_views={counts[0]} and num_local_views={counts[1]} must be at least one global view, "
+                "and at least two views in total."
             )
         if len(self.local_scale) != 2 or not 0 < self.local_scale[0] <= self.local_scale[1] <= 1:
-            raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], the smaller one first.")
+            raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], in ascending order.")
 
     def make_views(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
         """Return the transform that creates views for a model; raise `ValueError` for inconsistent numbers."""
@@ -310,8 +310,8 @@ class JointEmbedding(UnlabeledTask):
     model_class = HfViTForJointEmbedding
     augment = staticmethod(partial(cropped_example_augmentation, image_only))
     limits = (
-        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-        "features. What the views leave out, such as exact colors, it may not tell apart."
+        "The model predicts no classes. Use it as a starting point for fine-tuning, or for its features. The "
+        "views change colors and crops, so the features may not distinguish them."
     )
     usage = Usage(
         name="describe",

@@ -48,7 +48,7 @@ class KeypointEvaluator(Evaluator):
         flip_test: Whether heatmaps are averaged with those of the mirrored image.
     """
 
-    lack = "no keypoint of any is labeled. Check the visibility in the annotations."
+    lack = "no keypoint is labeled. Check the visibility in the annotations."
     parts = "keypoints"
     class_score = "PCK"
     metric: KeypointMetric
@@ -120,40 +120,36 @@ class KeypointArguments(ObjectArguments):
     dataset_name: str = source_option(
         "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."
     )
-    whole_image: bool = data_option(
-        False, "Take whole images rather than boxes: for images of one object that fills them."
-    )
+    whole_image: bool = data_option(False, "Use whole images instead of boxes, for images that show a single object.")
     flip_pairs: list[Names] | None = data_option(
         None,
-        "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them.",
+        "Keypoint pairs that a horizontal flip swaps, such as left_eye,right_eye, if the names do not determine them.",
         essential=True,
     )
     head: str | None = model_option(
-        None, "classic or simple; classic, or that of the saved model, by default.", essential=True
+        None, "Head: classic or simple; by default classic, or that of the saved model.", essential=True
     )
     box_padding: float = augmentation_option(
-        1.25, "How many times as wide and high as its box the crop of an object is; not of whole images.", POSITIVE
+        1.25, "Size of an object's crop relative to its box; not for whole images.", POSITIVE
     )
-    min_scale: float = augmentation_option(0.65, "Least scale of the object.", POSITIVE)
+    min_scale: float = augmentation_option(0.65, "Smallest scale of the object.", POSITIVE)
     max_scale: float = augmentation_option(1.35, "Largest scale.", POSITIVE)
     max_rotation: float = augmentation_option(40.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
-    max_shift: float = augmentation_option(
-        0.1, "How far the object moves at most, as a share of the crop.", SHARE_LEFT_OUT
-    )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    max_shift: float = augmentation_option(0.1, "Maximum shift of the object, as a share of the crop.", SHARE_LEFT_OUT)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     photometric: float = augmentation_option(
-        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
+        0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
     flip_test: bool = evaluation_option(
-        True, "Whether the mirror image of each crop counts too, which takes twice as long."
+        True, "Average the predictions for each crop and its mirror image, which doubles the time."
     )
     pck_threshold: float = evaluation_option(
-        0.2, "Largest error of a keypoint that counts as right, as a share of the length.", POSITIVE
+        0.2, "Maximum error of a correct keypoint (PCK), relative to the reference length.", POSITIVE
     )
     normalize_by: Names | None = evaluation_option(
         None,
-        "Two keypoints whose distance is the length that errors are relative to: "
-        "left_shoulder,right_hip. Else it is of the box.",
+        "Two keypoints whose distance is the reference length of errors: left_shoulder,right_hip. By default, "
+        "the size of the box.",
     )
 
     def __post_init__(self) -> None:
@@ -190,9 +186,9 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     collator_class = KeypointDetectionCollator
     augment = staticmethod(KeypointAugmentation)
     limits = (
-        "It finds {num_classes} keypoints of one object, in a box that it is given, and places all of them even where "
-        "some cannot be seen: their scores tell. It has seen objects like those that it was trained on, and its score "
-        "says little about others."
+        "The model finds {num_classes} keypoints of one object in a given box. It predicts a position for every "
+        "keypoint, also for hidden ones; low scores indicate these. It was trained on objects of one dataset; "
+        "its scores mean little for other objects."
     )
     examples = "objects"
     parts = "objects with {} keypoints"

@@ -45,20 +45,20 @@ class MaskedImageArguments(UnlabeledArguments):
 
     objective: str | None = model_option(
         None,
-        "mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default.",
+        "mae (the encoder processes visible patches only) or simmim (it processes mask tokens too); by default mae.",
         essential=True,
     )
     mask_ratio: float | None = model_option(
         None,
-        "Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default.",
+        "Share of masked patches; by default 0.75 for mae, 0.6 for simmim.",
         Range(0, 1, is_open_below=True, is_open_above=True),
     )
-    mask_type: str | None = model_option(None, "random, by default, or blockwise.")
+    mask_type: str | None = model_option(None, "Mask type: random (default) or blockwise.")
     norm_pix_loss: bool | None = model_option(None, "Whether mae predicts normalized patches; true by default.")
     min_crop_scale: float = augmentation_option(
-        0.2, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+        0.2, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class MaskedImageEvaluator(NeighborEvaluator):
     see `classify_by_neighbors`.
     """
 
-    caption = "Image, what the model sees, and reconstruction"
+    caption = "Image, visible patches and reconstruction"
     loss_meaning = "the loss on masks that are the same at every evaluation"
     compared = "the mean of the patches"
     baseline_name = "mean of each patch, raw pixels"
@@ -142,8 +142,8 @@ class MaskedImageModeling(UnlabeledTask):
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
     limits = (
-        "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-        "features. What it makes of masked patches is a guess from their neighbors."
+        "The model predicts no classes. Use it as a starting point for fine-tuning, or for its features. Its "
+        "reconstructions are guesses from the visible patches."
     )
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {

@@ -54,7 +54,7 @@ Prediction = dict[str, Tensor]
 class DetectionEvaluator(Evaluator):
     """Predict and score boxes with classes."""
 
-    lack = "none has an object with a box. Check the annotations."
+    lack = "no image has an object with a box. Check the annotations."
     class_score = "AP"
     metric: DetectionMetric
     num_queries: int
@@ -124,13 +124,17 @@ class DetectionEvaluator(Evaluator):
         """Draw the precision-recall curve."""
         file = f"{split}_precision_recall.png"
         draw_precision_recall(self.metric.precision_recall(), folder / file)
-        return {"Precision over recall at IoU 0.5": file}
+        return {"Precision-recall curve at IoU 0.5": file}
 
     def describe_evaluation(self) -> str:
         """Return a description of the evaluation."""
         overlap = self.processor.nms_threshold
-        surer = "a surer one of any class" if self.processor.class_agnostic_nms else "a surer one of their class"
-        repeats = "" if overlap is None else f" but those that overlap {surer} by an IoU above {overlap:g}"
+        surer = (
+            "a box of any class with a higher score"
+            if self.processor.class_agnostic_nms
+            else "a box of the same class with a higher score"
+        )
+        repeats = "" if overlap is None else f" except those that overlap {surer} by an IoU above {overlap:g}"
         pairs = f"the {self.num_queries} most likely pairs of a box and a class{repeats}"
         return f"whole images, {pairs}; AP and AR as COCO's"
 
@@ -145,8 +149,8 @@ def warn_of_full_images(data: TargetData, num_queries: int) -> None:
     counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
     if num_full := sum(count > num_queries for count in counts):
         logger.warning(
-            "%d of %d images have more objects than num_queries=%d, up to %d, and no more than that are trained on "
-            "and found in any. Raise num_queries, which is in detection_config.",
+            "%d of %d images have more objects than num_queries=%d, up to %d. The model can learn and find only "
+            "num_queries objects per image. Raise num_queries in detection_config.",
             num_full,
             len(counts),
             num_queries,
@@ -168,31 +172,30 @@ class DetectionArguments(ObjectArguments):
     )
     bbox_format: Literal["coco", "voc", "yolo"] | None = data_option(
         None,
-        "What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
-        "pixels, or center, width and height as shares of the image (yolo).",
+        "Box format of such a column: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in pixels, or center, "
+        "width and height relative to the image (yolo).",
     )
     class_names: Names | None = data_option(
-        None, 'Names of the classes, "cat,dog", where the data do not have them.', essential=True
+        None, 'Class names, "cat,dog", if the data does not contain them.', essential=True
     )
     decoder: str | None = model_option(
-        None, "deformable or queries; deformable, or that of the saved model, by default.", essential=True
+        None, "Decoder: deformable or queries; by default deformable, or that of the saved model.", essential=True
     )
     keep_aspect_ratio: bool = augmentation_option(
         False,
-        "Images keep their proportions, their shorter side being that of image_size; else they are squeezed into it.",
+        "Resize the shorter side to image_size and keep the aspect ratio; otherwise both sides are resized to "
+        "image_size.",
     )
-    iou_crop: float = augmentation_option(
-        0.0, "Probability of a crop that some object fills to a share that is drawn.", PROBABILITY
+    iou_crop: float = augmentation_option(0.0, "Probability of a random crop around an object.", PROBABILITY)
+    min_scale: float = augmentation_option(
+        0.5, "Smallest scale of training images; at 1 they have the size of evaluation images.", POSITIVE
     )
-    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
     max_scale: float = augmentation_option(1.5, "Largest scale.", POSITIVE)
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     photometric: float = augmentation_option(
-        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
+        0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
-    multi_scale: bool = augmentation_option(
-        False, "Every batch has a size of its own, from 0.75 to 1.25 times image_size."
-    )
+    multi_scale: bool = augmentation_option(False, "Random size for every batch, from 0.75 to 1.25 times image_size.")
 
 
 @dataclass
@@ -215,7 +218,7 @@ print(len(result["boxes"]), "objects")""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     limits = (
-        "It knows {num_classes} classes, and finds {model.options.num_queries} objects in an image at most. "
+        "The model detects {num_classes} classes, and at most {model.options.num_queries} objects per image."
         + SIMILAR_IMAGES
     )
     chooses_threshold = True

@@ -57,8 +57,8 @@ class SemanticEvaluator(Evaluator):
     """
 
     lack = (
-        f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
-        "1, --reduce_labels."
+        f"no pixel of any mask has a class (all are {IGNORED_LABEL}). Check the masks; if their classes count "
+        "from 1, set --reduce_labels."
     )
     class_score = "IoU"
     metric: SemanticSegmentationMetric
@@ -114,7 +114,7 @@ class SemanticEvaluator(Evaluator):
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Predict the most frequent class at each position, for images of any size."""
         classes = most_frequent_classes(targets, len(self.metric.names))
-        return "most frequent class at each place", lambda target: resize_nearest(classes, *size_of(target))
+        return "most frequent class of each pixel", lambda target: resize_nearest(classes, *size_of(target))
 
     def draw(self, images: Images, predictions: list[Tensor], targets: list[Tensor], file: File) -> None:
         """Draw image, target and prediction side by side."""
@@ -124,7 +124,7 @@ class SemanticEvaluator(Evaluator):
         """Return a description of windows, scales and flips."""
         if self.has_windows:
             height, width = self.processor.window_size
-            seen = f"windows of {height} x {width} pixels in images {self.processor.window_scale:g} times as large"
+            seen = f"windows of {height} x {width} pixels in images enlarged {self.processor.window_scale:g} times"
         else:
             seen = "the whole image" if self.window is None else f"windows of {self.window} pixels"
             seen += f" at scale {', '.join(map(str, self.scales or [1.0]))}"
@@ -197,27 +197,29 @@ class SemanticArguments(MaskArguments):
     task_options = ("head",)
 
     head: str | None = model_option(
-        None, "conv, linear, mask or simple; conv, or that of the saved model, by default.", essential=True
+        None, "Head: conv, linear, mask or simple; by default conv, or that of the saved model.", essential=True
     )
     class_weights: str | None = class_weights_option()
     eval_window_size: int | None = evaluation_option(
         None,
-        "Side in pixels of windows that slide over an image; without, it is seen as a whole. If neither this nor "
-        "eval_scales is given, validation images choose the scale at the end of a training.",
+        "Side in pixels of windows that slide over an image; by default, the whole image is used. If neither "
+        "this nor eval_scales is given, the scale is chosen on validation images after training.",
         COUNT,
         resume="free",
     )
     eval_scales: list[float] | None = evaluation_option(
-        None, "Sizes, relative to the image, of copies that are averaged.", POSITIVE, resume="free"
+        None, "Scales, relative to the image, of copies whose predictions are averaged.", POSITIVE, resume="free"
     )
-    eval_flip: bool = evaluation_option(False, "Whether the mirror image of each copy counts too.", resume="free")
+    eval_flip: bool = evaluation_option(
+        False, "Average the predictions for each copy and its mirror image.", resume="free"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights is not None and "class_weights" in self.given_options():
-            raise ValueError("--class_weights is given twice: leave it out of --config_overrides.")
+            raise ValueError("--class_weights is given twice: remove it from --config_overrides.")
         if self.eval_scales == []:
-            raise ValueError("eval_scales=[] holds no scale; 1.0 is the image itself.")
+            raise ValueError("eval_scales=[] is empty; 1.0 is the image itself.")
 
 
 @dataclass
@@ -236,9 +238,7 @@ class SemanticSegmentation(SpatialTask):
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
     defaults = SEGMENTATION
-    limits = (
-        "It knows {num_classes} classes and gives one of them to every pixel, whatever it is shown. " + SIMILAR_IMAGES
-    )
+    limits = "The model assigns one of {num_classes} classes to every pixel." + SIMILAR_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": "mean_iou"}
 
     options: SemanticArguments
@@ -339,9 +339,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """Return the evaluator; raise `ValueError` for invalid windows or a different ignored label."""
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
-                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "
-                "what masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
-                "--reduce_labels."
+                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL}, the label "
+                "of pixels without a class. Leave it out; if 0 means no class in your masks, set --reduce_labels."
             )
         if (window := self.options.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")

@@ -30,13 +30,13 @@ from .base import Task
 
 
 PLACES = 64  # rows and columns of the baseline map for images of several sizes
-SIMILAR_IMAGES = "It has seen images like those that it was trained on, and its score says little about others."
+SIMILAR_IMAGES = "It was trained on images of one dataset; its scores mean little for other images."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 
 ORIENTATION_HELP = (
-    "Which image the annotations are of where files have an EXIF orientation: the stored or the displayed one; by "
-    "their size (auto), which does not always tell."
+    "Orientation of annotations if files have an EXIF orientation: of the stored or of the displayed image; "
+    "auto compares their sizes, which is not always possible."
 )
 ANNOTATED = (*TaskArguments.loader_options, "annotation_orientation")
 
@@ -50,17 +50,21 @@ class DenseArguments(TaskArguments):
     annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
     keep_aspect_ratio: bool = augmentation_option(
         True,
-        "Images keep their proportions, their shorter side being that of image_size; false squeezes them into it.",
+        "Resize the shorter side to image_size and keep the aspect ratio; false resizes both sides to image_size.",
     )
-    min_scale: float = augmentation_option(0.5, "Least scale; at 1 images are as large as in evaluations.", POSITIVE)
+    min_scale: float = augmentation_option(
+        0.5, "Smallest scale of training images; at 1 they have the size of evaluation images.", POSITIVE
+    )
     max_scale: float = augmentation_option(2.0, "Largest scale.", POSITIVE)
     max_class_share: float = augmentation_option(
-        0.75, "Crops of class masks are drawn again if one class has more; 1 takes any.", SHARE
+        0.75,
+        "Largest share of a crop that one class may cover, else another crop is drawn; 1 accepts any crop.",
+        SHARE,
     )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     max_rotation: float = augmentation_option(0.0, "Largest angle of a random rotation in degrees.", Range(0, 180))
     photometric: float = augmentation_option(
-        0.5, "Probability that brightness, contrast and colors change.", PROBABILITY
+        0.5, "Probability of a change of brightness, contrast and colors.", PROBABILITY
     )
 
 
@@ -74,15 +78,19 @@ class MaskArguments(DenseArguments):
     )
 
     dataset_name: str = source_option("Folder of <split>/images and <split>/masks, parquet files, or a Hub name.")
-    mask_column_name: str | None = data_option(None, "Column of the masks, where it is not clear by itself.")
+    mask_column_name: str | None = data_option(None, "Column of the masks, if it is not recognized.")
     class_names: Names | None = data_option(
-        None, 'Names of the classes, "sky,road,car", where no file beside the data has them.', essential=True
+        None, 'Class names, "sky,road,car", if no file of the dataset contains them.', essential=True
     )
     classes_file: str | None = data_option(
         None, "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."
     )
-    reduce_labels: bool = data_option(False, "The masks count classes from 1 and have 0 where there is none.")
-    binary_masks: bool = data_option(False, "The masks have 0 for the first of two classes and 255 for the second.")
+    reduce_labels: bool = data_option(
+        False, "Whether the masks number classes from 1 and use 0 for pixels without a class."
+    )
+    binary_masks: bool = data_option(
+        False, "Whether the masks have 0 for the first of two classes and 255 for the second."
+    )
 
     def source_options(self) -> dict[str, Any]:
         """Return the data source options, with the class names."""
@@ -96,11 +104,11 @@ class ObjectArguments(TaskArguments):
     loader_options = (*ANNOTATED, "objects_column_name", "box_errors")
 
     annotation_orientation: AnnotationOrientation = data_option("auto", ORIENTATION_HELP)
-    objects_column_name: str | None = data_option(None, "Column of the objects, where it is not clear by itself.")
+    objects_column_name: str | None = data_option(None, "Column of the objects, if it is not recognized.")
     box_errors: Literal["raise", "clip", "drop"] = data_option(
         "raise",
-        "What is done about boxes that reach out of their image or have no area: they are listed and the "
-        "script stops (raise), what is outside is cut off (clip), or they are left out (drop).",
+        "Handling of boxes that exceed their image or have no area: list them and stop (raise), cut them (clip), "
+        "or remove them (drop).",
     )
 
 

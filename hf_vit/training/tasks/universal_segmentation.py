@@ -45,7 +45,7 @@ MIN_INSTANCE_SCORE = 0.05
 class UniversalEvaluator(Evaluator):
     """Predict and score segments, instances and pixel classes."""
 
-    lack = "no pixel of any is of a mask. Check the masks or annotations."
+    lack = "no mask has a pixel. Check the masks or annotations."
     metric: UniversalMetric
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class UniversalEvaluator(Evaluator):
                 INSTANCE: {"masks": masks, "class_labels": labels, "scores": torch.ones(len(labels))},
             }
 
-        return "most frequent class at each place", predict
+        return "most frequent class of each pixel", predict
 
     def draw(self, images: Images, predictions: list[Any], targets: list[Any], file: File) -> None:
         """Draw image, target and predicted segments side by side."""
@@ -179,12 +179,10 @@ class UniversalArguments(MaskArguments):
     )
     thing_classes: Names | None = data_option(
         None,
-        'Classes of semantic masks whose connected regions are instances, as "cat,dog"; "" for none.',
+        'Classes of semantic masks whose connected regions are instances, such as "cat,dog"; "" for none.',
         essential=True,
     )
-    annotations: str | None = data_option(
-        None, "panoptic or instances, where a folder in the format of COCO has both."
-    )
+    annotations: str | None = data_option(None, "panoptic or instances, if a COCO folder contains both.")
 
     def source_options(self) -> dict[str, Any]:
         """Return the data source options, with the thing classes."""
@@ -214,10 +212,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
     data_meaning = ("thing_classes",)
-    limits = (
-        "It knows {num_classes} classes, and finds in an image as many segments as it has queries at most. "
-        + SIMILAR_IMAGES
-    )
+    limits = "The model knows {num_classes} classes, and finds at most one segment per query." + SIMILAR_IMAGES
     defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 

@@ -104,16 +104,16 @@ class UnlabeledTask(Task):
         loaded = load_images(self.options, self.args)
         if loaded.stream is None and loaded.num_train < FEW_IMAGES:
             logger.warning(
-                f"{loaded.num_train:,} images are few to learn from without labels: the encoder may be no better a "
-                "start than random weights. Give more of the kind, with labels or without."
+                f"{loaded.num_train:,} images are few for training without labels: the encoder may be no better "
+                "than random weights. Add images of the same kind, with or without labels."
             )
         return loaded
 
     def make_evaluation_trainer(self, saved: EvaluationArguments) -> tuple[EvaluatorTrainer, str]:
         """Raise `ValueError`: after training, only the features can be evaluated."""
         raise ValueError(
-            f"{saved.model_name_or_path} was trained without labels, and has no task of its own to evaluate. "
-            "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
+            f"{saved.model_name_or_path} was trained without labels and has no task to evaluate. Evaluate its "
+            "features: hf-vit features extract, then hf-vit features evaluate."
         )
 
     def count_training_images(self) -> int:

@@ -66,64 +66,72 @@ class ImageTextArguments(TaskArguments):
 
     model_name_or_path: str | None = start_option(
         None,
-        "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
-        "(saved by this script, CLIP, SigLIP) with its tokenizer.",
+        "Initial model: any saved or published ViT, which gets a new text tower, or an image-text model with its "
+        "tokenizer (saved by hf-vit, CLIP, SigLIP).",
         group="Model",
     )
     text_model_name_or_path: str | None = model_option(
-        None, "Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name."
+        None, "Text encoder of transformers to start from, with its tokenizer: a folder, or a Hub name."
     )
     tokenizer_name: str | None = model_option(
-        None, "Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the captions."
+        None, "Tokenizer of a new text tower: a folder, or a Hub name. By default, one is trained on the captions."
     )
     vocab_size: int | None = model_option(
-        None, "Number of tokens, at most, of a tokenizer that is trained; 8192 by default.", COUNT
+        None, "Maximum number of tokens of a trained tokenizer; 8192 by default.", COUNT
     )
     max_text_length: int | None = model_option(
-        None, "Tokens after which texts are cut off; 64, or what the saved model has, by default.", COUNT
+        None,
+        "Maximum number of tokens of a text; longer texts are truncated. By default 64, or the value of "
+        "the saved model.",
+        COUNT,
     )
     text_preset: str | None = model_option(
-        None, "Size of a fresh text tower, as --preset; the same, or small, by default."
+        None, "Size of a new text tower, like --preset; by default the same, or small."
     )
     loss: str | None = model_option(
-        None, "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default."
+        None, "Loss: sigmoid (SigLIP) or softmax (CLIP); by default sigmoid, or that of the saved model."
     )
     freeze_vision: bool = model_option(
-        False, "Keep the image tower of the saved model as it is; only the text tower is trained (LiT)."
+        False, "Freeze the image tower of the saved model; only the text tower is trained (LiT)."
     )
     dataset_name: str = source_option(
         "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
         "captions, or a Hub name."
     )
     caption_column_name: str | None = data_option(
-        None, "Column of a caption or a list of them, where it is not clear by itself."
+        None, "Column of a caption or a list of captions, if it is not recognized."
     )
     min_crop_scale: float = augmentation_option(
-        0.5, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+        0.5, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
     horizontal_flip: float = augmentation_option(
-        0.5, "Probability of a mirror image; 0 where captions tell left from right.", PROBABILITY
+        0.5, "Probability of a horizontal flip; 0 if captions mention left and right.", PROBABILITY
     )
     zero_shot_dataset: str | None = evaluation_option(
-        None, "Labeled images, any that classifiers train on: a path, or a Hub name.", resume="free"
+        None,
+        "Labeled images for zero-shot evaluation, in any format of image classification: a path, or a Hub name.",
+        resume="free",
     )
     zero_shot_config_name: str | None = evaluation_option(
         None, "Configuration of such a dataset on the Hub.", resume="free", essential=False
     )
     zero_shot_label_column_name: str | None = evaluation_option(
-        None, "Column of its labels, where it is not clear by itself.", resume="free", essential=False
+        None, "Column of the labels, if it is not recognized.", resume="free", essential=False
     )
     zero_shot_split: str | None = evaluation_option(
-        None, "Its split: test, else validation, else train, by default.", resume="free", essential=False
+        None,
+        "Split of the labeled images; by default test, else validation, else train.",
+        resume="free",
+        essential=False,
     )
     prompt_templates: list[str] = evaluation_option(
-        ["a photo of a {}."], "Texts with {} for the name of a class; several are averaged."
+        ["a photo of a {}."], "Texts with {} for the class name; the embeddings of several texts are averaged."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.freeze_vision and self.model_name_or_path is None:
-            raise ValueError("--freeze_vision would keep a tower that has learned nothing. Give --model_name_or_path.")
+            raise ValueError("--freeze_vision would freeze an untrained tower. Give --model_name_or_path.")
         if self.text_preset is not None and self.text_preset not in PRESETS:
             raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
         self.refuse_beside("text_model_name_or_path", "tokenizer_name", "vocab_size", "text_preset")
@@ -158,12 +166,12 @@ def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrai
     with refusing_code(name, "Give a tokenizer of the library."):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
-        raise ValueError(f"The tokenizer {name} has no token for padding, so that texts make no batch. Take another.")
+        raise ValueError(
+            f"The tokenizer {name} has no padding token, so texts cannot be batched. Use another tokenizer."
+        )
     longest = tokenizer.model_max_length
     if args.text_model_name_or_path is not None and (args.max_text_length or 0) > longest:
-        raise ValueError(
-            f"max_text_length={args.max_text_length} is more than the {longest} tokens that {name} reads."
-        )
+        raise ValueError(f"max_text_length={args.max_text_length} exceeds the {longest} tokens that {name} supports.")
     tokenizer.model_max_length = args.max_text_length or min(MAX_TEXT_LENGTH, longest)
     return tokenizer
 
@@ -182,7 +190,9 @@ def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
     with refusing_code(name, "Give a text encoder of the library."):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if "vocab_size" not in config.to_dict():
-        raise ValueError(f"{name} is of the kind {config.model_type!r}, which reads no texts. Give a text encoder.")
+        raise ValueError(
+            f"{name} has the model type {config.model_type!r}, which is not a text encoder. Use a text encoder."
+        )
     options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}
     # A text is represented by its first token, or by the last if the tokenizer has no start token.
     return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
@@ -208,10 +218,10 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
     if vocab_size < smallest:
         raise ValueError(
-            f"vocab_size={vocab_size} must be at least {smallest}: one token for each byte, and three more."
+            f"vocab_size={vocab_size} must be at least {smallest}: one token per byte, and three special tokens."
         )
     if max_length < 3:
-        raise ValueError(f"max_length={max_length} must be at least 3: a token, one before and one behind it.")
+        raise ValueError(f"max_length={max_length} must be at least 3: a text token, a start token and an end token.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), normalizers.Strip()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -240,7 +250,7 @@ def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length:
 class ImageTextEvaluator(BaseEvaluator):
     """Score the retrieval of images by captions and of captions by images."""
 
-    caption = "Images, their captions, and those that are found for them among all"
+    caption = "Images, their captions, and the most similar captions of all"
     metric: RetrievalMetric
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
@@ -376,11 +386,12 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         "metric_for_best_model": "mean_recall",
     }
     argument_help: ClassVar[dict[str, str]] = {
-        "per_device_train_batch_size": "Pairs of a process in a batch. The loss compares all with all of the other "
-        "processes too.",
-        "gradient_accumulation_steps": "Batches before each step. The loss compares what is in one batch, so 4 "
-        "batches of 16 pairs are NOT one of 64, which has 16 times as many comparisons. For a larger batch take more "
-        "processes, or --gradient_checkpointing.",
+        "per_device_train_batch_size": "Pairs per process in a batch. The loss compares all pairs, also those of "
+        "other processes.",
+        "gradient_accumulation_steps": "Batches before each step. The loss only compares pairs within a batch: 4 "
+        "batches of 16 pairs are not equal to one of 64, which has 16 times as "
+        "many comparisons. For a larger batch use more processes, or "
+        "--gradient_checkpointing.",
     }
 
     options: ImageTextArguments
@@ -392,13 +403,13 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         super().__post_init__()
         if self.args.repeated_augmentations > 1:
             raise ValueError(
-                f"repeated_augmentations={self.args.repeated_augmentations} brings an image into a batch several "
-                "times, which the loss would take for different ones. Leave it out."
+                f"repeated_augmentations={self.args.repeated_augmentations} puts an image into a batch several "
+                "times, which the loss would treat as different images. Leave it out."
             )
         if not self.args.dataloader_drop_last:  # several processes would fill up an incomplete batch
             raise ValueError(
-                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
-                "two different ones. Leave it out; all images come, in another order, in the next epoch."
+                "dataloader_drop_last=False could put an image into a batch twice, which the loss would treat as "
+                "different images. Leave it out; the next epoch shuffles all images again."
             )
 
     def note_data(self) -> list[str]:
@@ -439,7 +450,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
         if not isinstance(processor, HfViTProcessor):
             raise ValueError(
-                f"{name_or_path} has no tokenizer for its texts. Save its processor there: save_pretrained."
+                f"{name_or_path} has no tokenizer. Save the processor of the model there: save_pretrained."
             )
         return processor
 
@@ -485,7 +496,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         count = sum(map(len, self.loaded.splits["train"]["captions"]))
         return {
             "loss": f"{model.options.loss}, over all images and texts of a batch of {batch}",
-            "image tower": "kept as it was" if self.options.freeze_vision else "trained",
+            "image tower": "frozen" if self.options.freeze_vision else "trained",
             "text tower": tower if own.encoder_config is None else f"{encoder.model_type}, trained",
             "texts": f"{len(tokenizer):,} tokens, cut off after {tokenizer.model_max_length}",
             "captions": f"{count:,}, of which one of each image is drawn in every epoch",
