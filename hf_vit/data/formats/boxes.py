@@ -82,7 +82,7 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
 def _from_yaml(file: Path) -> YoloFiles:
     content = _read_description(file)
     if content is None:
-        raise ValueError(f"{file} does not describe a YOLO dataset. Add the key names, and train, val or test.")
+        raise ValueError(f"{file} does not describe a YOLO dataset. Add the keys names, and train, val or test.")
     if "kpt_shape" in content:
         raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to COCO JSON or to a CSV file.")
     images: dict[str, list[Path]] = {}

@@ -246,7 +246,7 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
-    """Return the classes that occur in labels, sorted as in `sorted_names`."""
+    """Return the classes that occur in labels, sorted numerically if all are numbers, otherwise alphabetically."""
     return _by_name(sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
 

@@ -196,7 +196,7 @@ def _check_shards(files: Iterable[str]) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Return whether a file or folder name is hidden, or is created by operating systems or network storage."""
+    """Return whether a name is that of a hidden file or folder, or of one created by a system or network storage."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 

@@ -19,7 +19,7 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Also splits "LeftEye" and "REar".
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Words of a name, also in "LeftEye" and "REar".
 # OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval).
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
@@ -135,7 +135,7 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
 # Column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # columns such as "x_min" match, too
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # underscores in column names are ignored, as in "x_min"
 BOX = "bbox"
 KeypointColumns = dict[str, dict[str, str]]  # by keypoint: the columns of "x", "y" and optionally "v"
 

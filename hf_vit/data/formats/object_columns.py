@@ -66,7 +66,7 @@ class ObjectColumns:
             if keypoints.ndim != 3:
                 keypoints = keypoints.reshape(len(keypoints), -1, 3)
             elif keypoints.shape[2] not in (2, 3):
-                raise ValueError(f"a keypoint has {keypoints.shape[2]} numbers")
+                raise ValueError(f"a keypoint has {keypoints.shape[2]} numbers instead of 2 or 3")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"All objects of {self.split!r} must have the same number of keypoints, each with x, y and optionally "
@@ -200,7 +200,7 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The splits {listed(list(values))} have different types or names of classes. Unify them.")
+        raise ValueError(f"The classes of the splits {listed(list(values))} differ in type or name. Make them equal.")
     if missing := [split for split, found in values.items() if None in found]:
         raise ValueError(f"Some objects of {listed(missing)} have no class. Add their class, or remove them.")
     if kind in (Value("string"), Value("large_string")):

@@ -334,7 +334,7 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
             "0, an empty cell, or x = y = -1."
         )
     places, sizes = table.keypoints[..., :2], table.object_sizes[:, None]
-    # Keypoint coordinates refer to pixel centers, so an image extends from -0.5 to its width or height - 0.5.
+    # Integer coordinates are pixel centers, so an image extends from (-0.5, -0.5) to (width - 0.5, height - 0.5).
     is_outside = is_labeled & ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
     if box_errors == "raise":
         raise_faults(

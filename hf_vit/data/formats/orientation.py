@@ -15,7 +15,7 @@ from .files import image_headers
 
 logger = logging.get_logger(__name__)
 AnnotationOrientation = Literal["auto", "stored", "displayed"]
-TURN = "turn"  # column of the EXIF orientation to apply to pixelwise targets
+TURN = "turn"  # column with the EXIF orientation that must be applied to masks and depth maps
 
 
 def find_turns(
