@@ -45,12 +45,19 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """The files of a YOLO dataset."""
+    """The files of a YOLO dataset.
 
-    images: dict[str, list[Path]]  # Image paths by split.
-    names: tuple[str, ...]  # Class names from data.yaml; empty if there is no such file.
-    folders: tuple[Path, ...]  # Folders that may contain a file of class names.
-    source: Path  # Path of data.yaml, or of the dataset folder if there is no such file.
+    Args:
+        images: Image paths by split.
+        names: Class names from data.yaml; empty if there is no such file.
+        folders: Folders that may contain a file of class names.
+        source: Path of data.yaml, or of the dataset folder if there is no such file.
+    """
+
+    images: dict[str, list[Path]]
+    names: tuple[str, ...]
+    folders: tuple[Path, ...]
+    source: Path
 
 
 def find_yolo(path: Path) -> YoloFiles | None:

@@ -19,8 +19,9 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Words of a name, also in "LeftEye" and "REar".
-# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval).
+# Words of a keypoint name, also in "LeftEye" and "REar"
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval)
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
 COCO_SIGMAS = {"nose": 0.026} | {
@@ -213,7 +214,7 @@ def _as_table(rows: Sequence[tuple[TableRow, KeypointColumns]], split: str) -> O
 def _read_keypoint(cells: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[float, float, float]:
     x, y = (_read_number(cells, columns[axis]) for axis in "xy")
     if math.isnan(x) != math.isnan(y):
-        raise ValueError(f"only one of {columns['x']} and {columns['y']} is empty")
+        raise ValueError(f"only one of {columns['x']} and {columns['y']} is empty. Fill in or clear both")
     if math.isnan(x):
         return 0.0, 0.0, 0.0
     visibility = _read_number(cells, columns["v"]) if "v" in columns else 2.0

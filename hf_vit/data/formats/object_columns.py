@@ -41,15 +41,25 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ObjectColumns:
-    """The images and objects of a split, with the objects of all images in one list."""
+    """The images and objects of a split, with the objects of all images in one list.
+
+    Args:
+        split: Name of the split.
+        images: I rows with the column `image`.
+        sizes: (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
+        image_numbers: (N,) int64, index of the image of each object, ascending.
+        names: Names of the N objects in error messages.
+        values: N values for each available field of `FIELDS`.
+        label_type: Feature type of the labels.
+    """
 
     split: str
-    images: Dataset  # I rows with the column `image`.
-    sizes: np.ndarray  # (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
-    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
-    names: list[str]  # Names of the N objects in error messages.
-    values: dict[str, list[Any]]  # N values for each available field of `FIELDS`.
-    label_type: Any  # Feature type of the labels.
+    images: Dataset
+    sizes: np.ndarray
+    image_numbers: np.ndarray
+    names: list[str]
+    values: dict[str, list[Any]]
+    label_type: Any
 
     def boxes(self) -> np.ndarray:
         """Return the boxes (N, 4) float64 in their original format."""
