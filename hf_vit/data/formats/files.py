@@ -231,7 +231,7 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two equal links, use the first
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # the first link to a folder wins
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 

@@ -58,7 +58,7 @@ def upright_sizes(sizes: np.ndarray, turns: np.ndarray) -> np.ndarray:
 
 
 def reversed_axes(turns: np.ndarray | int) -> np.ndarray:
-    """Return whether EXIF orientations reverse x and y, (..., 2) bool; those above 4 swap x and y first."""
+    """Return whether each EXIF orientation reverses x and y, (..., 2) bool; those above 4 first swap x and y."""
     return np.stack([np.isin(turns, (2, 3, 6, 7)), np.isin(turns, (3, 4, 7, 8))], axis=-1)
 
 
