@@ -18,8 +18,8 @@ from datasets import Dataset, Image
 from torch import nn
 
 
-CHUNK_SIZE = 64  # Number of rows whose images are held in memory at the same time.
-MOST_BYTES = 10**9  # For larger datasets, only an evenly spaced subset of the images is hashed.
+CHUNK_SIZE = 64
+MOST_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
 THREADS = 8
 
 

@@ -269,7 +269,7 @@ def _draw(segmentation: Any, size: tuple[int, int], name: str) -> np.ndarray:
     if isinstance(segmentation, dict) and tuple(segmentation["size"]) != size:
         raise ValueError(
             f"{name} has a mask of {' x '.join(map(str, segmentation['size']))} pixels, but the image size in its "
-            f"JSON file is {size[0]} x {size[1]}."
+            f"JSON file is {size[0]} x {size[1]}. Correct one of them."
         )
     try:
         if isinstance(segmentation, list):

@@ -80,7 +80,9 @@ def test_masks_of_an_image_of_another_size_are_named(tmp_path: Path) -> None:
     write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": [3, 4], "counts": [6, 6]}})
     [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
     assert reason.startswith("annotation 0 of ")
-    assert reason.endswith("12.jpg has a mask of 3 x 4 pixels, but the image size in its JSON file is 6 x 8.")
+    assert reason.endswith(
+        "12.jpg has a mask of 3 x 4 pixels, but the image size in its JSON file is 6 x 8. Correct one of them."
+    )
 
 
 @pytest.mark.parametrize("counts", [[6, 12, 3], [6, 12, 31], [6, -12, 54], "6<", "abc"])

@@ -343,7 +343,7 @@ def test_images_without_instances_have_no_masks(tmp_path):
     [
         (
             {"category_id": 3},
-            r"1 of 1 annotations in .*annotations\.json have no mask:\n  annotation 0 has no segmentat",
+            r"1 of 1 annotations in .*annotations\.json have no valid mask:\n  annotation 0 has no segmentat",
         ),
         ({"category_id": 3, "segmentation": [[1, 1, 5, 5]]}, "annotation 0 has no polygons of at least three points"),
         (

@@ -173,7 +173,7 @@ def test_floats_are_meters_and_what_is_no_depth_is_zero(tmp_path: Path, name: st
         ("a.png", np.ones((2, 2), np.uint8), "has the mode L, but a depth map needs one channel of 16-bit"),
         ("a.png", np.ones((2, 2, 3), np.uint8), "has the mode RGB, but a depth map"),
         ("a.npy", np.ones((2, 2), np.uint8), r"is an array of shape \(2, 2\) and dtype uint8\. A depth map must have"),
-        ("a.npy", np.ones((2, 2, 3)), r"is an array \(2, 2, 3\) of float64"),
+        ("a.npy", np.ones((2, 2, 3)), r"is an array of shape \(2, 2, 3\) and dtype float64"),
     ],
 )
 def test_what_cannot_be_depth_is_refused(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:

@@ -125,7 +125,7 @@ def test_worker_processes_share_a_stream(photos: Path) -> None:
 
 def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path, "1.png")
-    with pytest.raises(ValueError, match=r"no image for one of 2 readers \(1 processes with 2 workers each\)"):
+    with pytest.raises(ValueError, match=r"no image for one of 2 workers \(1 processes with 2 workers each\)"):
         list(islice(DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2), 2))
 
 

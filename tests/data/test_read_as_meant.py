@@ -188,7 +188,7 @@ def test_a_key_that_json_has_twice_is_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "texts", "0.png")
     line = '{"file_name": "0.png", "text": "a dog", "text": "a cat"}\n'
     (tmp_path / "texts" / "metadata.jsonl").write_text(line)
-    with pytest.raises(ValueError, match=r"metadata\.jsonl, line 1 is no JSON object: the key 'text' occurs 2 times"):
+    with pytest.raises(ValueError, match=r"jsonl, line 1 is not a JSON object: the key 'text' occurs 2 times"):
         load_image_text(str(tmp_path / "texts"))
     names = tmp_path / "id2label.json"
     names.write_text('{"0": "sky", "0": "road", "1": "car"}')

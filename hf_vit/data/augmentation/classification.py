@@ -12,8 +12,8 @@ from .operations import GRAY, check_colors, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
-LARGEST_MAGNITUDE = 30  # Maximum of `randaugment_magnitude`.
-LARGEST_BLUR = 9  # Maximum size of the blur kernel in pixels.
+LARGEST_MAGNITUDE = 30
+LARGEST_BLUR = 9  # maximum size of the blur kernel in pixels
 
 
 def small_affine() -> Callable[[Any], Any]:

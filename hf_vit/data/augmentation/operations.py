@@ -156,7 +156,7 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Apply an affine matrix (2, 3) to keypoints (K, 3); set unlabeled ones and those outside `size` to zero."""
+    """Map keypoints (K, 3) to a crop by an affine matrix (2, 3); set unlabeled ones and those outside it to zero."""
     return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 

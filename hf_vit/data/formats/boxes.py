@@ -45,12 +45,19 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """The files of a YOLO dataset."""
+    """The files of a YOLO dataset.
 
-    images: dict[str, list[Path]]  # Image paths by split.
-    names: tuple[str, ...]  # Class names from data.yaml; empty if there is no such file.
-    folders: tuple[Path, ...]  # Folders that may contain a file of class names.
-    source: Path  # Path of data.yaml, or of the dataset folder if there is no such file.
+    Args:
+        images: Image paths by split.
+        names: Class names from data.yaml; empty if there is no such file.
+        folders: Folders that may contain a file of class names.
+        source: Path of data.yaml, or of the dataset folder if there is no such file.
+    """
+
+    images: dict[str, list[Path]]
+    names: tuple[str, ...]
+    folders: tuple[Path, ...]
+    source: Path
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
@@ -82,7 +89,7 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
 def _from_yaml(file: Path) -> YoloFiles:
     content = _read_description(file)
     if content is None:
-        raise ValueError(f"{file} does not describe a YOLO dataset. Add the key names, and train, val or test.")
+        raise ValueError(f"{file} does not describe a YOLO dataset. Add the keys names, and train, val or test.")
     if "kpt_shape" in content:
         raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to COCO JSON or to a CSV file.")
     images: dict[str, list[Path]] = {}

@@ -82,7 +82,7 @@ def index_table(classes: ClassList) -> np.ndarray:
 @lru_cache(maxsize=8)
 def color_table(classes: ClassList) -> np.ndarray:
     """Return a table from colors 65536 R + 256 G + B to class numbers plus one; the entry of an unknown color is 0."""
-    table = np.zeros(1 << 24, np.int16)  # pages are allocated lazily, on first access
+    table = np.zeros(1 << 24, np.int16)  # memory pages are allocated lazily, on first access
     for (red, green, blue), label in classes.colors:
         table[red << 16 | green << 8 | blue] = 1 + label
     return table
@@ -246,7 +246,7 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
-    """Return the classes that occur in labels, sorted as in `sorted_names`."""
+    """Return the classes that occur in labels, sorted numerically if all are numbers, otherwise alphabetically."""
     return _by_name(sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
 

@@ -41,8 +41,8 @@ from .orientation import AnnotationOrientation, with_turns
 
 logger = logging.get_logger(__name__)
 Entry = dict[str, Any]
-KINDS = ("panoptic", "instances")  # Kinds of annotations with masks.
-# Lists that every annotation file contains, with the required keys of their entries.
+KINDS = ("panoptic", "instances")  # Kinds of annotation files with masks.
+# Lists that each annotation file must contain, with the required keys of their entries.
 NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
 # Usual names of annotation files that do not contain the kind of annotations.
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
@@ -119,7 +119,9 @@ class CocoFile:
         names = [entry["file_name"] for entry in entries]
         folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
         if folder is None:
-            raise ValueError(f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}")
+            raise ValueError(
+                f"{names[0]} of {self.path} is in none of the folders:{in_lines(folders)}\nMove it to one of them."
+            )
         # Absolute paths stay valid if the working directory changes.
         paths = [str(folder.absolute() / name) for name in names]
         check_exist(paths, f"of {self.path} do not exist")

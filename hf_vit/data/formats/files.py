@@ -196,7 +196,7 @@ def _check_shards(files: Iterable[str]) -> None:
 
 
 def is_system(name: str) -> bool:
-    """Return whether a file or folder name is hidden, or is created by operating systems or network storage."""
+    """Return whether a name is that of a hidden file or folder, or of one created by a system or network storage."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
@@ -231,7 +231,7 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # of two equal links, use the first
+        folders[:] = sorted(sub for sub in folders if not is_system(sub))  # the first link to a folder wins
         found += [place / file for file in files if not is_system(file)]
     return sorted(found)
 

@@ -20,7 +20,7 @@ IdxFiles = dict[str, dict[str, Path]]
 
 def find_idx(path: Path) -> IdxFiles:
     """Find idx files in a folder and its subfolders, by split ("train", "test") and kind ("images", "labels")."""
-    found: dict[str, IdxFiles] = {}  # Files by folder and name prefix.
+    found: dict[str, IdxFiles] = {}
     # Uncompressed files are preferred over compressed ones in the same folder because they are read faster.
     files = [file for place in PLACES for file in path.glob(place)]
     for file in sorted(files, key=lambda file: (file.suffix == ".gz", file)):

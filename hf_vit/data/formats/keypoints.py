@@ -19,8 +19,9 @@ logger = logging.get_logger(__name__)
 Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 SIDE = re.compile("^(left|right)|(left|right)$")
-WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # Also splits "LeftEye" and "REar".
-# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval).
+# Words of a keypoint name, also in "LeftEye" and "REar"
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+# OKS sigmas of the COCO person keypoints (https://cocodataset.org/#keypoints-eval)
 PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
 COCO_SIGMAS = {"nose": 0.026} | {
@@ -109,7 +110,7 @@ def _mirrored(name: str) -> tuple[str, ...]:
     words = _words(name)
     swapped = tuple(OTHER_SIDE.get(word, word) for word in words)
     if swapped == words:
-        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # as in "leftear"
+        swapped = tuple(SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in words)  # such as "leftear"
     return swapped if swapped != words else ()
 
 
@@ -135,7 +136,7 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
 # Column names such as "nose_x", "nose.y" and "nose v", or "x1", "y_1" and "v1"
 NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
-CORNERS = ("xmin", "ymin", "xmax", "ymax")  # columns such as "x_min" match, too
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # underscores in column names are ignored, as in "x_min"
 BOX = "bbox"
 KeypointColumns = dict[str, dict[str, str]]  # by keypoint: the columns of "x", "y" and optionally "v"
 
@@ -213,7 +214,7 @@ def _as_table(rows: Sequence[tuple[TableRow, KeypointColumns]], split: str) -> O
 def _read_keypoint(cells: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[float, float, float]:
     x, y = (_read_number(cells, columns[axis]) for axis in "xy")
     if math.isnan(x) != math.isnan(y):
-        raise ValueError(f"only one of {columns['x']} and {columns['y']} is empty")
+        raise ValueError(f"only one of {columns['x']} and {columns['y']} is empty. Fill in or clear both")
     if math.isnan(x):
         return 0.0, 0.0, 0.0
     visibility = _read_number(cells, columns["v"]) if "v" in columns else 2.0

@@ -41,15 +41,25 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ObjectColumns:
-    """The images and objects of a split, with the objects of all images in one list."""
+    """The images and objects of a split, with the objects of all images in one list.
+
+    Args:
+        split: Name of the split.
+        images: I rows with the column `image`.
+        sizes: (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
+        image_numbers: (N,) int64, index of the image of each object, ascending.
+        names: Names of the N objects in error messages.
+        values: N values for each available field of `FIELDS`.
+        label_type: Feature type of the labels.
+    """
 
     split: str
-    images: Dataset  # I rows with the column `image`.
-    sizes: np.ndarray  # (I, 2) int64, values of the columns `width` and `height`; 0 if there are no such columns.
-    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
-    names: list[str]  # Names of the N objects in error messages.
-    values: dict[str, list[Any]]  # N values for each available field of `FIELDS`.
-    label_type: Any  # Feature type of the labels.
+    images: Dataset
+    sizes: np.ndarray
+    image_numbers: np.ndarray
+    names: list[str]
+    values: dict[str, list[Any]]
+    label_type: Any
 
     def boxes(self) -> np.ndarray:
         """Return the boxes (N, 4) float64 in their original format."""
@@ -66,7 +76,7 @@ class ObjectColumns:
             if keypoints.ndim != 3:
                 keypoints = keypoints.reshape(len(keypoints), -1, 3)
             elif keypoints.shape[2] not in (2, 3):
-                raise ValueError(f"a keypoint has {keypoints.shape[2]} numbers")
+                raise ValueError(f"a keypoint has {keypoints.shape[2]} numbers instead of 2 or 3")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"All objects of {self.split!r} must have the same number of keypoints, each with x, y and optionally "
@@ -200,7 +210,7 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The splits {listed(list(values))} have different types or names of classes. Unify them.")
+        raise ValueError(f"The classes of the splits {listed(list(values))} differ in type or name. Make them equal.")
     if missing := [split for split, found in values.items() if None in found]:
         raise ValueError(f"Some objects of {listed(missing)} have no class. Add their class, or remove them.")
     if kind in (Value("string"), Value("large_string")):

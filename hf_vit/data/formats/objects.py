@@ -24,8 +24,8 @@ BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
 # Tolerance in pixels for annotations outside the image, because of rounding or pixel coordinates that start at 1
 ROUNDING = 1.0
-WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)  # A box in fractions of the image size.
-MIN_BOXES = 10  # Minimum number of boxes to detect a wrong box format.
+WHOLE_IMAGE = (0.0, 0.0, 1.0, 1.0)
+MIN_BOXES = 10  # minimum number of boxes to detect a wrong box format
 COLUMNS = ("names", "image_numbers", "boxes", "is_share", "labels", "is_crowd", "areas", "keypoints")
 
 
@@ -34,18 +34,30 @@ class ObjectTable:
     """Table with one row per object, sorted by image, and the images of all splits, also those without objects.
 
     The function `upright` completes image sizes, and converts boxes to pixels of the upright images.
+
+    Args:
+        images: Images by split, I in all, in the column `image` (`datasets.Image`).
+        sizes: (I, 2) int64, width and height of each image in pixels; 0 if not given, before `upright`.
+        names: (N,) strings, names of the objects in error messages.
+        image_numbers: (N,) int64, index of the image of each object, ascending.
+        boxes: (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated.
+        is_share: (N,) bool, whether a box is in fractions of the image size; False after `upright`.
+        labels: (N,) int64, class numbers.
+        is_crowd: (N,) bool, whether a box contains several objects or is marked as difficult.
+        areas: (N,) float64, areas of objects in square pixels; NaN if not given.
+        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2 (visible).
     """
 
-    images: Mapping[str, Dataset]  # Images by split, I in all, in the column `image` (`datasets.Image`).
-    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels; 0 if not given, before `upright`.
-    names: np.ndarray  # (N,) str objects, names of the objects in error messages.
-    image_numbers: np.ndarray  # (N,) int64, index of the image of each object, ascending.
-    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels; before `upright`, as annotated.
-    is_share: np.ndarray  # (N,) bool, whether a box is in fractions of the image size; False after `upright`.
-    labels: np.ndarray  # (N,) int64, class numbers.
-    is_crowd: np.ndarray  # (N,) bool, whether a box contains several objects or is marked as difficult.
-    areas: np.ndarray  # (N,) float64, areas of objects in square pixels; NaN if not given.
-    keypoints: np.ndarray  # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled), 1 (hidden) or 2.
+    images: Mapping[str, Dataset]
+    sizes: np.ndarray
+    names: np.ndarray
+    image_numbers: np.ndarray
+    boxes: np.ndarray
+    is_share: np.ndarray
+    labels: np.ndarray
+    is_crowd: np.ndarray
+    areas: np.ndarray
+    keypoints: np.ndarray
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -334,7 +346,7 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
             "0, an empty cell, or x = y = -1."
         )
     places, sizes = table.keypoints[..., :2], table.object_sizes[:, None]
-    # Keypoint coordinates refer to pixel centers, so an image extends from -0.5 to its width or height - 0.5.
+    # Integer coordinates are pixel centers, so an image extends from (-0.5, -0.5) to (width - 0.5, height - 0.5).
     is_outside = is_labeled & ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
     if box_errors == "raise":
         raise_faults(

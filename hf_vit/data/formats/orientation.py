@@ -15,7 +15,7 @@ from .files import image_headers
 
 logger = logging.get_logger(__name__)
 AnnotationOrientation = Literal["auto", "stored", "displayed"]
-TURN = "turn"  # column of the EXIF orientation to apply to pixelwise targets
+TURN = "turn"  # column with the EXIF orientation that must be applied to masks and depth maps
 
 
 def find_turns(
@@ -58,7 +58,7 @@ def upright_sizes(sizes: np.ndarray, turns: np.ndarray) -> np.ndarray:
 
 
 def reversed_axes(turns: np.ndarray | int) -> np.ndarray:
-    """Return whether EXIF orientations reverse x and y, (..., 2) bool; those above 4 swap x and y first."""
+    """Return whether each EXIF orientation reverses x and y, (..., 2) bool; those above 4 first swap x and y."""
     return np.stack([np.isin(turns, (2, 3, 6, 7)), np.isin(turns, (3, 4, 7, 8))], axis=-1)
 
 

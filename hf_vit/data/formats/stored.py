@@ -273,10 +273,7 @@ def _flat_row(row: dict[str, Any], images: list[str], inner: list[str]) -> dict[
 
 
 def tar_label(features: Mapping[str, Any]) -> list[str]:
-    """Return the label column of tar files in a list, empty if there is none.
-
-    It is `cls`, or a usual name in `json`, or `txt`, the first that exists.
-    """
+    """Return a list with the label column of tar files: `cls`, else a usual name in `json`, else `txt`, else none."""
     usual = {f"json.{name}" for name in USUAL_NAMES["label"]}
     candidates = ("cls", *(name for name in features if name.strip().lower() in usual), "txt")
     return [name for name in candidates if name in features][:1] if URL in features else []
@@ -351,7 +348,7 @@ def load_splits(
 
 
 def take_from(splits: Mapping[str, Any], take: Take, options: SourceOptions) -> DatasetDict:
-    """Apply the function `take` of `load_splits` to each split."""
+    """Select the image and target columns of each split with the function `take`, see `load_splits`."""
     return DatasetDict({name: take(split, name, options) for name, split in splits.items()})
 
 
