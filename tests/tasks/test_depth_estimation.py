@@ -175,12 +175,12 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
     for split in ("train", "val"):
         file = far / split / "depths" / "0.png"
         Image.fromarray((np.asarray(Image.open(file)) // 20).astype(np.uint16)).save(file)
-    message = r"9\d\.\d% of the valid train pixels lie outside 0\.001 to 10 m, .* 99 % are below .* --depth_scale"
+    message = r"9\d\.\d% of the valid train pixels are outside 0\.001 to 10 m, .* 99 % are below .* --depth_scale"
     with pytest.raises(ValueError, match=message):
         make_trainer(TASK, far, tmp_path / "out", *options)
     given = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **NEAR})]
     make_trainer(TASK, far, tmp_path / "out", *given)
-    assert "of the valid train pixels lie outside 0.001 to 30 m, and are not trained, not scored" in messages[0]
+    assert "of the valid train pixels are outside 0.001 to 30 m, and are not used for training" in messages[0]
 
 
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_frozen_image_tower_stays_and_the_text_learns_to_fit_it(workplace: Pat
     config = read(tmp_path / "locked" / "config.json")
     assert config["text_config"]["num_hidden_layers"] == 1
     assert len(AutoTokenizer.from_pretrained(tmp_path / "locked")) == config["text_config"]["vocab_size"] == 280
-    assert "| image tower | kept as it was |" in (tmp_path / "locked" / "README.md").read_text()
+    assert "| image tower | frozen |" in (tmp_path / "locked" / "README.md").read_text()
 
 
 def test_a_saved_model_goes_on_with_its_texts_and_another_loss(workplace: Path, tmp_path: Path) -> None:
