@@ -1,7 +1,7 @@
-"""Joint embeddings: projector, losses and model. Views of one image are to say the same, and all images to differ.
+"""Joint-embedding pretraining: projector, losses and model. Views of the same image are trained to agree.
 
-Shapes: B images of a process, V views of an image, G of them global ones, C channels, H W pixels, D hidden size, E
-embedding size, S slices, T points of a characteristic function, K prototypes, N patches, M masked ones.
+Shapes: B images of a process, V views of an image, of which G are global, C channels, H W pixels, D hidden size, E
+embedding size, S slices, T points of a characteristic function, K prototypes, N patches, M masked patches.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,16 @@ from .shared import count_processes, gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTJointEmbeddingConfig
 
 
-# Points of the characteristic functions, and with the symmetric half 33 points on [-3, 3], as in the authors' code
-# (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], a coarser rule.
+# Points of the characteristic functions: with the symmetric half, 33 points on [-3, 3], as in the authors' code
+# (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], which is less accurate.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
-ROUNDS = 3  # of Sinkhorn and Knopp
-SMALLEST_DISTANCE = 1e-8  # of which there is a logarithm
+ROUNDS = 3  # iterations of the Sinkhorn-Knopp algorithm
+SMALLEST_DISTANCE = 1e-8  # added to distances before the logarithm
 Sum = Callable[[Tensor], Tensor]
 
 
 class HfViTProjector(nn.Module):
-    """Pooled features to embeddings, by an MLP of three layers with batch norm over the views of all processes."""
+    """Maps pooled features to embeddings, by a three-layer MLP with batch norm over the views of all processes."""
 
     def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class HfViTProjector(nn.Module):
         self.last = HfViTFanInLinear(size, options.embedding_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., D) to (..., E)."""
+        """Maps features (..., D) to embeddings (..., E)."""
         rows = features.flatten(0, -2)
         for layer, norm in zip(self.inner, self.norms, strict=True):
             rows = norm(layer(rows)[..., None, None]).flatten(1).relu()
@@ -51,7 +51,7 @@ class HfViTProjector(nn.Module):
 
 
 class HfViTPrototypes(nn.Module):
-    """Features to cosines with prototypes, by an MLP of three layers."""
+    """Maps features to cosine similarities with prototypes, by a three-layer MLP."""
 
     def __init__(self, config: HfViTConfig, options: HfViTJointEmbeddingConfig) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class HfViTPrototypes(nn.Module):
         self.prototypes = HfViTFanInLinear(options.embedding_size, options.num_prototypes, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(..., D) to (..., K)."""
+        """Maps features (..., D) to cosine similarities (..., K)."""
         *inner, last = self.inner
         for layer in inner:
             features = F.gelu(layer(features))
@@ -71,10 +71,10 @@ class HfViTPrototypes(nn.Module):
 @torch.no_grad()
 @in_float32
 def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Returns probabilities (N, K) of prototypes, given cosines (N, K) with them, under which all are used equally.
+    """Converts cosines (N, K) with prototypes to assignment probabilities (N, K) that use all prototypes equally.
 
-    It is the algorithm of Sinkhorn and Knopp as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all
-    processes; with another `add`, those that it adds up.
+    This is the Sinkhorn-Knopp algorithm as in SwAV (https://arxiv.org/abs/2006.09882), over the rows of all processes.
+    `add` sums a tensor over processes; another function changes the set of rows.
     """
     scores = logits / temperature
     shares = (scores - 1 / temperature).exp()  # cosines are at most 1
@@ -86,9 +86,10 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
 
 @in_float32
 def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Returns the mean cross-entropy of views with cosines (B, V, K) to what global ones (B, G, K) are assigned to.
+    """Returns the mean cross-entropy of views, with cosines (B, V, K), and assignments (B, G, K) of global views.
 
-    Each view is compared with all global ones but itself, as in DINO (https://arxiv.org/abs/2104.14294).
+    Each view is compared with all global views except itself, as in DINO (https://arxiv.org/abs/2104.14294). `add`
+    sums a tensor over processes.
     """
     scores = logits / temperature
     entropies = -torch.einsum("bgk,bvk->gvb", assigned.to(scores.dtype), scores.log_softmax(dim=-1))  # (G, V, B)
@@ -99,10 +100,10 @@ def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum
 
 @in_float32
 def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
-    """Returns the cross-entropy of masked patches with cosines (M, K) to what they are assigned to when seen.
+    """Returns the cross-entropy of masked patches, with cosines (M, K), and the teacher's assignments of them.
 
-    It is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
-    (V, N) hides in each view, then over the views of all processes, of which those without a masked patch add 0.
+    This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
+    (V, N) hides in each view, then over the views of all processes. Views without a masked patch add 0.
     """
     scores = logits / temperature
     entropies = -(assigned.to(scores.dtype) * scores.log_softmax(dim=-1)).sum(dim=-1)  # (M,)
@@ -113,10 +114,10 @@ def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tens
 
 @in_float32
 def koleo_loss(features: Tensor) -> Tensor:
-    """Returns how near pooled features (B, G, D) of one view are to those of another image, summed over views.
+    """Returns a loss that spreads the pooled features (B, G, D) of different images, summed over the G global views.
 
-    It is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: minus the mean logarithm of the distance between the
-    direction of an image and the nearest one of all other images, of all processes; 0 where there is no other.
+    This is KoLeo (https://arxiv.org/abs/1806.03198) as in DINOv2: the negative mean logarithm of the distance between
+    the normalized feature of an image and the nearest one among all other images of all processes; 0 for one image.
     """
     own = F.normalize(features, dim=-1)
     (rows,), shares, start = gather_rows(own.flatten(1))
@@ -133,7 +134,7 @@ def koleo_loss(features: Tensor) -> Tensor:
 
 
 def draw_slices(size: int, count: int, device: torch.device, generator: Generator | None = None) -> Tensor:
-    """Returns random directions of length 1 in columns (E, S), the same on all processes."""
+    """Returns random unit vectors as columns (E, S), identical on all processes."""
     slices = torch.randn(size, count, generator=generator).to(device)
     if count_processes() > 1:
         dist.broadcast(slices, src=0)
@@ -142,16 +143,16 @@ def draw_slices(size: int, count: int, device: torch.device, generator: Generato
 
 @in_float32
 def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes) -> Tensor:
-    """Returns how far embeddings (B, V, E) are from a standard normal distribution, seen along slices (E, S).
+    """Returns the distance of embeddings (B, V, E) from a standard normal distribution, along slices (E, S).
 
-    It is SIGReg (https://arxiv.org/abs/2511.08544): for each view and slice the statistic of Epps and Pulley, which is
-    the number of images times the squared distance of their characteristic function from that of a Gaussian,
-    integrated over [-3, 3] by the trapezoidal rule under a Gaussian weight; of these the mean. The images are those of
-    all processes, on which the loss is the same; with another `add`, those that it adds up.
+    This is SIGReg (https://arxiv.org/abs/2511.08544), the mean over views and slices of the Epps-Pulley statistic:
+    the number of images times the squared difference between their characteristic function and that of a Gaussian,
+    integrated over [-3, 3] by the trapezoidal rule with a Gaussian weight. The images are those of all processes,
+    which all get the same loss; `add` sums a tensor over processes.
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
-    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # those of negative points included
+    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # factor 2 for the symmetric negative points
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
     angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)
@@ -163,10 +164,9 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
 
 @in_float32
 def view_loss(embeds: Tensor, num_global: int, add: Sum = sum_over_processes) -> Tensor:
-    """Returns the mean squared distance of embeddings (B, V, E) from the mean of the first G views of their image.
+    """Returns the mean squared distance of embeddings (B, V, E) from the mean of the G global views of their image.
 
-    The mean is over the images of all processes, on which the loss is the same; with another `add`, those that it
-    adds up.
+    The mean is over the images of all processes, which all get the same loss; `add` sums a tensor over processes.
     """
     centers = embeds[:, :num_global].mean(dim=1, keepdim=True)
     total = add((embeds - centers).square().mean(dim=(1, 2)).sum())
@@ -175,20 +175,21 @@ def view_loss(embeds: Tensor, num_global: int, add: Sum = sum_over_processes) ->
 
 @dataclass
 class HfViTJointEmbeddingOutput(ModelOutput):
-    """Embeddings of views, and how well they do.
+    """Output of joint-embedding pretraining: losses, embeddings and features.
 
     Args:
-        loss: Scalar: `view_loss` and `gaussian_loss`, weighted by `gaussian_weight`; None for single images.
-        view_loss: Scalar, see `view_loss`; with prototypes, see `between_views`.
+        loss: Weighted sum of the following losses; None for single images.
+        view_loss: Scalar, see `view_loss`; for "dino", see `between_views`.
         gaussian_loss: Scalar, see `gaussian_loss`.
         patch_loss: Scalar, see `of_patches`.
         koleo_loss: Scalar, see `koleo_loss`.
-        embeds: (B, V, E), the global views first; (B, E) of single images. With prototypes, (B, V, K) and (B, K).
-        teacher_probs: Of a teacher, (B, G, K), see `assign`.
-        teacher_patch_probs: Of a teacher, those of masked patches, (M, K).
-        pooler_output: (B, V, D), the features below the projector, which other tasks start from; (B, D).
-        hidden_states: On request, of the global views, before the first block and after each one: (B·G, L, D).
-        attentions: On request, (B·G, heads, L, L) of each block.
+        embeds: Embeddings (B, V, E), global views first, or (B, E) for single images. For "dino", cosines with
+            prototypes, (B, V, K) or (B, K).
+        teacher_probs: With `as_teacher`, assignments (B, G, K) of the global views; see `assign`.
+        teacher_patch_probs: With `as_teacher`, assignments (M, K) of the masked patches.
+        pooler_output: Features (B, V, D) before the projector, used by other tasks; (B, D) for single images.
+        hidden_states: If requested, of the global views before the first block and after each block: (B·G, L, D).
+        attentions: If requested, (B·G, heads, L, L) of each block.
     """
 
     loss: Tensor | None = None
@@ -205,12 +206,12 @@ class HfViTJointEmbeddingOutput(ModelOutput):
 
 
 class HfViTForJointEmbedding(HfViTPreTrainedModel):
-    """Gives views of one image one embedding, and so trains an encoder that opens as every other task.
+    """Trains views of an image to have equal embeddings, to pretrain an encoder that all task models can load.
 
-    By default it is LeJEPA (https://arxiv.org/abs/2511.08544): the embeddings of all views are drawn to the mean of
-    the global ones, and their distribution over images to a standard normal one, so that they cannot all become the
-    same. There is no teacher, and no gradient is stopped. With the objective "dino" there is one, the same model with
-    averaged weights, which is called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
+    The default objective is LeJEPA (https://arxiv.org/abs/2511.08544): embeddings of all views are pulled to the mean
+    of the global views, and their distribution over images to a standard normal distribution, so that they cannot
+    collapse. It needs no teacher and no stopped gradient. The objective "dino" has a teacher: the same model with
+    averaged weights, called with `as_teacher`; see `HfViTJointEmbeddingConfig`.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -221,11 +222,11 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         masks_patches = is_taught and self.options.patch_weight
         if masks_patches and not config.use_mask_token:
             raise ValueError(
-                "objective='dino' masks patches, but use_mask_token=False. Set use_mask_token=True, or patch_weight=0."
+                "objective='dino' needs a mask token, but use_mask_token=False. Set it to True, or set patch_weight=0."
             )
         if masks_patches and config.pooled_size != config.hidden_size:
             raise ValueError(
-                f"pooling={config.pooling!r} makes features of {config.pooled_size} values, and patches have "
+                f"pooling={config.pooling!r} gives features of width {config.pooled_size}, but patches have width "
                 f"{config.hidden_size}. Set pooling='cls' or 'mean', or patch_weight=0."
             )
         self.projector = (HfViTPrototypes if is_taught else HfViTProjector)(config, self.options)
@@ -251,22 +252,22 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         Args:
             pixel_values: Global views (B, G, C, H, W), H and W multiples of the patch size; or single images
                 (B, C, H, W), which have embeddings but no loss.
-            local_pixel_values: Further views (B, V - G, C, h, w), smaller as a rule.
+            local_pixel_values: Additional views (B, V - G, C, h, w), usually smaller.
             patch_attention_mask: (B, h, w) bool of single images, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            return_loss: Whether the loss is wanted, which draws slices from torch's global generator.
-            bool_masked_pos: (B, G, N) bool, for "dino", which patches of global views a mask token replaces.
-            teacher_probs: (B, G, K), what a teacher has assigned; by default what this model does.
-            teacher_patch_probs: (M, K), the same of the patches of `bool_masked_pos`, in its order.
-            as_teacher: Whether to assign views and the patches of `bool_masked_pos`, and see all patches.
-            teacher_temperature: Temperature of these assignments, that of the options by default.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            return_loss: Whether to compute the loss, which draws slices with the global random generator of torch.
+            bool_masked_pos: (B, G, N) bool, for "dino", True where a mask token replaces a patch of a global view.
+            teacher_probs: Assignments (B, G, K) of the teacher; by default this model computes them itself.
+            teacher_patch_probs: Assignments (M, K) of the teacher for the patches of `bool_masked_pos`, in its order.
+            as_teacher: Whether to return assignments of views and `bool_masked_pos` patches, with no patch masked.
+            teacher_temperature: Temperature of these assignments, by default the one of the options.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTJointEmbeddingOutput`.
+            A `HfViTJointEmbeddingOutput`.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: if an input does not fit the model; the message names valid values.
         """
         views = check_images(pixel_values)
         has_views = views.ndim == 5
@@ -294,7 +295,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         )
 
     def assigned(self, embeds: Tensor, patches: Tensor | None, temperature: float | None = None) -> dict[str, Tensor]:
-        """Returns `teacher_probs` and `teacher_patch_probs` of cosines (B, G, K) and (M, K)."""
+        """Returns `teacher_probs` and `teacher_patch_probs`, from cosines (B, G, K) of views and (M, K) of patches."""
         temperature = self.options.teacher_temperature if temperature is None else temperature
         found = {"teacher_probs": assign(embeds.flatten(0, 1), temperature).unflatten(0, embeds.shape[:2])}
         return found if patches is None else {**found, "teacher_patch_probs": assign(patches, temperature)}
@@ -308,14 +309,14 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         probs: Tensor | None = None,
         patch_probs: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Returns the losses by their names, of embeddings (B, V, E) and the features (B, G, D) of global views.
+        """Returns the losses by name, from embeddings (B, V, E) and features (B, G, D) of the global views.
 
-        For "dino", masked patches (M, K), their masks (B·G, N) and what a teacher has assigned are given too.
+        For "dino", they also depend on cosines of masked patches (M, K), masks (B·G, N) and teacher assignments.
         """
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
             if embeds.shape[1] < 2:
-                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss compares views. Give two.")
+                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss compares views. Pass two.")
             weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
             likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
             loss = (1 - weight) * likeness + weight * spread
@@ -337,17 +338,17 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> None:
         if views.ndim != 5:
             if local_views is not None:
-                raise ValueError(f"local_pixel_values go with global views; pixel_values are {tuple(views.shape)}.")
+                raise ValueError(f"local_pixel_values need 5-D pixel_values, not {tuple(views.shape)}.")
             return
         if padding is not None:
-            raise ValueError("Views have no padding: leave patch_attention_mask out.")
+            raise ValueError("Views cannot have padding. Leave patch_attention_mask out.")
         if local_views is not None and (local_views.ndim != 5 or len(local_views) != len(views)):
             raise ValueError(
-                f"local_pixel_values must be (batch, views, channels, height, width) of the {len(views)} images of "
+                f"local_pixel_values must be (batch, views, channels, height, width) for the {len(views)} images of "
                 f"pixel_values, not {tuple(local_views.shape)}."
             )
         if masks is not None and (self.options.objective == "lejepa" or masks.shape[:2] != views.shape[:2]):
             raise ValueError(
-                f"bool_masked_pos must be (batch, global views, patches) = {tuple(views.shape[:2])} and patches, of a "
-                f"model whose objective is 'dino'; it is {tuple(masks.shape)}, of {self.options.objective!r}."
+                f"bool_masked_pos must be (batch, global views, patches) and start with {tuple(views.shape[:2])}, not "
+                f"{tuple(masks.shape)}. It needs objective='dino', not {self.options.objective!r}."
             )

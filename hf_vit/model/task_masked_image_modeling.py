@@ -1,7 +1,7 @@
-"""Masked image modeling: masks, patches as pixels and back, decoders, loss and model.
+"""Masked image modeling: masks, conversion between images and patches, decoders, loss and model.
 
-Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible ones, P
-prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
+Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible
+patches, P prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
@@ -30,22 +30,22 @@ from .shared import at_least_float32, check_shape, in_float32
 from .task_configurations import HfViTMaskedImageModelingConfig
 
 
-# Of blocks, as in https://arxiv.org/abs/2106.08254
+# Blocks of the blockwise mask, as in BEiT (https://arxiv.org/abs/2106.08254)
 SMALLEST_BLOCK = 16 / 196  # share of the image
-LOWEST_ASPECT = 0.3  # height over width, at most the reciprocal
-# Added to the variance of a patch, as in https://arxiv.org/abs/2111.06377
+LOWEST_ASPECT = 0.3  # smallest ratio of height to width; the largest is its reciprocal
+# Added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
 EPSILON = 1e-6
 
 
 class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
-    """The last layer: from tokens to the pixels of their patches."""
+    """The last layer, which predicts the pixels of a patch from its token."""
 
     def __init__(self, size: int, config: HfViTConfig) -> None:
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
 
     @torch.no_grad()
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resizes the weights to predict resized patches, or other channels."""
+        """Resizes the weights to a new patch size or number of channels."""
         sizes = to_pair(old.patch_size), to_pair(new.patch_size)
         if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
             return
@@ -65,9 +65,9 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 
 
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377)."""
+    """The decoder of MAE: a small ViT with mask tokens for masked patches (https://arxiv.org/abs/2111.06377)."""
 
-    # Its blocks are plain, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
+    # Its blocks are plain and its positions fixed, whatever the encoder has. Prefix tokens have no position.
 
     position_embeddings: Tensor
 
@@ -87,7 +87,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.hidden_size = own.hidden_size
         self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
-        # Saved, as what it was trained with stays where the grid changes.
+        # Saved with the weights, so that positions from training are kept if the grid changes.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
         use_attention_of(config, self.layers)
@@ -95,16 +95,16 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.predictor = HfViTPixelPredictor(own.hidden_size, config)
 
     def initialize(self, std: float) -> None:
-        """Draws the mask token; positions follow their formula."""
+        """Draws the mask token from a normal distribution and computes the fixed positions."""
         init.normal_(self.mask_token, mean=0.0, std=std)
         init.copy_(self.position_embeddings, self.sincos_table())
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
-        """Resamples the positions to another grid."""
+        """Resamples the position table to another grid."""
         self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
 
     def sincos_table(self) -> Tensor:
-        """Returns the fixed position table at the native grid, (1, N, E)."""
+        """Returns the fixed position table (1, N, E) at the native grid."""
         return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
 
     def forward(
@@ -119,12 +119,12 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
 
         Args:
-            hidden_states: (B, P + K, D).
+            hidden_states: Encoded tokens (B, P + K, D).
             grid: Rows and columns (h, w) of patches.
-            index: (B, K), and `seen` (B, K) bool or None, see `visible_patches`.
-            seen: See `index`.
+            index: Patch indices (B, K) of the visible patches; see `visible_patches`.
+            seen: (B, K) bool, False for filler patches, or None; see `visible_patches`.
             patch_attention_mask: (B, h, w) bool, False for padding, or None.
-            attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
+            attention_mask: Padding mask of prefix and patches in the form that the attention implementation takes.
         """
         num_prefix = self.config.num_prefix_tokens
         hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
@@ -141,14 +141,14 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         return self.predictor(self.norm(hidden_states[:, num_prefix:]))
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Returns what is added to the patches: (1, N, E), or (B, N, E) with a mask."""
+        """Returns the positions to add to the patches: (1, N, E), or (B, N, E) with a mask."""
         resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
         positions = positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-        return positions.to(self.embedding.weight.dtype)  # loading in half precision leaves the table in float32
+        return positions.to(self.embedding.weight.dtype)  # the table stays float32 in half-precision models
 
 
 def make_simmim_decoder(config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> nn.Module:
-    """Returns one linear layer (https://arxiv.org/abs/2111.09886): patches (B, N, D) to pixels (B, N, p·q·C)."""
+    """Returns the decoder of SimMIM (https://arxiv.org/abs/2111.09886): a linear layer from tokens to pixels."""
     return nn.Sequential(OrderedDict(predictor=HfViTPixelPredictor(config.hidden_size, config)))
 
 
@@ -156,21 +156,21 @@ DECODERS = {"mae": HfViTMaeDecoder, "simmim": make_simmim_decoder}
 
 
 class HfViTMaskedImageModelingHead(HfViTNamedHead):
-    """The decoder of the objective."""
+    """The head with the decoder of the selected objective."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
         if options.objective == "simmim" and not config.use_mask_token:
-            raise ValueError("objective='simmim' masks patches, but use_mask_token=False. Set use_mask_token=True.")
+            raise ValueError("objective='simmim' needs a mask token, but use_mask_token=False. Set it to True.")
         if options.objective == "mae" and config.window_size is not None:
             raise ValueError(
-                f"objective='mae' leaves holes in the patch grid, where window_size={config.window_size} finds no "
-                "windows. Set window_size=None, or objective='simmim'."
+                f"objective='mae' leaves holes in the patch grid, which window_size={config.window_size} does not "
+                "support. Set window_size=None, or objective='simmim'."
             )
         super().__init__(options.objective, DECODERS[options.objective](config, options))
 
 
 def count_masked(num_patches: int, ratio: float) -> int:
-    """Returns how many patches are masked: `round(ratio * num_patches)`, but never none, nor all of several."""
+    """Returns the number of masked patches, `round(ratio * num_patches)`, at least 1 and at most all but one."""
     return min(max(round(ratio * num_patches), 1), num_patches - 1)
 
 
@@ -184,15 +184,18 @@ def draw_mask(
     generator: Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Draws a mask (B, N) bool, True where a patch is hidden from the encoder: `count_masked` of each image's own.
+    """Draws a mask (B, N) bool, True for patches hidden from the encoder.
 
-    `noise` (B, N) replaces what `random_mask` draws. Padding, False in the patch mask (B, h, w), is never masked and
-    does not count. `ValueError` if noise is given for blocks, or is of another shape.
+    In each image, `count_masked` of the patches are masked. Padding, which is False in `patch_attention_mask`
+    (B, h, w), is not one of them. `noise` (B, N) replaces the random numbers of `random_mask`. Raises `ValueError` if
+    `noise` has the wrong shape or the mask is blockwise.
     """
     ratio = options.masked_share
     if options.mask_type == "blockwise":
         if noise is not None:
-            raise ValueError("noise is for mask_type='random'. Give bool_masked_pos, from blockwise_mask, say.")
+            raise ValueError(
+                "noise is only for mask_type='random'. Pass bool_masked_pos instead, for example from blockwise_mask."
+            )
         return blockwise_mask(batch, grid, ratio, patch_attention_mask, generator).to(device)
     if noise is None:
         place = device if generator is None else generator.device
@@ -202,9 +205,9 @@ def draw_mask(
 
 
 def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
-    """Masks the patches with the most noise (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`."""
-    # `unit` is the side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
-    # https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
+    """Masks the patches with the most `noise` (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`."""
+    # `unit` is the side, in patches, of squares that are masked as a whole according to the noise of their first patch
+    # (SimMIM, https://arxiv.org/abs/2111.09886). The last square is masked in part if that gives the exact number.
     height, width = noise.shape[1:]
     num_patches = height * width
     if unit > 1:
@@ -212,7 +215,7 @@ def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask
         noise = noise[:, :height, :width]
     first: Tensor | int = num_patches - count_masked(num_patches, ratio)
     if patch_attention_mask is not None:
-        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # which comes first
+        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # sorted to the front
         counts = [count_masked(rows * columns, ratio) for rows, columns in image_grids(patch_attention_mask)]
         first = num_patches - torch.tensor(counts, device=noise.device)[:, None]  # (B, 1)
     order = noise.flatten(1).argsort(dim=1, stable=True)  # (B, N)
@@ -227,9 +230,9 @@ def blockwise_mask(
     patch_attention_mask: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Masks rectangles of random size, aspect and place until there are enough; see `draw_mask`."""
-    # BEiT (https://arxiv.org/abs/2106.08254). Blocks may overlap; of the last one only as much as is missing is
-    # masked, from its upper left corner on. Mask and generator are on the CPU.
+    """Masks rectangles of random size, aspect ratio and position until enough patches are masked; see `draw_mask`."""
+    # BEiT (https://arxiv.org/abs/2106.08254). Blocks may overlap. The last block is masked only in part, from its top
+    # left corner, to reach the exact number of patches. Mask and generator are on the CPU.
     grids = [grid] * batch if patch_attention_mask is None else image_grids(patch_attention_mask)
     mask = torch.zeros(batch, *grid, dtype=torch.bool)
     for own, (rows, columns) in zip(mask, grids, strict=True):
@@ -238,7 +241,7 @@ def blockwise_mask(
 
 
 def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
-    """Returns the mask (h, w) bool of one image: `count` patches, in blocks of `least` (that of BEiT) or more."""
+    """Returns a mask (h, w) bool with `count` masked patches, in blocks of at least `least` patches (BEiT's size)."""
     rows, columns = grid
     mask = torch.zeros(grid, dtype=torch.bool)
     smallest = max(1.0, SMALLEST_BLOCK * rows * columns) if least is None else least
@@ -259,54 +262,55 @@ def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, l
 def visible_patches(
     mask: Tensor, patch_attention_mask: Tensor | None = None, num_visible: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the numbers (B, K) of the patches that the encoder sees, in the order of the image.
+    """Returns the indices (B, K) of the visible patches, in image order, and which of them are fillers.
 
-    K, known or read from the mask (B, N), is that of the image with the most; with them comes (B, K) bool, False for
-    the fillers behind those of other images, or None where there are no fillers. Padding, False in the patch mask (B,
-    h, w), is not visible. `ValueError` if an image has no visible patch.
+    K is `num_visible`, or the largest number of visible patches of an image in `mask` (B, N). Images with fewer
+    visible patches get fillers at the end; the second result, (B, K) bool, is False for them, or None if there are
+    no fillers. Padding, False in `patch_attention_mask` (B, h, w), is not visible. Raises `ValueError` if an image has
+    no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
-    if torch.compiler.is_exporting():  # a program's sizes cannot depend on values: what is hidden is filler
+    if torch.compiler.is_exporting():  # sizes cannot depend on values: hidden patches are fillers
         return torch.arange(hidden.shape[1], device=hidden.device).expand_as(hidden), ~hidden
     has_fillers = False
     if num_visible is None:
         counts = (~hidden).sum(dim=1).tolist()
         num_visible, least = max(counts), min(counts)
         if least == 0:
-            raise ValueError(f"The mask hides every patch of image {counts.index(0)}. Leave one visible at least.")
+            raise ValueError(f"The mask hides every patch of image {counts.index(0)}. Leave at least one visible.")
         has_fillers = least < num_visible
     index = hidden.byte().argsort(dim=1, stable=True)[:, :num_visible]
     return index, ~hidden.gather(1, index) if has_fillers else None
 
 
 def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Returns images (B, C, H, W) as patches (B, N, p·q·C): row by row, and in each patch too, channels last."""
+    """Splits images (B, C, H, W) into patches (B, N, p·q·C), row by row, and pixels row by row with channels last."""
     height, width = patch_size
     cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatchify(patches: Tensor, grid: Grid, patch_size: Grid) -> Tensor:
-    """Returns patches (B, N, p·q·C) of a grid (h, w) as images (B, C, H, W)."""
+    """Joins patches (B, N, p·q·C) of a grid (h, w) to images (B, C, H, W)."""
     cut = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (B, h, w, p, q, C)
     return cut.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 class PatchScale:
-    """Mean and deviation of the pixels of each of the true patches (B, N, p·q·C), which `norm_pix_loss` removes."""
+    """Mean and standard deviation of the pixels of each target patch (B, N, p·q·C), for `norm_pix_loss`."""
 
     def __init__(self, patches: Tensor) -> None:
         self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
-        # torch.var gives the same, ten times as slowly on a CPU.
+        # Same result as torch.var, which takes ten times as long on a CPU.
         squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
         self.deviation = (squares / max(patches.shape[-1] - 1, 1) + EPSILON).sqrt()
 
     def normalize(self, patches: Tensor) -> Tensor:
-        """Returns patches (B, N, p·q·C) without mean and deviation."""
+        """Normalizes patches (B, N, p·q·C) by the mean and standard deviation of the target patches."""
         return (patches - self.mean) / self.deviation
 
     def restore(self, patches: Tensor) -> Tensor:
-        """Returns patches (B, N, p·q·C) with mean and deviation, in their own dtype."""
+        """Inverts `normalize` for patches (B, N, p·q·C) and keeps their dtype."""
         return (patches * self.deviation + self.mean).to(patches.dtype)
 
 
@@ -314,13 +318,14 @@ class PatchScale:
 def masked_image_modeling_loss(
     logits: Tensor, targets: Tensor, mask: Tensor, objective: Literal["mae", "simmim"]
 ) -> Tensor:
-    """Returns the mean over images of the mean error of their masked patches, in float32 at least.
+    """Returns the mean over images of the mean error of the masked patches, in float32 or float64.
 
-    Predicted and true pixels are (B, N, p·q·C), as `patchify` returns them, normalized by their `PatchScale` under
-    `norm_pix_loss`. Of "mae" errors are squared, of "simmim" absolute. Where all images have as many masked patches it
-    is the loss of transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose 1e-5 beside the number
-    of masked pixels is less than its rounding). Otherwise those weight images by their masked patches, so that an
-    image would count for more or less by what else is in its batch. An image without masked patches adds nothing.
+    Predicted and target pixels are (B, N, p·q·C), as returned by `patchify`, and normalized with `PatchScale` if
+    `norm_pix_loss` is set. Errors are squared for "mae" and absolute for "simmim". If all images have the same number
+    of masked patches, it is the loss of transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose
+    1e-5, added to the number of masked pixels, is below rounding). Otherwise those losses weight images by their
+    number of masked patches, so that the weight of an image would depend on its batch. An image without masked
+    patches adds 0.
     """
     difference = F.mse_loss if objective == "mae" else F.l1_loss
     errors = difference(logits, targets.to(logits.dtype), reduction="none").mean(dim=-1)  # (B, N)
@@ -329,24 +334,25 @@ def masked_image_modeling_loss(
 
 
 class HfViTMaeEncoder(HfViTModel):
-    """The same model with the initialization of MAE."""
+    """`HfViTModel` with the weight initialization of MAE."""
 
     _starts_as_mae = True
 
 
 @dataclass
 class HfViTMaskedImageModelingOutput(MaskedImageModelingOutput):
-    """What was masked, and the pixels that the model predicts.
+    """Output of masked image modeling: loss, predicted pixels and mask.
 
     Args:
-        loss: Scalar, if wanted, see `masked_image_modeling_loss`.
-        reconstruction: (B, C, H, W), the images as predicted, in the units of `pixel_values`. Where the model predicts
-            normalized patches (`norm_pix_loss`), mean and deviation are those of the true patches.
-        logits: (B, N, p·q·C), the predicted pixels of each patch row by row, channels last.
-        bool_masked_pos: (B, N) bool, True where a patch was masked: hidden from the encoder.
-        hidden_states: On request, before the first block and after each one: (B, L, D), of "mae" (B, P + K, D), where
-            the K visible patches stand in the order of the image; images with fewer of them have fillers behind.
-        attentions: On request, (B, heads, L, L) or (B, heads, P + K, P + K) of each block.
+        loss: Scalar loss, if requested; see `masked_image_modeling_loss`.
+        reconstruction: Predicted images (B, C, H, W), in the units of `pixel_values`. If the model predicts normalized
+            patches (`norm_pix_loss`), mean and standard deviation of the target patches are used.
+        logits: Predicted pixels (B, N, p·q·C) of each patch, row by row, channels last.
+        bool_masked_pos: (B, N) bool, True for masked patches, which are hidden from the encoder.
+        hidden_states: If requested, before the first block and after each block: (B, L, D), or (B, P + K, D) for
+            "mae", with the K visible patches in image order; images with fewer visible patches have fillers at the
+            end.
+        attentions: If requested, (B, heads, L, L), or (B, heads, P + K, P + K) for "mae", of each block.
     """
 
     logits: Tensor | None = None
@@ -354,10 +360,10 @@ class HfViTMaskedImageModelingOutput(MaskedImageModelingOutput):
 
 
 class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
-    """Predicts the pixels of masked patches, and so trains an encoder that opens as every other task.
+    """Predicts the pixels of masked patches, to pretrain an encoder that all task models can load.
 
-    With the objective "mae" (https://arxiv.org/abs/2111.06377) the encoder sees the other patches alone, which costs
-    as little as they are few; with "simmim" (https://arxiv.org/abs/2111.09886) it sees a mask token in their place.
+    With the objective "mae" (https://arxiv.org/abs/2111.06377), the encoder processes only the visible patches, which
+    saves time and memory; with "simmim" (https://arxiv.org/abs/2111.09886), a mask token replaces the masked patches.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -368,7 +374,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+        self._output_capturing_hooks_installed = True  # the hooks of the inner model are enough
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -384,22 +390,22 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         """Runs the model.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            bool_masked_pos: (B, N) bool, True (1) where a patch is masked: hidden from the encoder. Without it a mask
-                is drawn as the options say, from torch's global generator.
-            noise: (B, N) floats; the patches with the most are masked. In the place of `bool_masked_pos`.
+            pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
+            bool_masked_pos: (B, N) bool, True (1) for masked patches, which are hidden from the encoder. By default, a
+                mask is drawn with the global random generator of torch and the options of the configuration.
+            noise: (B, N) floats, an alternative to `bool_masked_pos`: the patches with the largest noise are masked.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom, which is never
-                masked. It and `bool_masked_pos` break the graph of `torch.compile`: leave out fullgraph.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            return_loss: Whether the loss is wanted. By this argument `transformers.Trainer` knows that a model without
-                labels has one to evaluate.
+                masked. It and `bool_masked_pos` break the graph of `torch.compile`: do not set fullgraph.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
+            return_loss: Whether to compute the loss. `transformers.Trainer` looks for this argument to find out
+                whether a model without labels has a loss to evaluate.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTMaskedImageModelingOutput`; for the loss `masked_image_modeling_loss`.
+            A `HfViTMaskedImageModelingOutput`.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: if an input does not fit the model; the message names valid values.
         """
         pixel_values = check_images(pixel_values)
         grid = self.model.embeddings.check(pixel_values, patch_attention_mask)
@@ -424,13 +430,13 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         noise: Tensor | None,
         patch_attention_mask: Tensor | None,
     ) -> Tensor:
-        """Returns the mask (B, N) bool that was given, without padding, or a drawn one."""
+        """Returns the given mask (B, N) bool without padding, or draws one."""
         batch, device = pixel_values.shape[0], pixel_values.device
         if bool_masked_pos is None:
             visible = patch_attention_mask
             return draw_mask(batch, grid, self.options, noise=noise, patch_attention_mask=visible, device=device)
         if noise is not None:
-            raise ValueError("bool_masked_pos and noise both say what is masked. Give one of them.")
+            raise ValueError("bool_masked_pos and noise both define the mask. Pass only one of them.")
         check_shape("bool_masked_pos", bool_masked_pos, "batch, patches", batch, grid[0] * grid[1])
         mask = bool_masked_pos.bool()
         return mask if patch_attention_mask is None else mask & patch_attention_mask.flatten(1).bool()
@@ -443,10 +449,10 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         num_visible: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Runs the encoder on the patches that `mask` (B, N) bool does not hide, and on no others.
+        """Runs the encoder only on the patches that `mask` (B, N) bool does not hide.
 
-        Returns tokens (B, P + K, D) after the final norm, and which patches they are of, see `visible_patches`.
-        `kwargs` may have `output_attentions`, which runs eager attention.
+        Returns tokens (B, P + K, D) after the final norm, and the two results of `visible_patches`. `kwargs` may
+        contain `output_attentions`, which uses eager attention.
         """
         index, seen = visible_patches(mask, patch_attention_mask, num_visible)
         hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)  # (B, L, D)

@@ -1,7 +1,7 @@
-"""Image-text models: text tower, comparison with images, losses over the batch of all processes, model and pipeline.
+"""Image-text models: text tower, image-text comparison, losses over the batch of all processes, model and pipeline.
 
-Shapes: B images or texts of a process, N of all processes, b those of some rows, T texts, S tokens of a text, C
-channels, H W pixels, h w patch grid, D hidden size, E width of the compared vectors.
+Shapes: B images or texts of a process, N of all processes, b rows of a chunk, T texts, S tokens of a text, C
+channels, H W pixels, h w patch grid, D hidden size, E embedding size.
 """
 
 import os
@@ -40,21 +40,21 @@ from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 
 
 logger = logging.get_logger(__name__)
-# Options of the tower that are those of its blocks
+# Options of the text tower that are passed on to its blocks
 BLOCK_FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "hidden_act", "layer_norm_eps"),
 )
-INITIAL_BIAS = -10.0  # of the logits of "sigmoid": most pairs are wrong
-# How many logits of a loss are there at once: 16 MiB in float32
+INITIAL_BIAS = -10.0  # of the "sigmoid" logits, because most pairs do not match
+# Largest number of logits held at once by the loss: 16 MiB in float32
 MAX_LOGITS = 2**22
 
 
 def pool_tokens(
     hidden_states: Tensor, input_ids: Tensor, attention_mask: Tensor | None, options: HfViTTextConfig
 ) -> Tensor:
-    """Pools tokens (T, S, D) to one vector per text, (T, D), as `HfViTTextConfig.pooling` says."""
-    # Ids and mask are (T, S), the latter 1 where a token is text; None if all are.
+    """Pools tokens (T, S, D) to one vector per text, (T, D), according to `HfViTTextConfig.pooling`."""
+    # `input_ids` and `attention_mask` are (T, S); the mask is 0 for padding, and None means no padding.
     attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     pooling = options.pooled_by
     if pooling == "first":
@@ -72,7 +72,7 @@ def pool_tokens(
 
 
 class HfViTTextModel(HfViTPreTrainedModel):
-    """A small transformer over the tokens of a text: learned positions, and the blocks of the image tower."""
+    """A small text transformer with learned positions and the same type of blocks as the image tower."""
 
     main_input_name = "input_ids"
     input_modalities = ("text",)
@@ -100,17 +100,17 @@ class HfViTTextModel(HfViTPreTrainedModel):
         token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Runs the tower.
+        """Runs the text tower.
 
         Args:
-            input_ids: (T, S) int64.
-            attention_mask: (T, S), 0 where a token is padding.
+            input_ids: Token ids (T, S) int64.
+            attention_mask: (T, S), 0 for padding tokens.
             position_ids: (T, S) int64, by default 0, 1, 2, …
-            token_type_ids: Accepted because some tokenizers make them; it has no effect.
+            token_type_ids: Accepted because some tokenizers return them; they have no effect.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `last_hidden_state` (T, S, D) after the final norm; on request `hidden_states` and `attentions`.
+            `last_hidden_state` (T, S, D) after the final norm; if requested, `hidden_states` and `attentions`.
 
         Raises:
             ValueError: if a text is longer than `max_position_embeddings`.
@@ -130,7 +130,7 @@ class HfViTTextModel(HfViTPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
     def _attention_mask(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
-        """Returns the mask of padding, and of later tokens if causal, as the attention implementation takes it."""
+        """Returns the mask of padding and, if causal, of later tokens, as the attention implementation takes it."""
         given = (self.config, hidden_states, attention_mask)
         if not output_attentions:
             # The name of the fourth argument, the cache, depends on the version of transformers.
@@ -142,28 +142,28 @@ class HfViTTextModel(HfViTPreTrainedModel):
 
 
 def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Removes the pooler of a text encoder, and returns the encoder."""
+    """Removes the pooler of a text encoder and returns the encoder."""
     if "pooler" in dict(encoder.named_children()):
         encoder.pooler = None
     return encoder
 
 
 def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTrainedModel:
-    """Returns a text tower with fresh weights; `ValueError` if `encoder_config` is of no encoder of the library."""
+    """Builds a text tower with new weights; `ValueError` if `encoder_config` is not of a text encoder."""
     if options.encoder_config is None:
         return HfViTTextModel(config)
-    # The precision is that of the whole model.
+    # The dtype of the whole model applies.
     fields = {name: value for name, value in options.encoder_config.items() if name != "dtype"}
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
-        raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is no encoder alone.")
-    chosen = config._attn_implementation  # SDPA is the default, which not every encoder has
+        raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is not encoder-only.")
+    chosen = config._attn_implementation  # SDPA is the default, but not every encoder supports it
     given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
     return without_pooler(AutoModel.from_config(encoder_config, **given))
 
 
 class HfViTContrastiveHead(HfViTInitialized):
-    """Projects pooled images and texts to one width, and compares them."""
+    """Projects pooled images and texts to the same width and compares them."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
         super().__init__()
@@ -171,19 +171,19 @@ class HfViTContrastiveHead(HfViTInitialized):
         size = options.projection_dim
         self.image_projection = nn.Identity() if size is None else nn.Linear(config.pooled_size, size, bias=False)
         self.text_projection = nn.Linear(text_size, size or config.pooled_size, bias=size is None)
-        # Of one dimension: FSDP2 takes no parameter without.
+        # One-dimensional, because FSDP2 does not support zero-dimensional parameters
         self.logit_scale = nn.Parameter(torch.full((1,), options.initial_scale))
         has_bias = options.loss == "sigmoid"
         self.logit_bias = nn.Parameter(torch.full((1,), INITIAL_BIAS)) if has_bias else None
 
     def initialize(self, std: float) -> None:
-        """Sets the initial scale and bias of the comparison."""
+        """Sets the initial scale and bias of the logits."""
         init.constant_(self.logit_scale, self.options.initial_scale)
         if self.logit_bias is not None:
             init.constant_(self.logit_bias, INITIAL_BIAS)
 
     def forward(self, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
-        """Compares each image (B, E) with each text (B', E), both of length 1; returns the logits (B, B')."""
+        """Compares images (B, E) with texts (T, E), both normalized to length 1, and returns the logits (B, T)."""
         logits = image_embeds @ text_embeds.T * self.logit_scale.exp()
         return logits if self.logit_bias is None else logits + self.logit_bias
 
@@ -197,33 +197,33 @@ def contrastive_loss(
     max_logits: int = MAX_LOGITS,
     is_local: bool = False,
 ) -> Tensor:
-    """Return the loss of the similarities of images and texts, (B, E) of length 1, over the pairs of all processes.
+    """Returns the contrastive loss of images and texts, both (B, E) of length 1, over the pairs of all processes.
 
-    With a bias it is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the cross-entropy of each of the N·N
-    pairs, summed and divided by N. Without, it is that of CLIP (https://arxiv.org/abs/2103.00020): the mean
-    cross-entropy of the text of an image among all texts, and of the image of a text among all images. Scale, a
-    logarithm, and bias are (1,).
+    With a bias it is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the binary cross-entropy of each of the
+    N·N pairs, summed and divided by N. Without a bias it is the loss of CLIP (https://arxiv.org/abs/2103.00020): the
+    mean of the cross-entropies of images over all texts and of texts over all images. `logit_scale`, a logarithm, and
+    `logit_bias` are (1,).
 
-    It is the same on all processes, which must all call it, with one pair at least, else `ValueError`. DDP, which
-    takes the mean of gradients over the processes, then has those of one process with all pairs. At no time are there
-    more logits than `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
-    With `is_local`, the loss is that of the pairs of this process alone.
+    All processes must call it with at least one pair, or `ValueError` is raised; all get the same loss. After DDP
+    averages gradients over processes, they equal those of one process with all pairs. Logits are computed in chunks
+    of rows, and again in the backward pass, so that no more than `max_logits`, or one row, are held at once. With
+    `is_local`, only the pairs of this process are compared.
     """
     if image_embeds.shape != text_embeds.shape:
         raise ValueError(
             f"The loss needs a text for each image, but there are {len(image_embeds)} images and {len(text_embeds)} "
-            "texts. Give as many, or leave return_loss out."
+            "texts. Pass equal numbers, or leave return_loss out."
         )
     images, texts = image_embeds, text_embeds.to(image_embeds.dtype)
     everything = ((images, texts), [len(images)], 0) if is_local else gather_rows(images, texts)
     (all_images, all_texts), shares, start = everything
     if min(shares) == 0:
-        raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
+        raise ValueError(f"The processes have {shares} pairs of image and text. Each needs at least one.")
     scale = logit_scale.to(images.dtype).exp()
     partners = torch.arange(start, start + len(images), device=images.device)
 
     def sum_over_rows(loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor) -> Tensor:
-        # A few rows at a time, of which nothing is kept for the backward pass.
+        # Chunks of rows with checkpointing, so that no logits are stored for the backward pass
         size = max(1, max_logits // len(others))
         parts = [
             checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
@@ -239,21 +239,21 @@ def contrastive_loss(
 
 
 def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
-    """Returns the sum over rows (b, E) of the cross-entropy of their partner, a number (b,), among others (N, E)."""
+    """Returns the summed cross-entropy of rows (b, E) over `others` (N, E), with targets `partners` (b,)."""
     return F.cross_entropy(own @ others.T, partners, reduction="sum")
 
 
 def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Returns the cross-entropy of all pairs of rows (b, E) and others (N, E), summed; `partners` (b,) match."""
+    """Returns the summed binary cross-entropy of all pairs of rows (b, E) and `others` (N, E); `partners` match."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()
 
 
 class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
-    """Compares images with texts: it finds texts for images, images for texts, and classes by their names.
+    """Compares images with texts, for retrieval and for classification by class names.
 
-    It trains on pairs of an image and a text, with `return_loss=True`, by the loss of SigLIP
+    With `return_loss=True`, it is trained on image-text pairs with the loss of SigLIP
     (https://arxiv.org/abs/2303.15343) or CLIP (https://arxiv.org/abs/2103.00020).
     """
 
@@ -278,18 +278,18 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         text_model_name_or_path: str | os.PathLike[str],
         **kwargs: Any,
     ) -> Self:
-        """Joins an image tower and a text encoder that have been trained apart; the comparison is initialized afresh.
+        """Combines a pretrained image tower and a pretrained text encoder; the projections are newly initialized.
 
         Args:
-            vision_model_name_or_path: What `from_pretrained` opens.
-            text_model_name_or_path: What `AutoModel` opens: a text encoder of the library.
-            **kwargs: Arguments of `from_pretrained`; of `text_config` only `pooling` and `eos_token_id` make sense.
+            vision_model_name_or_path: Name or path for `from_pretrained`.
+            text_model_name_or_path: Name or path of a text encoder of transformers, for `AutoModel`.
+            **kwargs: Arguments of `from_pretrained`; in `text_config`, only `pooling` and `eos_token_id` are used.
 
         Raises:
-            ValueError: as `from_pretrained`, or if the text encoder brings code of its own.
-            OSError: if one of them is not there.
+            ValueError: as in `from_pretrained`, or if the text encoder needs custom code.
+            OSError: if one of the two models does not exist.
         """
-        with refusing_code(text_model_name_or_path, "Give a text encoder of the library."):
+        with refusing_code(text_model_name_or_path, "Use a text encoder of transformers."):
             text_config = AutoConfig.from_pretrained(text_model_name_or_path, trust_remote_code=False)
         encoder_config = text_config.to_diff_dict()
         kwargs["text_config"] = {**kwargs.get("text_config", {}), "encoder_config": encoder_config}
@@ -298,23 +298,24 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         return model
 
     def load_text_weights(self, name_or_path: str | os.PathLike[str]) -> None:
-        """Loads the weights of a text encoder of the library, which has the same configuration, into the text tower.
+        """Loads the weights of a text encoder of transformers into the text tower of the same configuration.
 
         Args:
-            name_or_path: What `AutoModel` opens.
+            name_or_path: Name or path for `AutoModel`.
 
         Raises:
-            OSError: if there is no such model.
-            ValueError: if it brings code of its own.
+            OSError: if the model does not exist.
+            ValueError: if the model needs custom code.
         """
-        with refusing_code(name_or_path, "Give a text encoder of the library."):
+        with refusing_code(name_or_path, "Use a text encoder of transformers."):
             trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype, trust_remote_code=False)
         self.text_model.load_state_dict(without_pooler(trained).state_dict())
 
     def freeze_vision(self) -> None:
-        """Freezes the image tower, so that only the text is trained to fit it (https://arxiv.org/abs/2111.07991).
+        """Freezes the image tower, so that only the text tower is trained (LiT, https://arxiv.org/abs/2111.07991).
 
-        Its projection, if there is one, still trains. Call it before the optimizer is built; it is not saved.
+        The image projection, if there is one, is still trained. Call it before the optimizer is built; the state is
+        not saved.
         """
         self.model.requires_grad_(False)
 
@@ -326,12 +327,12 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """Returns the outputs of the image tower, of which `pooler_output` (B, E) is projected, of any length.
+        """Returns the output of the image tower with `pooler_output` (B, E) projected but not normalized.
 
         Args:
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
         """
         outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
@@ -347,17 +348,17 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """Returns the outputs of the text tower, of which `pooler_output` (T, E) is projected, of any length.
+        """Returns the output of the text tower with `pooler_output` (T, E) projected but not normalized.
 
         Args:
-            input_ids: (T, S) int64.
-            attention_mask: (T, S), 0 where a token is padding.
+            input_ids: Token ids (T, S) int64.
+            attention_mask: (T, S), 0 for padding tokens.
             position_ids: (T, S) int64.
-            token_type_ids: (T, S) int64, for text encoders of the library that take them.
+            token_type_ids: (T, S) int64, for text encoders of transformers that accept them.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
-            ValueError: if there are no texts.
+            ValueError: if `input_ids` is None.
         """
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
@@ -365,12 +366,12 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         input_ids, attention_mask = self.cut_texts(input_ids, attention_mask)
         others = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: ids[:, : input_ids.shape[1]] for name, ids in others.items() if ids is not None}
-        if options.pad_token_id is not None:  # padding is attended to
+        if options.pad_token_id is not None:  # padding is not masked
             missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
             input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
-        # The library would count the states from the end of the image tower's.
+        # transformers would select hidden states by the number of blocks of the image tower.
         wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
@@ -383,21 +384,21 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         )
 
     def cut_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Returns tokens and their mask (T, S) cut off, with a warning, where there are more than the tower reads."""
-        # The stock pipeline does not truncate texts and takes no option that would.
+        """Truncates token ids and attention mask (T, S), with a warning, to the maximum length of the text tower."""
+        # The stock pipeline does not truncate texts and has no option to do so.
         own = self.text_options.encoder_config is None
         limits = vars(self.text_options if own else self.text_model.config)
         length, longest = input_ids.shape[1], limits.get("max_position_embeddings")
         if longest is None or length <= longest:
             return input_ids, attention_mask
         if attention_mask is not None and not bool(attention_mask[:, 0].bool().all()):
-            return input_ids, attention_mask  # the tower refuses texts that are padded on the left
+            return input_ids, attention_mask  # the tower raises an error for left-padded texts
         logger.warning_once(
-            f"Texts have up to {length} tokens, of which the model reads the first {longest}: the rest is cut off, as "
-            f"tokenizer(texts, truncation=True, max_length={longest}) does."
+            f"Texts have up to {length} tokens, but the model reads only the first {longest}. The rest is cut off, as "
+            f"with tokenizer(texts, truncation=True, max_length={longest})."
         )
         kept = input_ids[:, :longest]
-        if self.text_options.pooled_by == "eos":  # a text that is cut ends as well
+        if self.text_options.pooled_by == "eos":  # truncated texts need an end token too
             end = self.text_options.eos_token_id
             assert end is not None  # refused by the configuration
             is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
@@ -422,23 +423,23 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         """Compares each image with each text.
 
         Args:
-            input_ids: (T, S) int64.
-            pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            attention_mask: (T, S), 0 where a token is padding.
+            input_ids: Token ids (T, S) int64.
+            pixel_values: Images (B, C, H, W), H and W multiples of the patch size.
+            attention_mask: (T, S), 0 for padding tokens.
             position_ids: (T, S) int64.
-            token_type_ids: (T, S) int64, for text encoders of the library that take them.
+            token_type_ids: (T, S) int64, for text encoders of transformers that accept them.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
-            return_loss: Whether the texts belong to the images, one to each, and the loss is wanted.
-            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            return_loss: Whether to compute the loss; there must be one text per image.
+            interpolate_pos_encoding: Accepted for compatibility; the positions are always resampled to the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            The library's output: `image_embeds` (B, E) and `text_embeds` (T, E) of length 1, `logits_per_image` (B, T)
+            A `CLIPOutput` with `image_embeds` (B, E) and `text_embeds` (T, E) of length 1, `logits_per_image` (B, T)
             and `logits_per_text` (T, B), the outputs of both towers, and `loss`, see `contrastive_loss`. In training
-            with a loss there are no logits, whose number grows with the square of the batch.
+            mode with a loss, logits are omitted, because their number grows with the square of the batch size.
 
         Raises:
-            ValueError: if an input does not fit the model, saying what would.
+            ValueError: if an input does not fit the model; the message names valid values.
         """
         kwargs["return_dict"] = True
         images = self.get_image_features(pixel_values, patch_attention_mask=patch_attention_mask, **kwargs)
@@ -461,7 +462,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
 
 class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotImageClassificationPipeline):
-    """The stock pipeline of labels in words in batches, which reads the texts of a call once.
+    """The stock zero-shot image classification pipeline with batching; texts of a call are encoded only once.
 
     See `BatchedImagePipeline`.
     """
@@ -469,7 +470,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
     stock: ClassVar[type[Pipeline] | None] = ZeroShotImageClassificationPipeline
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of the image processor and of the pipeline, and the features of the labels."""
+        """Returns image processor options, pipeline options, and the encoded labels as arguments of `run_model`."""
         labels = preprocess.pop("candidate_labels")
         template = preprocess.pop("hypothesis_template", "This is a photo of {}.")
         if isinstance(labels, str) or len(labels) == 0:
@@ -485,7 +486,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
     def run_model(
         self, inputs: BatchFeature, texts: Any, candidate_labels: list[str], text_features: Tensor | None = None
     ) -> dict[str, Any]:
-        """Returns how well each image fits each label, (B, T)."""
+        """Returns the logits (B, T) of all images and labels."""
         if text_features is None:
             logits = self.fast_model(**texts, **inputs).logits_per_image
         else:
@@ -494,7 +495,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
         return {"logits": logits, "candidate_labels": candidate_labels}
 
     def decode(self, outputs: Any, parts: list[Part]) -> list[list[dict[str, Any]]]:
-        """Returns the labels of each image, the likeliest first."""
+        """Returns the labels of each image with their scores, in descending order of score."""
         found = outputs["logits"].float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
         return [
             [{"score": score, "label": outputs["candidate_labels"][label]} for score, label in zip(*pair, strict=True)]

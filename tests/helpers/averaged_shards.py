@@ -1,4 +1,4 @@
-"""Trainings whose weights FSDP2 spreads over processes, and the same ones that have them all."""
+"""Training runs with weights sharded over processes by FSDP2, and the same runs with all weights in one process."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from .models import TRAINING_CASES, small_config
 from .references import draw_weights
 
 
-EMA_DECAY = 0.4  # what the warm-up comes to at the fifth step
+EMA_DECAY = 0.4  # reached by the warm-up at the fifth step
 EMA_STEPS = 7
 MUON_STEPS = 3
 BATCH = 8
@@ -27,7 +27,7 @@ BATCH = 8
 def train_by_hand(
     model: HfViTForImageClassification, share: slice = slice(BATCH)
 ) -> tuple[WeightAverage, dict[str, Tensor]]:
-    """Trains on a share of each batch; returns the average, and what both say of all images."""
+    """Trains on a share of each batch; returns the averaged weights and the logits with and without them."""
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     average = WeightAverage(model, EMA_DECAY)
@@ -47,7 +47,7 @@ def train_by_hand(
 
 
 def train_with_muon(model: HfViTForImageClassification, share: slice = slice(BATCH)) -> Muon:
-    """Trains on a share of each batch, in double precision as bfloat16 would hide what differs."""
+    """Trains on a share of each batch, in float64, because bfloat16 would hide differences."""
     batch = TRAINING_CASES["class_numbers"].make_batch(model.config, BATCH)
     batch["pixel_values"] = batch["pixel_values"].double()
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.1, use_muon=True), lr=0.1, fused=True)
@@ -65,7 +65,7 @@ def small_model() -> HfViTForImageClassification:
 
 
 def spread(model: HfViTForImageClassification) -> slice:
-    """Spreads a model over all processes, and returns the share of a batch that this one trains on."""
+    """Shards a model over all processes and returns the slice of a batch that this process trains on."""
     rank, processes = distributed.get_rank(), distributed.get_world_size()
     mesh = init_device_mesh("cpu", (processes,))
     for module in (*model.model.encoder.layers, model):
@@ -75,14 +75,17 @@ def spread(model: HfViTForImageClassification) -> slice:
 
 
 def train_shards_with_muon() -> dict[str, Tensor]:
-    """Trains on all processes; returns the whole weights, which the first process has."""
+    """Trains on all processes and returns the full weights, which only the first process gets."""
     model = small_model().double()
     train_with_muon(model, spread(model))
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def average_shards(folder: Path) -> dict[str, Any]:
-    """Trains on all processes and saves model and average; returns what they say, and the average read again."""
+    """Trains on all processes, saves model and average, and returns the logits and the shards of the average.
+
+    The shards are returned twice: after training, and after the saved average is loaded again.
+    """
     model = small_model()
     average, said = train_by_hand(model, spread(model))
     raw = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))

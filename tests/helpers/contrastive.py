@@ -1,4 +1,4 @@
-"""Losses of images beside texts, the plain way, and those of processes that have some pairs each."""
+"""Reference implementations of contrastive losses, and losses of processes with different numbers of pairs."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 
 
 LOSSES = ("sigmoid", "softmax")
-SHARES = ((3, 3), (1, 5), (4, 2))  # how many of six pairs each of two processes has
+SHARES = ((3, 3), (1, 5), (4, 2))  # distribution of six pairs over two processes
 
 
 def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The losses as the papers have them, with all logits at once."""
+    """Returns the loss by the formula of the paper, with all logits at once."""
     logits = images @ texts.T * scale.exp()
     targets = torch.arange(len(logits))
     if bias is None:
@@ -24,7 +24,7 @@ def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None
 
 
 def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int = 5) -> list[Tensor | None]:
-    """Embeddings of length 1, and the parameters of the comparison."""
+    """Draws embeddings of length 1, and returns them with scale and bias of the logits."""
     generator = torch.Generator().manual_seed(count)
     images, texts = (F.normalize(torch.randn(count, width, generator=generator).to(dtype)) for _ in range(2))
     numbers = [torch.tensor([1.5], dtype=dtype), torch.tensor([-2.0], dtype=dtype) if loss == "sigmoid" else None]
@@ -32,7 +32,7 @@ def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int =
 
 
 def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
-    """The loss of some of six pairs, and the gradients of what made them, the mean over processes as in DDP."""
+    """Returns the loss of some of six pairs and its gradients, averaged over processes as in DDP."""
     images, texts, scale, bias = draw(6, loss)
     weight = torch.eye(5, dtype=torch.float64).requires_grad_()
     own = [F.normalize(part.detach()[start:stop] @ weight, dim=-1) for part in (images, texts)]
@@ -47,7 +47,7 @@ def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
 
 
 def losses_of_shares() -> dict[Any, Any]:
-    """What this process gets of each share, and what it says where one has nothing."""
+    """Returns the losses of this process for each distribution of pairs, and the error for a process without pairs."""
     rank, results = dist.get_rank(), {}
     for loss in LOSSES:
         for shares in SHARES:

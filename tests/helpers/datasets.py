@@ -1,4 +1,4 @@
-"""Writers of tiny datasets in the formats that real ones have."""
+"""Writers of tiny datasets in the formats of real datasets."""
 
 import functools
 import gzip
@@ -15,12 +15,12 @@ from PIL import Image as PILImage
 from hf_vit.data import load_digits_dataset
 
 
-SEEDS = {"train": 0, "val": 1000, "test": 2000}  # no split has an image of another
-load_digits = functools.cache(load_digits_dataset)  # whose images take a quarter of a second to encode
+SEEDS = {"train": 0, "val": 1000, "test": 2000}  # so that splits have no images in common
+load_digits = functools.cache(load_digits_dataset)  # encoding the images takes 0.25 seconds
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:
-    """A small color image that is another for every number."""
+    """Returns a small random color image with a seed of `number`."""
     pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return PILImage.fromarray(pixels)
 
@@ -32,7 +32,7 @@ def encoded(image: PILImage.Image, image_format: str = "PNG") -> bytes:
 
 
 def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
-    """Writes an image to each path below `folder`."""
+    """Writes a different image to each of the paths `names` in `folder`."""
     for number, name in enumerate(names, start=seed):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
 
 
 def write_class_folders(folder: Path, names: list[str]) -> Path:
-    """Writes four images of each class to train/<class> and two to test/<class>; returns `folder`."""
+    """Writes four images per class to train/<class> and two to test/<class>; returns `folder`."""
     for split, count in (("train", 4), ("test", 2)):
         files = (f"{split}/{name}/{number}.png" for name in names for number in range(count))
         write_pictures(folder, *files, seed=SEEDS[split])
@@ -48,7 +48,7 @@ def write_class_folders(folder: Path, names: list[str]) -> Path:
 
 
 def write_idx_file(file: Path, array: np.ndarray) -> None:
-    """Writes an array as the authors of MNIST did, packed if the name ends in .gz."""
+    """Writes an array in the IDX format of MNIST, compressed if the file name ends in .gz."""
     header = bytes((0, 0, 8, array.ndim)) + b"".join(length.to_bytes(4, "big") for length in array.shape)
     content = header + array.astype(np.uint8).tobytes()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write_idx_file(file: Path, array: np.ndarray) -> None:
 def write_idx(
     folder: Path, split: str, labels: list[int], prefix: str = "", spelling: str = "-", packed: bool = False
 ) -> np.ndarray:
-    """Writes the two files of a split, with random 28x28 images; returns these."""
+    """Writes the two files of a split with random 28x28 images; returns the images."""
     images = np.random.default_rng(len(labels)).integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
     suffix = ".gz" if packed else ""
     write_idx_file(folder / f"{prefix}{split}-images{spelling}idx3-ubyte{suffix}", images)
@@ -69,7 +69,7 @@ def write_idx(
 def dataset_of(
     labels: list, names: list[str] | None = None, image_column: str = "image", label_column: str = "label"
 ) -> Dataset:
-    """A dataset as it lies on the Hub: PNG bytes, and class names or plain values."""
+    """Returns a dataset as stored on the Hub: PNG bytes, and class names or plain values."""
     kind = ClassLabel(names=names) if names else Value("int64" if isinstance(labels[0], int) else "string")
     features = Features({image_column: Image(), label_column: kind})
     content = [{"bytes": encoded(picture(number)), "path": None} for number in range(len(labels))]
@@ -79,7 +79,7 @@ def dataset_of(
 def write_tar(
     file: Path, images: Mapping[str, bytes], labels: Mapping[str, object], kind: str = "cls", suffix: str = "png"
 ) -> None:
-    """Writes images and labels, text or JSON, by key as WebDataset does."""
+    """Writes images and labels (text or JSON) of each key in the format of WebDataset."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, "w") as tar:
         for key, image in images.items():
@@ -92,7 +92,7 @@ def write_tar(
 
 
 def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_files: int = 2) -> Path:
-    """Writes pictures with these labels by split, each split to several tar files; returns `folder`."""
+    """Writes images with the given labels per split, each split to several tar files; returns `folder`."""
     for split, values in labels.items():
         keys = [f"{split[:2]}/{number:03}" for number in range(len(values))]
         for part in range(num_files):
@@ -103,34 +103,34 @@ def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_
 
 
 def truncate(file: Path, share: float = 0.6) -> None:
-    """Cuts off the end of a file."""
+    """Keeps only the first `share` of the bytes of a file."""
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
 
 
-SHAPE = (6, 8)  # of a `picture`, in rows and columns
+SHAPE = (6, 8)  # rows and columns of an image from `picture`
 
 
 def class_map(number: int, num_classes: int = 3) -> np.ndarray:
-    """Random class numbers with a few pixels of no class, of the size of a `picture`."""
+    """Returns a random class map of the size of `picture`, in which a few pixels have no class (255)."""
     draws = np.random.default_rng(number)
     return np.where(draws.random(SHAPE) < 0.1, 255, draws.integers(0, num_classes, SHAPE)).astype(np.uint8)
 
 
 def write_image(file: Path, image: PILImage.Image | np.ndarray) -> None:
-    """Writes an image, or an array as one, in the format that its name says."""
+    """Writes an image or array in the format of the file extension."""
     file.parent.mkdir(parents=True, exist_ok=True)
     (PILImage.fromarray(image) if isinstance(image, np.ndarray) else image).save(file)
 
 
 def write_masks(folder: Path, *names: str, num_classes: int = 3) -> None:
-    """Writes a class map to each path below `folder`; of equal place in the list, it is that of a `picture`."""
+    """Writes class maps to the paths `names`; the class map at index i matches `picture(i)` in size."""
     for number, name in enumerate(names):
         write_image(folder / name, class_map(number, num_classes))
 
 
 def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car")) -> Path:
-    """Writes four images with masks to train/ and two to val/, and classes.txt; returns `folder`."""
+    """Writes four images with masks to train/, two to val/, and classes.txt; returns `folder`."""
     for split, count in (("train", 4), ("val", 2)):
         write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)), seed=SEEDS[split])
         write_masks(folder, *(f"{split}/masks/{number}.png" for number in range(count)))
@@ -139,7 +139,7 @@ def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car
 
 
 def depth_in_millimeters(number: int) -> np.ndarray:
-    """Random depth of 0.5 to 10 meters, of the size of a `picture`; the first pixel has none."""
+    """Returns random depth of 0.5 to 10 meters of the size of `picture`; the first pixel has no depth (0)."""
     depth = np.random.default_rng(number).integers(500, 10000, SHAPE).astype(np.uint16)
     depth[0, 0] = 0
     return depth
@@ -158,9 +158,9 @@ COCO_CATEGORIES = [{"id": 7, "name": "sky", "isthing": 0}, {"id": 3, "name": "ca
 
 
 def write_panoptic(folder: Path) -> np.ndarray:
-    """Writes one image as COCO does: sky, two cats and a crowd of cats; returns the numbers of their segments."""
+    """Writes one image with sky, two cats and a crowd of cats in COCO format; returns its map of segment ids."""
     ids = np.zeros(SHAPE, np.int32)
-    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # the rest is of no class
+    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # the other pixels have no class
     bands = np.stack([ids % 256, ids // 256 % 256, ids // 65536], axis=-1).astype(np.uint8)
     write_pictures(folder / "val2017", "12.jpg")
     write_image(folder / "annotations" / "panoptic_val2017" / "12.png", bands)
@@ -175,7 +175,7 @@ def write_panoptic(folder: Path) -> np.ndarray:
 
 
 def write_instances(folder: Path, *annotations: dict) -> Path:
-    """Writes one image with annotations of instances in one folder of the split; returns the file."""
+    """Writes one image with instance annotations to the folder train; returns the annotation file."""
     write_pictures(folder, "train/images/12.jpg")
     file = folder / "train" / "annotations.json"
     write_coco(file, [{"id": number, "image_id": 12, **annotation} for number, annotation in enumerate(annotations)])
@@ -183,7 +183,7 @@ def write_instances(folder: Path, *annotations: dict) -> Path:
 
 
 def write_coco(file: Path, annotations: list[dict]) -> None:
-    """Writes annotations of one image in the format of COCO."""
+    """Writes annotations of one image in COCO format."""
     image = {"id": 12, "file_name": "12.jpg", "height": SHAPE[0], "width": SHAPE[1]}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"images": [image], "annotations": annotations, "categories": COCO_CATEGORIES}))

@@ -1,4 +1,4 @@
-"""Images with made-up dense predictions, for the tests of scores and pictures."""
+"""Synthetic dense predictions and targets, for the tests of metrics and visualizations."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,19 +13,19 @@ from hf_vit.evaluation.detection import InstanceMetric
 from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
 
-NAMES = ["sky", "road", "cat", "dog", "ghost"]  # there is no ghost
+NAMES = ["sky", "road", "cat", "dog", "ghost"]  # no image contains "ghost"
 THINGS = [2, 3]
-NUM_IMAGES = 11  # fills no batch of 2 or 4
+NUM_IMAGES = 11  # not divisible by batch sizes 2 and 4
 Image = tuple[Any, Any]  # prediction and target
 
 
 def size(number: int) -> tuple[int, int]:
-    """Height and width of an image."""
+    """Returns height and width of an image."""
     return 112 + 8 * (number % 3), 130 + 16 * (number % 4)
 
 
 def boxes(generator: np.random.Generator, count: int, shape: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Rectangles (top, bottom, left, right) from a few pixels to most of the image."""
+    """Returns rectangles (top, bottom, left, right) from a few pixels to most of the image."""
     sides = [sorted(generator.choice(length + 1, 2, replace=False)) for _ in range(count) for length in shape]
     return [(*sides[2 * i], *sides[2 * i + 1]) for i in range(count)]
 
@@ -46,7 +46,7 @@ def semantic_image(number: int) -> Image:
 
 
 def panoptic_image(number: int) -> Image:
-    """Overlapping boxes painted one over the other, moved a little in the prediction; much stays void."""
+    """Returns overlapping boxes, shifted a little in the prediction, and their targets; many pixels are void."""
     generator = np.random.default_rng(number)
     rectangles = boxes(generator, 6, size(number))
     maps = []
@@ -67,7 +67,10 @@ def panoptic_image(number: int) -> Image:
 
 
 def instance_image(number: int) -> Image:
-    """Boxes moved by a few pixels, and one that is invented; image 1 has no object, 2 no detection, 3 neither."""
+    """Returns detections, which are boxes shifted by a few pixels and a false positive, and their targets.
+
+    Image 1 has no objects, image 2 no detections, image 3 neither.
+    """
     generator, shape = np.random.default_rng(number), size(number)
     objects = [] if number in (1, 3) else boxes(generator, 5, shape)
     detections = [(top, bottom, left + 3, right + 3) for top, bottom, left, right in objects]
@@ -75,13 +78,13 @@ def instance_image(number: int) -> Image:
     prediction = {
         "masks": masks_of(detections, shape),
         "class_labels": generator.choice(THINGS, len(detections)),
-        "scores": generator.random(len(detections)).round(1),  # many are equal
+        "scores": generator.random(len(detections)).round(1),  # with many ties
     }
     return prediction, {"masks": masks_of(objects, shape), "class_labels": np.resize(THINGS, len(objects))}
 
 
 def depth_image(number: int) -> Image:
-    """Depth of 0.5 to 12 meters with invalid pixels; image 4 has no valid one."""
+    """Returns predicted and true depth of 0.5 to 12 meters with invalid pixels; all are invalid in image 4."""
     generator = np.random.default_rng(number)
     target = generator.uniform(0.5, 12, size(number))
     prediction = target * generator.uniform(0.7, 1.5, size(number))
@@ -100,7 +103,7 @@ METRICS: Metrics = {
 
 
 def scores_of_processes(metrics: Metrics, batch_size: int) -> dict[str, dict[str, float]]:
-    """All scores of all images, of which each process predicts some."""
+    """Returns all scores of all images, each of which is predicted by one of the processes."""
     accelerator, scores = Accelerator(cpu=True), {}
     for name, (make_metric, image) in metrics.items():
         metric = make_metric()

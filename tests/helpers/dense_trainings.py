@@ -1,4 +1,4 @@
-"""Trainings of dense tasks and of objects on a few drawn images, by the scripts and by the Trainer."""
+"""Training runs of dense tasks and object tasks on a few synthetic images, with the scripts and the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 DENSE = ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 OBJECTS = ("object_detection", "keypoint_detection")
-TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # by file
+TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in DENSE}  # by file name
 OBJECT_TASKS: dict[str, type[Task]] = {name: training.TASKS[name.replace("_", "-")] for name in OBJECTS}
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
-SCENES_BATCHES = (1, 2)  # images per process, of which the last batch has fewer
+SCENES_BATCHES = (1, 2)  # batch sizes per process; the last batch is smaller
 CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -59,10 +59,10 @@ OF_TASK = {
 
 
 def write_scenes(folder: Path) -> Path:
-    """Writes images of several sizes of an animal on a floor, with masks and depths; returns `folder`.
+    """Writes images of several sizes that show an animal on a floor, with masks and depths; returns `folder`.
 
-    The animal is a box of its color, 2 meters away; the floor goes from 2 to 6 meters. What is farther away is darker.
-    A border has no truth.
+    The animal is a colored box at a depth of 2 meters; the floor extends from 2 to 6 meters. Brightness decreases with
+    depth. The first column of pixels has no label and no depth.
     """
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
@@ -95,14 +95,14 @@ def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
 
 
 def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, float]:
-    """Trains by what the script does; returns its scores."""
+    """Runs the training script of a task and returns the validation scores."""
     run_task(task, data, output_dir, *options)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
 
 
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
-    """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
+    """Returns the trainer of a script, in float64, with fixed weights instead of the zeros of new heads."""
     task_class = ALL_TASKS[task]
     made = task_of(task_class, arguments_of(task, data, output_dir, *options))
     made.load_data()
@@ -116,7 +116,7 @@ def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> Eval
 
 
 def see_the_right(model: HfViTForObjectDetection) -> None:
-    """Puts all boxes near the objects on the right, as boxes of random weights hit nothing."""
+    """Moves all predicted boxes near the objects on the right, because boxes of random weights match no object."""
     last = model.detection_head.box_predictor.layers[-1]
     with torch.no_grad():
         last.weight.mul_(0.05)
@@ -125,7 +125,7 @@ def see_the_right(model: HfViTForObjectDetection) -> None:
 
 @dataclass
 class Float64Collator:
-    """Pixels in float64, so that predictions are the same in whatever batches."""
+    """Converts pixels to float64, so that predictions do not depend on the batch size."""
 
     collator: Any
     keeps_targets: bool = False
@@ -136,13 +136,13 @@ class Float64Collator:
 
 
 def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) -> dict[str, float]:
-    """The scores of images, by default of the validation images, without the speed."""
+    """Returns loss and scores, but no speed, of images, by default of the validation images."""
     found = trainer.evaluate(images)
     return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def scores_at_all_batch_sizes(data: dict[str, Path], folder: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """Scores of tasks, each on its data, by batch size."""
+    """Returns the scores of each task on its dataset for each batch size."""
     scores: dict[str, dict[int, dict[str, float]]] = {}
     for task, own in data.items():
         trainer = make_trainer(task, own, folder)

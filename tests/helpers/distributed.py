@@ -1,4 +1,4 @@
-"""Runs the jobs of `tests.helpers.trainings` in processes of their own: one, or several that train together."""
+"""Runs the jobs of `tests.helpers.trainings` in one or several subprocesses."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from .processes import ROOT, TIMEOUT, Process
 
 
 def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:
-    """Starts a job, which writes what it has to say to `folder` and what it prints to output.txt there."""
+    """Starts a job, which writes its results to files in `folder` and its output to output.txt there."""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "output.txt"
     return Process(
@@ -21,9 +21,9 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
 
 
 def launch(*arguments: str, folder: Path, workdir: Path | None = None) -> Process:
-    """Starts torchrun, in `workdir` or else in `folder`, where what it and its processes print goes to output.txt.
+    """Starts torchrun in `workdir`, or in `folder` by default, with all output in output.txt of `folder`.
 
-    Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
+    `accelerate launch --cpu --num_processes 2` is no alternative: it runs a single process without a warning.
     """
     return Process(
         *("-m", "tests.helpers.torchrun", "--log_dir", str(folder / "logs"), *arguments),
@@ -38,10 +38,10 @@ def finish(process: Process, folder: Path, returncode: int = 0) -> None:
     """Waits for a job.
 
     Raises:
-        AssertionError: if it ends in another way, with what it printed.
+        AssertionError: if it ends with another exit code; the message is its output.
     """
     try:
         process.wait(TIMEOUT)
     finally:
-        process.terminate()  # not kill(), of which torchrun's processes would not learn
+        process.terminate()  # kill() would leave the processes of torchrun running
     assert process.returncode == returncode, (folder / "output.txt").read_text()

@@ -1,4 +1,4 @@
-"""The environment of tests: without a network, and with a home, caches and temporary files that end with pytest."""
+"""Environment of the tests: no network, and temporary home, cache and temp folders that are removed after pytest."""
 
 import getpass
 import os
@@ -10,16 +10,16 @@ from .network import refuse_network
 from .processes import NO_COUNTING
 
 
-PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # of this process
-HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # in which tests leave nothing
+PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # one per process
+HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # tests must leave both empty
 
 
 def isolate() -> None:
-    """Keeps this process off the network and the home directory; libraries must not have been imported yet."""
+    """Cuts this process off the network and the home directory; call it before libraries are imported."""
     refuse_network()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for name, folder in {
-        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # fonts and compiled code take long: they stay for the next run
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # kept, because fonts and compiled code take long to build
         "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
         "PYTHONUSERBASE": site.getuserbase(),
     }.items():
@@ -28,7 +28,7 @@ def isolate() -> None:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
-    # torch puts compiled headers beside temporary files, wherever its cache is: they stay for the next run too.
+    # torch stores compiled headers next to temporary files, regardless of its cache; they are kept for the next run.
     headers = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     headers.mkdir(exist_ok=True)
     TEMPORARY.joinpath(headers.name).symlink_to(headers)

@@ -1,4 +1,4 @@
-"""Small encoders, and what is extracted by them."""
+"""Small encoders, and feature extraction with them."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .references import draw_weights
 
 
 def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
-    """Saves a model whose weights all matter, with its image processor; returns `folder`."""
+    """Saves a model in which all weights affect the output, and its image processor; returns `folder`."""
     config = small_config(**overrides)
     model = HfViTModel(config)
     draw_weights(model, seed)
@@ -24,13 +24,13 @@ def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
-    """What the script is told, with files and batches so small that several are needed."""
+    """Returns arguments of the extraction, with shards and batches so small that there are several of each."""
     places = {"model_name_or_path": str(model), "dataset_name": str(data), "output_dir": str(output_dir)}
     return {**places, "batch_size": 4, "rows_per_shard": 10, "use_cpu": True, **options}
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
-    """The same on the command line."""
+    """Converts arguments to command-line options."""
     return [
         part
         for name, value in arguments.items()
@@ -39,16 +39,16 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 
 
 def extract_to(model: Path, data: Path, output_dir: Path, **options: Any) -> Path:
-    """Extracts features in this process; returns `output_dir`."""
+    """Extracts features in this process and returns `output_dir`."""
     extract_features(ExtractionArguments(**arguments_of(model, data, output_dir, **options)))
     return output_dir
 
 
 def rows_of(folder: Path, split: str) -> pa.Table:
-    """All rows of a split, in the order of the files."""
+    """Returns all rows of a split in the order of its files."""
     return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob(f"{split}-*.parquet")))
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    """All files of a folder."""
+    """Returns the content of all files in a folder by name."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""Runs code in a new process with an empty cache: with the package, or without it as a user without it would."""
+"""Runs code in a new process with an empty cache, either with the package or without it, as after a Hub download."""
 
 import os
 import re
@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from .processes import NO_COUNTING, ROOT, Process
 
 
-# What the extension module of triton 3.9 has not freed, which it reports when a process ends.
+# Report of the extension module of triton 3.9 about memory that is not freed when a process ends
 LEAKS = re.compile(r"^nanobind: leaked .*?refleaks\.html\n?", flags=re.MULTILINE | re.DOTALL)
 
 PREAMBLE = """
 import sys
-sys.modules["hf_vit"] = None  # an import of it now fails
+sys.modules["hf_vit"] = None  # makes its import fail
 import warnings
 import torch, transformers
 """
@@ -24,10 +24,10 @@ import torch, transformers
 def run_without_package(
     code: str, workdir: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in `workdir`, where `hf_vit` cannot be imported; its arguments are in `sys.argv[1:]`.
+    """Runs `code` in `workdir`, where `hf_vit` cannot be imported; `arguments` are in `sys.argv[1:]`.
 
     Raises:
-        AssertionError: if the process fails, with what it printed.
+        AssertionError: if the process fails; the message is its output.
     """
     process = run_python("-c", PREAMBLE + textwrap.dedent(code), *arguments, workdir=workdir, **environment)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -37,7 +37,7 @@ def run_without_package(
 def run_with_package(
     code: str, workdir: Path, *arguments: str, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `code` in `workdir`, where `hf_vit` can be imported; otherwise as `run_without_package`."""
+    """Runs `code` like `run_without_package`, but with `hf_vit` importable."""
     environment["PYTHONPATH"] = str(ROOT)
     process = run_python("-c", textwrap.dedent(code), *arguments, workdir=workdir, fresh=fresh, **environment)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -47,14 +47,14 @@ def run_with_package(
 def run_script(
     name: str, workdir: Path, *arguments: str, processes: int = 1, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `scripts/{name}.py` in `workdir`, and returns what it printed and its exit code."""
+    """Runs `scripts/{name}.py` in `workdir` and returns its output and exit code."""
     environment["PYTHONPATH"] = str(ROOT)
     script = str(ROOT / "scripts" / f"{name}.py")
     return run_python(script, *arguments, workdir=workdir, processes=processes, **environment)
 
 
 def start_script(name: str, workdir: Path, *arguments: str) -> Process:
-    """Starts `scripts/{name}.py` in `workdir`; what it prints is lost."""
+    """Starts `scripts/{name}.py` in `workdir` and discards its output."""
     nowhere, environment = Path(os.devnull), offline({"PYTHONPATH": str(ROOT)})
     command = (str(ROOT / "scripts" / f"{name}.py"), *arguments)
     return Process(*command, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
@@ -63,7 +63,7 @@ def start_script(name: str, workdir: Path, *arguments: str) -> Process:
 def run_python(
     *arguments: str, workdir: Path, processes: int = 1, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `workdir`, whose cache stays from one run there to the next; offline unless given a Hub."""
+    """Runs Python in `workdir`, where the cache is kept between runs; offline unless a Hub endpoint is given."""
     workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
@@ -80,10 +80,10 @@ def run_python(
 
 
 def offline(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the whole environment of a process: without a network, unless given a Hub."""
+    """Returns the complete environment of a process, which is offline unless a Hub endpoint is given."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
-        "HF_HOME": "hf_home",  # in whichever folder the process runs: all processes have the same environment
+        "HF_HOME": "hf_home",  # relative, so that all processes have the same environment
         **NO_COUNTING,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),

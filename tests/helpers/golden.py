@@ -1,6 +1,6 @@
-"""Golden values: outputs and gradients of models whose weights are a formula.
+"""Golden values: outputs and gradients of models whose weights are given by a formula.
 
-`python -m tests.helpers.golden` writes them again.
+`python -m tests.helpers.golden` regenerates them.
 """
 
 import json
@@ -19,13 +19,13 @@ GOLDEN: dict[str, list[float]] = json.loads(PATH.read_text()) if PATH.exists() e
 
 
 def wave(shape: torch.Size, frequency: float) -> torch.Tensor:
-    """A tensor of distinct numbers in [-1, 1] that no random generator has a say in."""
+    """Returns distinct numbers in [-1, 1] that do not depend on a random generator."""
     steps = torch.arange(shape.numel(), dtype=torch.float64)
     return torch.sin(frequency * steps + 0.1 * frequency).reshape(shape)
 
 
 def golden_values() -> dict[str, list[float]]:
-    """Logits, and mean size of logits' gradients by weight, of every variant, in float64."""
+    """Returns the logits of every variant and the mean absolute gradient of each of its weights, in float64."""
     results = {}
     for variant in VARIANTS:
         model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).double().eval()

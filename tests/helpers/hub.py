@@ -1,4 +1,4 @@
-"""A stand-in for the Hub that speaks its protocol to the real client, for tests without a network."""
+"""A mock of the Hub server that works with the real client, for tests without a network."""
 
 import base64
 import functools
@@ -19,14 +19,14 @@ from urllib.parse import unquote
 import yaml
 
 
-# The one user there is, who may write to the repositories "user/...", and nobody else to any.
+# The only user, who can write only to the repositories "user/..."
 OWNER, TOKEN = "user", "hf_dummy"
 LFS_SUFFIXES = {".bin", ".png", ".pt", ".pth", ".safetensors"}
 
 
 @dataclass(frozen=True)
 class Commit:
-    """All files of a repository on one branch, and which of them this commit has written."""
+    """A commit of a repository on one branch, with all files and the paths that it has written."""
 
     repo: str
     revision: str
@@ -38,7 +38,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back to the client."""
+    """Response to the client."""
 
     status: int
     body: bytes = b""
@@ -47,15 +47,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """What happens to a request: to the first one for an action that holds `content`."""
+    """A failure of the first request for `action` whose body contains `content`."""
 
     action: str
-    status: int | None  # None: the connection is cut
+    status: int | None  # None closes the connection
     content: bytes = b""
 
 
 class RefusedError(Exception):
-    """A request that fails, with the answer that says why."""
+    """Raised if a request fails; holds the response with the reason."""
 
     def __init__(self, status: int, **headers: str) -> None:
         super().__init__(status)
@@ -64,7 +64,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Request:
-    """What an action needs of a request beside its path."""
+    """Authorization and body of a request."""
 
     token: str
     body: bytes
@@ -84,7 +84,7 @@ def is_lfs(path: str) -> bool:
 
 
 def digest(path: str, content: bytes) -> str:
-    """The name of a file's content: of LFS or, for a small file, of git."""
+    """Returns the hash that identifies the content of a file: SHA-256 for LFS files, otherwise the git hash."""
     if is_lfs(path):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -95,15 +95,15 @@ def as_json(content: object, status: int = 200) -> Answer:
 
 
 class Hub:
-    """Repositories and their commits, oldest first; the methods after `find` each answer one kind of request."""
+    """Repositories and their commits in chronological order. Each method after `find` handles one type of request."""
 
     def __init__(self, root: Path) -> None:
-        """Starts with every folder `root/user/name` as repository "user/name"."""
+        """Creates a repository "user/name" from every folder `root/user/name`."""
         self.endpoint = ""
         self.private: set[str] = set()
         self.storage: dict[str, bytes] = {}
-        self.uploads: list[str] = []  # what has been put into the storage
-        self.tags: dict[tuple[str, str], str] = {}  # commits by repository and tag
+        self.uploads: list[str] = []  # hashes of uploaded LFS files
+        self.tags: dict[tuple[str, str], str] = {}  # commit of each repository and tag
         self.failures: list[Failure] = []
         self.commits: list[Commit] = []
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
@@ -113,11 +113,11 @@ class Hub:
 
     @property
     def client(self) -> dict[str, str]:
-        """The environment of a client that talks to this hub, as the user who may write."""
+        """Environment variables of a client of this hub, with the token of the user."""
         return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
     def find(self, repo: str, revision: str = "main") -> Commit:
-        """The newest commit of a branch, or the one that is named."""
+        """Returns the latest commit of a branch, or the commit of a tag or hash."""
         commits = [commit for commit in self.commits if commit.repo == repo]
         if not commits:
             raise RefusedError(404, X_Error_Code="RepoNotFound")
@@ -254,7 +254,7 @@ ROUTES = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Brings each request to the method of the hub that answers it."""
+    """Passes each request to the method of the hub that handles it."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -297,19 +297,19 @@ class Handler(BaseHTTPRequestHandler):
         raise RefusedError(404)
 
     def fail(self, action: str, request: Request) -> None:
-        """Fails if that is to happen to the request."""
+        """Raises the failure that is scheduled for a request, if there is one."""
         for failure in self.hub.failures:
             if failure.action == action and failure.content in request.body:
                 self.hub.failures.remove(failure)
                 raise ConnectionAbortedError if failure.status is None else RefusedError(failure.status)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keeps the test output clean."""
+        """Discards log messages to keep the test output clean."""
 
 
 @functools.cache
 def own_port() -> int:
-    """A port for all hubs of this process: their clients have the same environment, and so the same zygote."""
+    """Returns a port for all hubs of this process, so that their clients have the same environment and zygote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -317,12 +317,12 @@ def own_port() -> int:
 
 @contextmanager
 def serve(root: Path) -> Iterator[Hub]:
-    """Runs a hub that starts with every folder `root/user/name` as repository "user/name"."""
+    """Runs a hub with a repository "user/name" for every folder `root/user/name`."""
     hub = Hub(root)
     handler = type("BoundHandler", (Handler,), {"hub": hub})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", own_port()), handler)
-    except OSError:  # another hub runs at the same time
+    except OSError:  # the port is used by another hub
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)

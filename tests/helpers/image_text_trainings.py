@@ -1,4 +1,4 @@
-"""Trainings on a few drawn images and captions, by the script and by the Trainer."""
+"""Training runs on a few synthetic images and captions, with the script and the Trainer."""
 
 import json
 from itertools import product
@@ -26,7 +26,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "patch_size": 4,
-    "initializer_range": 0.1,  # the usual 0.02 is for wide tokens: here all images and texts would start alike
+    "initializer_range": 0.1,  # at this width, 0.02 gives nearly equal embeddings
 }
 TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]
@@ -36,13 +36,13 @@ A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 
 
 def captions_of(left: str, right: str) -> list[str]:
-    """What is written about an image of two halves; a few images have one caption less."""
+    """Returns the captions of an image with two halves: three, or two if the left half is white."""
     captions = [f"{left} beside {right}", f"{right} on the right of {left}", f"half {left}, the other half {right}"]
     return captions[: 2 if left == "white" else 3]
 
 
 def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
-    """Writes noisy images of two halves: those to learn from with a row for each caption, the others with lists."""
+    """Writes noisy images with two halves: in train one row per caption, in val one row with a list of captions."""
     generator = np.random.default_rng(0)
     for split, count in zip(("train", "val"), sizes, strict=True):
         (folder / split / "images").mkdir(parents=True)
@@ -61,7 +61,7 @@ def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
 
 
 def write_labeled(folder: Path) -> Path:
-    """Writes images of one color to test/<color>/, and those of another kind to train/."""
+    """Writes labeled images of a single color: three per color to test/<color>/, one per color to train/<color>/."""
     for number, (name, color) in enumerate(COLORS.items()):
         for split, count in (("train", 1), ("test", NUM_LABELED)):
             (folder / split / name).mkdir(parents=True)
@@ -79,7 +79,7 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
 
 
 def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
-    """Does what the script does; returns the scores."""
+    """Runs the training script and returns the validation scores."""
     run(ImageTextContrast, arguments_of(data, output_dir, *options), None, report=lambda _: None)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
@@ -92,10 +92,10 @@ def make_trainer(data: Path, output_dir: Path, *options: str) -> EvaluatorTraine
 
 
 def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
-    """Trains for more than an epoch, with either loss; returns the losses, the weights and the scores."""
+    """Trains for more than an epoch with each loss and returns the losses, weights and scores."""
     results = {}
     for loss in ("sigmoid", "softmax"):
-        # Adam would divide differences in the last digit by themselves.
+        # SGD, because Adam would amplify rounding differences in small gradients
         options = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "5", "--logging_steps", "1"]
         options += ["--per_device_train_batch_size", str(batch_size), "--loss", loss]
         trainer = make_trainer(data, folder / loss, *A_FEW, *options)

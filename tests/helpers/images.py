@@ -1,4 +1,4 @@
-"""What the tests of the image processors share."""
+"""Helpers of the image processor tests."""
 
 from io import BytesIO
 
@@ -17,7 +17,7 @@ def noise(*shape, seed=0):
 
 
 def read(backend, image, **options):
-    """The pixels (C, H, W) as they are read, before any resizing or scaling."""
+    """Returns the pixels (C, H, W) of an image as read, before resizing and scaling."""
     return backend(**{**PLAIN, **options})(image, return_tensors="pt").pixel_values[0]
 
 

@@ -1,4 +1,4 @@
-"""Small models with every option, for the tests of several files."""
+"""Small models that cover every option, shared by several test files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ SMALL: dict[str, Any] = {
     },
     "contrastive_config": {"projection_dim": 12},
 }
-# Together these switch on every option of the backbone.
+# Together, these variants use every option of the backbone.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mask": {"use_mask_token": True, "prefix_has_position": False, "num_register_tokens": 1},
@@ -131,27 +131,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
-    """A configuration of a few thousand weights."""
+    """Returns a configuration of a model with a few thousand weights."""
     return HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})
 
 
 def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
-    """Fixed random images for `config`, of its own size or of `grid` patches."""
+    """Returns reproducible random images of the size of `config`, or of `grid` patches."""
     rows, columns = config.grid_size if grid is None else grid
     patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
-# A batch of so many images, as a dictionary of what the model takes; the first dimension, or a list, counts images.
+# Returns a batch of the given number of images as model arguments; images are counted by the first dimension or list.
 MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A model that trains, and what it trains on.
+    """A model class with training data.
 
-    Batch norm looks at all images of a step at once, so `accumulates` is False for it.
+    `accumulates` is False if gradient accumulation changes the result, for example with batch norm.
     """
 
     model_class: type[HfViTPreTrainedModel]
@@ -161,7 +161,7 @@ class TrainingCase:
 
 
 def labeled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
-    """Images with `make_labels(generator, batch, num_labels)` as targets."""
+    """Returns a function that makes batches of images with `make_labels(generator, batch, num_labels)` as targets."""
 
     def make_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
         labels = make_labels(torch.Generator().manual_seed(batch), batch, config.num_labels)
@@ -187,7 +187,7 @@ def values(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Every image has another number of pixels that do not count, the last one nothing else."""
+    """Returns class maps with a different number of ignored pixels per image; in the last image all are ignored."""
     labels = torch.randint(num_labels, (batch, 32, 32), generator=generator)
     for index in range(batch):
         labels[index, : index * 32 // (batch - 1)] = 255
@@ -195,7 +195,7 @@ def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Every image has another number of invalid pixels, the last one nothing else."""
+    """Returns depth maps with a different number of invalid pixels per image; in the last image all are invalid."""
     depth = 1 + 8 * torch.rand(batch, 32, 32, generator=generator)
     for index in range(batch):
         depth[index, : index * 32 // (batch - 1)] = float("nan")
@@ -203,7 +203,7 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Some are not labeled, and some are beyond the image; of the last image none counts."""
+    """Returns keypoints, some without a label, some outside the image; the last image has none with a label."""
     places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
     visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
     visibility[-1] = 0
@@ -220,13 +220,13 @@ def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def boxes(generator: Generator, count: int) -> Tensor:
-    """Boxes (count, 4) that lie in the image, as cx, cy, w, h."""
+    """Returns boxes (count, 4) inside the image as (cx, cy, w, h)."""
     sizes = 0.1 + 0.5 * torch.rand(count, 2, generator=generator)
     return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
 
 
 def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
-    """Images of which the one with a number has so many objects."""
+    """Returns a function that makes batches in which the image with index i has `count_of(i)` objects."""
 
     def make_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(batch)
@@ -242,19 +242,19 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
     return make_batch
 
 
-objects = with_boxes(lambda number: number % 5)  # the first image has none
-lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # all in one image, and so in one process
+objects = with_boxes(lambda number: number % 5)  # the first image has no objects
+lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # only one image, and so one process, has objects
 
 
 def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Images with what decides about their masks."""
+    """Returns images with the noise that determines their masks."""
     rows, columns = config.grid_size
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
     return {"pixel_values": pixels(config, batch), "noise": noise}
 
 
 def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Images and texts of several lengths, each with an end and then padding."""
+    """Returns images with texts of several lengths, which end with an end token and padding."""
     length, end = 8, 39
     texts = torch.randint(1, end, (batch, length), generator=torch.Generator().manual_seed(batch))
     ends = 2 + torch.arange(batch)[:, None] % (length - 2)  # (B, 1)
@@ -264,7 +264,7 @@ def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """Global and local views of images."""
+    """Returns global and local views of images."""
     generator = torch.Generator().manual_seed(batch)
     sizes = {"pixel_values": config.image_size, "local_pixel_values": 2 * config.patch_size}
     return {
@@ -274,7 +274,7 @@ def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
 
 
 def with_masked_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
-    """The same, with masked patches in the first global view of each image, and what a teacher has assigned."""
+    """Returns views with masked patches in the first global view of each image, and with teacher assignments."""
     generator = torch.Generator().manual_seed(batch)
     masks = torch.zeros(batch, 2, config.grid_size[0] * config.grid_size[1], dtype=torch.bool)
     masks[:, 0, ::3] = True
@@ -286,7 +286,7 @@ def assigned(generator: Generator, *shape: int) -> Tensor:
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:
-    """The same with padding in every image but the first, more of it in each."""
+    """Returns a function that adds padding to the batches of `make_batch`, of a different size per image."""
 
     def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
@@ -299,31 +299,31 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
 
 
 class WithPointsOnALattice(HfViTForUniversalSegmentation):
-    """Takes the points of an evaluation: in training those of a mask's loss are random, others in each process."""
+    """Samples masks at fixed points, as in evaluation, because random points would differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.training = False  # of the loss; the layers train
+        self.training = False  # only for the loss; the layers stay in training mode
         return self
 
 
 class WithFixedSlices(HfViTForJointEmbedding):
-    """Always draws the same slices."""
+    """Draws the same slices in each step."""
 
-    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # named, as the library looks for it
+    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for the name
         torch.manual_seed(0)
         return super().forward(**inputs, return_loss=return_loss)
 
 
 class Comparing(HfViTForZeroShotImageClassification):
-    """Always gives the loss, as with a collator that asks for it."""
+    """Always computes the loss, as with a data collator that requests it."""
 
     def forward(self, **inputs: Any) -> Any:
         return super().forward(**inputs, return_loss=True)
 
 
 DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "num_prototypes": 6}
-# For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
+# Rotary, because tables of learned positions are resampled in float32 for several image sizes, which limits accuracy
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
@@ -339,7 +339,7 @@ BERT = {
     "attention_probs_dropout_prob": 0.0,
 }
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
-# Every class that trains, with every kind of target it takes.
+# Every model class that can be trained, with every type of target that it accepts
 TRAINING_CASES = {
     "class_numbers": TrainingCase(HfViTForImageClassification, labeled(class_numbers)),
     "soft_labels": TrainingCase(

@@ -429,7 +429,7 @@ def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -
         assert_close(long[:1], model.get_text_features(cut).pooler_output, 1e-6, "cut off")
         assert_close(long[1:], model.get_text_features(ids[1:, :5]).pooler_output, 1e-6, "short")
         assert_close(model.get_text_features(ids[:1]).pooler_output, long[:1], 1e-6, "without a mask")
-    assert "Texts have up to 12 tokens, of which the model reads the first 9" in caplog.text
+    assert "Texts have up to 12 tokens, but the model reads only the first 9" in caplog.text
     bert = build("bert")
     longest = bert.text_model.config.max_position_embeddings
     longer = torch.ones(1, longest + 3, dtype=torch.long)
@@ -449,7 +449,7 @@ def test_bad_input_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             model(**{**inputs, **changed})
-    with pytest.raises(ValueError, match="'t5', which is no encoder alone"):
+    with pytest.raises(ValueError, match="'t5', which is not encoder-only"):
         HfViTForZeroShotImageClassification(small_config(text_config={"encoder_config": {"model_type": "t5"}}))
 
 

@@ -93,7 +93,10 @@ def test_single_images_have_the_embeddings_of_views() -> None:
     [
         ({"pixel_values": (3, 1, 3, 32, 32)}, "An image has 1 view"),
         ({"pixel_values": (3, 2, 3, 32, 32), "local_pixel_values": (2, 2, 3, 16, 16)}, r"not \(2, 2, 3, 16, 16\)"),
-        ({"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)}, "go with global views"),
+        (
+            {"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)},
+            "local_pixel_values need 5-D pixel_values",
+        ),
     ],
 )
 def test_views_that_do_not_fit_are_refused(inputs: dict[str, tuple[int, ...]], message: str) -> None:

@@ -633,8 +633,8 @@ def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
             {"bool_masked_pos": torch.zeros(2, 4, 4)},
             r"bool_masked_pos must be \(batch, patches\) = \(2, 16\), not \(2, 4",
         ),
-        ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Give one of them"),
-        ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave one visible"),
+        ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Pass only one of them"),
+        ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave at least one"),
         ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"columns of patches\) = \(2, 4, 4\), not \(2, 3, 4\)"),
     ],
     ids=range(7),
@@ -647,8 +647,8 @@ def test_bad_input_is_refused(given: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "overrides", "message"),
     [
-        ("mae", {"window_size": 2}, r"window_size=2 finds no windows. Set window_size=None, or objective='simmim'"),
-        ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set use_mask_token=True"),
+        ("mae", {"window_size": 2}, r"window_size=2 does not support. Set window_size=None, or objective='simmim'"),
+        ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set it to True"),
         ("simmim", {"options": {"decoder_hidden_size": 8}}, "decoder_hidden_size=8 applies only to objective='mae'"),
     ],
 )

@@ -186,7 +186,7 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
         ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
         ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),
         (
-            "Give a text encoder of the library",
+            "Use a text encoder of transformers",
             lambda: HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "ours", folder),
         ),
         ("say --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
