@@ -25,8 +25,8 @@ SIZES = {
     "bool_masked_pos": ("batch", None),
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
-MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time
-MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side
+MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time.
+MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side.
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
     method = Runtime.get().load_program(file).load_method("forward")
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = [value.clone() for value in method.execute(list(inputs.values()))]  # `method` owns their memory.
+        # Outputs are copied because `method` owns their memory.
+        results = [value.clone() for value in method.execute(list(inputs.values()))]
         return dict(zip(outputs, results, strict=True))
 
     return run
