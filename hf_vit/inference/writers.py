@@ -22,9 +22,7 @@ from ..visualize.objects import draw_boxes, draw_keypoints
 
 
 Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image.
-Numbered = Callable[
-    [Sequence[Part], Config], list[tuple[int, Part]]
-]  # Function that assigns numbers in a mask to segments.
+Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns a mask value to each segment.
 
 THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one.
 OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training.
