@@ -78,7 +78,7 @@ def name_sizes(graph: Any) -> None:
                 parts[match[2]] = name if match[1] is None else f"({name}//{match[1]})"
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         for place, size in enumerate(map(str, value.shape or ())):
-            if not size.isdigit() and size != "None":  # "None" is an unknown size.
+            if not size.isdigit() and size != "None":  # torch.onnx writes unknown sizes as "None".
                 named = re.sub(r"[A-Za-z]\w*", lambda part: parts.get(part[0], part[0]), size)
                 value.shape[place] = whole.get(size, named)
 
