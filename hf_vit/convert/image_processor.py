@@ -162,7 +162,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
 def class_defaults(name: str) -> Options:
     """Returns the default options of an image processor class of transformers."""
-    if name == "DINOv3ViT":  # Written out, because the class of transformers needs torchvision.
+    if name == "DINOv3ViT":  # These defaults are a copy, because the class of transformers requires torchvision.
         return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
     options = _with_effect(original().to_dict())

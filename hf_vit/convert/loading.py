@@ -45,7 +45,7 @@ HEADS = {
     "detection_head.queries.weight": "object-detection",
     "detection_head.query_features.weight": "object-detection",
     "depth_head.dpt.predictor.weight": "depth-estimation",
-    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # In ViTPose, the "classic" head has the same name.
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # ViTPose has the same name in "classic" heads.
     "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
     "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
     "contrastive_head.text_projection.weight": "zero-shot-image-classification",

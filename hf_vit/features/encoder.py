@@ -110,7 +110,7 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
         OSError: if there is no such model, or it has no image processor.
         ValueError: if the type of model is not supported, or it does not have the features.
     """
-    with without_load_report():  # It would list the weights of the head, which are unused on purpose.
+    with without_load_report():  # The load report would list the weights of the head, which are unused on purpose.
         model, info = load_with_info(HfViTModel, name_or_path, {})
     # Features are taken before pooling layers, so their weights may be missing.
     check_trained(model, name_or_path, [name for name in info["missing_keys"] if "pool" not in name])

@@ -26,8 +26,8 @@ from .int8_linear import quantize_blocks
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
 Run = Callable[[Tensor], Any]
 
-LEAST_GAIN = 1.05  # Minimum speedup for a variant to be kept
-ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round
+LEAST_GAIN = 1.05  # Minimum speedup for a variant to be kept.
+ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round.
 # Largest accepted changes by int8: fraction of changed predicted classes, or else relative change of the outputs (RMS)
 MOST_CHANGED, MOST_CHANGED_OUTPUTS = 0.01, 0.05
 # Largest accepted difference from the outputs of the original model, relative to the largest value of each output
@@ -108,8 +108,7 @@ class CompiledProgram:
 class WeightWatch:
     """Detects changes of the weights or modules of a model since this object was created, in about 0.1 ms."""
 
-    # Fused optimizers and changes via `.data` do not increment version counters, so one value of each tensor is
-    # compared, too.
+    # Version counters miss fused optimizers and changes via `.data`, so one value of each tensor is compared, too.
 
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         self.model = model
@@ -197,7 +196,7 @@ def optimize_for_inference(
 ) -> ModelT:
     """Optimizes a model for inference on this machine: tries variants and keeps those that are at least 5 % faster.
 
-    A change of precision and compilation are rejected if outputs differ by more than rounding: 1e-4 of the largest
+    Changes of precision and compilation are rejected if outputs differ by more than rounding: 1e-4 of the largest
     value in float32, 5e-2 in bfloat16. int8 is an approximation: it is rejected if more than 1 % of the predicted
     classes change or, for other tasks, outputs change by more than 5 %.
 

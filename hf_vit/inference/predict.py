@@ -38,9 +38,9 @@ logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-BATCHED = {"image-classification", "keypoint-detection"}  # Other pipelines choose their own batch size
-MAX_TILES = 100  # Maximum number of images in `picture`
-PICTURE = "_picture.png"  # Suffix for the name of the picture of one image
+BATCHED = {"image-classification", "keypoint-detection"}  # Other pipelines choose their own batch size.
+MAX_TILES = 100  # Maximum number of images in `picture`.
+PICTURE = "_picture.png"  # File name suffix for the picture of one image.
 
 
 def predict_files(
@@ -130,7 +130,7 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     config = read_config(model)
     name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
     if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
-        raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} is not.")
+        raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} has another task.")
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     if writer is None:
@@ -149,7 +149,7 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
     options |= {"batch_size": batch_size} if task in BATCHED else {}
     with refusing_code(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
-    if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit check this themselves.
+    if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit reject untrained weights themselves.
         check_trained(pipe.model, model)
     elif optimize:
         report, kept = pipe.fast_model.report, pipe.fast_model.report.best

@@ -21,16 +21,16 @@ from ..visualize.figures import arrange_tiles, draw_label_tile, draw_text
 from ..visualize.objects import draw_boxes, draw_keypoints
 
 
-Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image
-Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns numbers in a mask to segments
+Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image.
+Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns a mask value to each segment.
 
-THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one
-OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training
+THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one.
+OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training.
 NO_CLASS = 255  # Value in masks
 # Model types that predict meters, although their configuration does not contain the kind of depth
 METRIC = {"glpn", "hf_vit", "zoedepth"}
-MAX_MILLIMETERS = 65535  # Largest 16-bit value
-MAX_SIDE = 480  # Longest side of pictures in pixels; larger images are scaled down
+MAX_MILLIMETERS = 65535  # Largest 16-bit value.
+MAX_SIDE = 480  # Longest side of pictures in pixels; larger images are scaled down.
 
 
 @dataclass(frozen=True)

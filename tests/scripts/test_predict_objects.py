@@ -153,7 +153,7 @@ def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path, cont
 
 
 def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
-    with pytest.raises(SystemExit, match=r"requires a model for keypoint detection, but .*objects is not"):
+    with pytest.raises(SystemExit, match=r"requires a model for keypoint detection, but .*objects has another task"):
         predict.main([str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
 
 

@@ -14,7 +14,8 @@ from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
 
 
-# Parts of architecture names. Names are needed because config.json and tensor shapes do not describe a model fully.
+# Parts of timm's architecture names. A name is required because config.json and tensor shapes do not fully define a
+# model.
 SIZES = (
     "tiny|wee|xsmall|little|small|small_plus|medium|mediumd|betwixt|base|so150m|so150m2|large|so400m|huge|huge_plus|"
     "giant|giantopt|gigantic|7b"
@@ -25,7 +26,7 @@ KINDS = (
 )
 # Suffixes of older architecture names, which timm has since replaced by tags
 TAGS = "miil|miil_in21k|in21k|sam|dino|clip_laion2b"
-# Supported architectures
+# Regular expressions for the names of supported timm architectures
 CONVERTED = (
     rf"vit_({SIZES})_patch\d+(_({KINDS}))?(_\d+)?(_({TAGS}))?",
     r"deit_(tiny|small|base)(_distilled)?_patch16_\d+",
@@ -34,7 +35,7 @@ CONVERTED = (
     r"eva_large_patch14_\d+",
     r"test_vit[24]?",
 )
-# Unsupported architectures, with the reason
+# Regular expressions for the names of unsupported timm architectures, with the reason
 REFUSED = {
     r".*_rpn_\d+": "its blocks normalize after attention and MLP",
     r".*_18x2_\d+": "its blocks have two parallel attention layers and two parallel MLPs",

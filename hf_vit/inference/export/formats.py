@@ -25,8 +25,8 @@ SIZES = {
     "bool_masked_pos": ("batch", None),
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
-MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time
-MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side
+MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time.
+MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side.
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def name_sizes(graph: Any) -> None:
                 parts[match[2]] = name if match[1] is None else f"({name}//{match[1]})"
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         for place, size in enumerate(map(str, value.shape or ())):
-            if not size.isdigit() and size != "None":  # "None" is an unknown size.
+            if not size.isdigit() and size != "None":  # torch.onnx writes unknown sizes as "None".
                 named = re.sub(r"[A-Za-z]\w*", lambda part: parts.get(part[0], part[0]), size)
                 value.shape[place] = whole.get(size, named)
 
@@ -128,7 +128,8 @@ def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
     method = Runtime.get().load_program(file).load_method("forward")
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        results = [value.clone() for value in method.execute(list(inputs.values()))]  # `method` owns their memory.
+        # Outputs are copied because `method` owns their memory.
+        results = [value.clone() for value in method.execute(list(inputs.values()))]
         return dict(zip(outputs, results, strict=True))
 
     return run
