@@ -1,4 +1,4 @@
-"""Options of trainings that several tasks share: which model, and which images."""
+"""Options that several tasks share: model and images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -28,26 +28,26 @@ from ..options.field import (
 from ..options.resolve import Options, values_of
 
 
-MAX_WORKERS = 8  # by default
+MAX_WORKERS = 8  # default limit of worker processes
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
-CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # of how rare a class is: its weight in the loss
+CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # exponent of the inverse class frequency
 class_weights_option = partial(
     regularization_option,
     None,
     "How much each class counts in the loss: balanced, by how rare it is; sqrt, by the root of that; none, all alike; "
     "or a JSON file of weights by name.",
 )
-FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
+FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that the data determines
 
 
 @dataclass
 class SourceArguments(Options):
-    """Where images are."""
+    """Options of the data source."""
 
-    # Fields that the loaders of `hf_vit.data` take by the same names
+    # Fields with the same names as arguments of the loaders in `hf_vit.data`
     loader_options: ClassVar[tuple[str, ...]] = ("dataset_config_name", "dataset_revision", "image_column_name")
-    takes_several: ClassVar[bool] = False  # sources, with commas between them
+    takes_several: ClassVar[bool] = False  # whether several sources can be given, separated by commas
 
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
@@ -65,20 +65,20 @@ class SourceArguments(Options):
 
     @property
     def sources(self) -> list[str]:
-        """The folders, files or names of the datasets."""
+        """Folders, files or names of the datasets."""
         return split_sources(self.dataset_name) if self.takes_several else [self.dataset_name]
 
     def source_options(self) -> dict[str, Any]:
-        """Returns what the loaders of `hf_vit.data` take in addition to `dataset_name`."""
+        """Return the arguments of the loaders of `hf_vit.data` besides `dataset_name`."""
         return {name: vars(self)[name] for name in self.loader_options}
 
 
 @dataclass
 class TaskArguments(SourceArguments):
-    """Options of all tasks: on which images to train or to evaluate, and which model."""
+    """Options of all tasks: model and images for training or evaluation."""
 
-    task_config: ClassVar[str] = ""  # the field of HfViTConfig that holds the options of the head
-    task_options: ClassVar[tuple[str, ...]] = ()  # those of them that are fields here
+    task_config: ClassVar[str] = ""  # field of HfViTConfig with the head options
+    task_options: ClassVar[tuple[str, ...]] = ()  # head options that are fields of this class
 
     skip_unreadable: bool = data_option(
         False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
@@ -140,7 +140,7 @@ class TaskArguments(SourceArguments):
         "which learns faster.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
-    holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
+    holds_out: bool = field(init=False, default=False)  # whether images are held out, set once the data is loaded
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,10 +158,10 @@ class TaskArguments(SourceArguments):
             )
 
     def overrides(self) -> dict[str, Any]:
-        """Returns the fields of `config_overrides`, and with them `image_size` and the head's options.
+        """Return the fields of `config_overrides`, with `image_size` and the head options.
 
         Raises:
-            ValueError: if they name what the data tell, or an option once more.
+            ValueError: If they contain fields that the data determines, or an option twice.
         """
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
@@ -180,7 +180,7 @@ class TaskArguments(SourceArguments):
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
     def given_options(self) -> dict[str, Any]:
-        """Returns the options of the head that are given; raises as `overrides`."""
+        """Return the given head options; raises as `overrides`."""
         return self.overrides().get(self.task_config) or {}
 
     def given_values(self, group: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class TaskArguments(SourceArguments):
 
 @dataclass
 class StreamArguments(TaskArguments):
-    """The same where images may be read while a training runs."""
+    """Options of all tasks, for images that may be streamed."""
 
     streaming: bool = training_images_option(
         False,
@@ -218,7 +218,7 @@ class StreamArguments(TaskArguments):
 
 @dataclass
 class ClassificationArguments(StreamArguments):
-    """Which classifier to train, and on which images."""
+    """Options of image classification: model, images and augmentation."""
 
     loader_options = (*TaskArguments.loader_options, *LABEL_OPTIONS)
 
@@ -239,7 +239,7 @@ class ClassificationArguments(StreamArguments):
         None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True
     )
 
-    # How training images are changed at random, in this order, then their batches, and the loss
+    # Augmentation of training images in this order, then batch transforms and the loss
     min_crop_scale: float = augmentation_option(
         0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
     )
@@ -320,7 +320,7 @@ class ClassificationArguments(StreamArguments):
             )
 
     def describe(self) -> dict[str, str]:
-        """Returns the rows of a card: what differs from the defaults."""
+        """Return the card's table rows for options that differ from the defaults."""
         given = ", ".join(f"{name} {value}" for name, value in self.given_values("Regularization").items())
         return {"regularization": given} if given else {}
 
@@ -334,11 +334,11 @@ UNLABELED_COLUMN = "Column of labels, where there is one and it is not clear by 
 
 @dataclass
 class UnlabeledArguments(StreamArguments):
-    """Which model to train without labels, and on which images."""
+    """Options of pretraining without labels: model and images."""
 
     loader_options = (*StreamArguments.loader_options, "label_column_name")
     takes_several = True
-    masking_objective: ClassVar[str] = ""  # of the task, which needs a mask token
+    masking_objective: ClassVar[str] = ""  # objective of the task that needs a mask token
 
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
     label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
@@ -347,14 +347,14 @@ class UnlabeledArguments(StreamArguments):
     )
 
     def overrides(self) -> dict[str, Any]:
-        """Return the fields of the configuration that differ, with the mask token if the objective needs it."""
+        """Return the configuration fields that differ, with the mask token if the objective needs it."""
         fields = super().overrides()
         objective = (fields.get(self.task_config) or {}).get("objective")
         return {"use_mask_token": True, **fields} if objective and objective == self.masking_objective else fields
 
 
 def split_sources(names: str | Sequence[str]) -> list[str]:
-    """Returns paths or names on the Hub, given as a list or with commas between them; a path may have some."""
+    """Return paths or names on the Hub, given as a list or separated by commas; existing paths may contain commas."""
     if not isinstance(names, str):
         return list(names)
     return [names] if Path(names).expanduser().exists() else split_names(names)

@@ -1,4 +1,4 @@
-"""Distillation: options, losses and state of a student that learns from a teacher too.
+"""Distillation: options, losses and state of a student that also learns from a teacher.
 
 Shapes: B batch, K classes, n and L tokens, D width of the student, D' that of the teacher, h w and h' w' patch grids.
 """
@@ -30,14 +30,14 @@ from .callbacks.state import StatefulCallback
 from .teacher import Teacher, match_classes, names_of, open_teacher, with_view
 
 
-ALPHA = 0.5  # share of the teacher in the loss
-PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
+ALPHA = 0.5  # weight of the teacher in the loss
+PROJECTION_NAME = "distillation.safetensors"  # file in checkpoints next to the model
 TEMPERATURE = 3.0
 teacher_option = partial(option, group="Teacher")
 
 
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Returns the cross-entropy of logits (B, K) against the teacher's answers, the mean over images.
+    """Return the cross-entropy of logits (B, K) with the classes predicted by the teacher, averaged over images.
 
     Source: DeiT, https://arxiv.org/abs/2012.12877.
     """
@@ -45,10 +45,11 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Returns the Kullback-Leibler divergence of logits (B, K) from the teacher's, the mean over images.
+    """Return the Kullback-Leibler divergence of logits (B, K) from those of the teacher, averaged over images.
 
-    The temperature divides both; above 1, unlikely classes count more. The loss is multiplied by its square, so that
-    the gradient does not shrink with it. DeiT's code also divides it by K, its paper does not.
+    The logits are divided by the temperature; values above 1 give unlikely classes more weight. The loss is multiplied
+    by the squared temperature, so that the gradient keeps its scale. The code of DeiT also divides it by K, its paper
+    does not.
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
@@ -57,9 +58,9 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 
 
 def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Returns 1 - cosine of tokens (B, n, D), the mean over images of the mean over the tokens of each.
+    """Return 1 - cosine of tokens (B, n, D), averaged over the tokens of each image and then over images.
 
-    Tokens count where `visible` (B, n) is true; all do without it.
+    Only tokens with true `visible` (B, n) are used; None uses all.
     """
     losses = 1 - F.cosine_similarity(at_least_float32(tokens), at_least_float32(targets), dim=-1)  # (B, n)
     if visible is None:
@@ -68,16 +69,16 @@ def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) 
 
 
 def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resamples patches (B, D, h', w') to a grid (h, w), bilinearly; on a coarser one each is a mean of old ones."""
+    """Resample patches (B, D, h', w') to a grid (h, w), bilinearly with antialiasing."""
     if patches.shape[-2:] == grid:
         return patches
     return F.interpolate(at_least_float32(patches), grid, mode="bilinear", align_corners=False, antialias=True)
 
 
 class Projection(nn.Linear):
-    """Brings tokens of a student to the width of its teacher's.
+    """Linear layer that maps tokens of a student to the width of its teacher.
 
-    It trains with the student but is no part of it: what saves or loads the student's weights does not see it.
+    It is trained with the student but is not part of its modules, so it is not saved with the student's weights.
     """
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
@@ -86,31 +87,31 @@ class Projection(nn.Linear):
 
 
 class Distillation(StatefulCallback, ABC):
-    """What a student learns from a teacher while it trains, beside what it learns from its labels.
+    """Loss of a teacher that is added to the loss of a student during training.
 
-    Its loss becomes (1 - alpha) times its own and alpha times that of the teacher. That happens inside of its forward
-    pass, by a hook, so that DDP knows of all that has a part in the loss. Hooks are there while it trains, see
-    `attached`; the student that is saved, evaluated and drawn is as it would be without.
+    The loss becomes (1 - alpha) times the student's own loss plus alpha times the teacher's. It is added in the
+    forward pass by a hook, so that DDP registers all parameters that take part. Hooks exist during training only, see
+    `attached`; evaluation and saving of the student are unchanged.
 
     Args:
-        teacher: What to learn from.
-        alpha: Share of the teacher in the loss.
+        teacher: The teacher.
+        alpha: Weight of the teacher in the loss.
     """
 
-    description: str  # what is distilled, and how, for the card
+    description: str  # description for the card
 
     def __init__(self, teacher: Teacher, alpha: float) -> None:
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
-        # Of all batches of a step, for models whose losses of batches add up to that of the step
+        # Normalizer of all batches of a step, for models whose batch losses add up to that of the step
         self.num_images: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._num_batches = 0
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Lets a student learn from the teacher as long as this lasts, and brings the teacher to its device."""
+        """Context manager in which a student learns from the teacher, which is moved to its device."""
         self.teacher.to(student.device)
         if self.projection is not None:
             student.distillation_projection = self.projection.to(student.device)
@@ -126,13 +127,13 @@ class Distillation(StatefulCallback, ABC):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the student's own loss of a batch, and those that the teacher gives, means over images, by name."""
+        """Return the student's own loss of a batch, and the teacher's losses by name, averaged over images."""
 
     @torch.compiler.disable
     def _teach(
         self, student: HfViTPreTrainedModel, _: tuple[Any, ...], inputs: dict[str, Any], outputs: ModelOutput
     ) -> None:
-        """Adds the teacher's part to the loss of a batch."""
+        """Add the teacher's losses to the loss of a batch."""
         if not student.training or outputs.loss is None:
             return
         own, parts = self.losses(student, inputs, outputs)
@@ -146,31 +147,31 @@ class Distillation(StatefulCallback, ABC):
         outputs["loss"] = (1 - self.alpha) * own + self.alpha * theirs
 
     def take_parts(self) -> dict[str, Tensor]:
-        """Returns the teacher's losses by name, means over the batches since the last call."""
+        """Return the teacher's losses by name, averaged over the batches since the last call."""
         parts = {f"{name}_loss": total / self._num_batches for name, total in self._sums.items()}
         self._sums, self._num_batches = {}, 0
         return parts
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns what is trained beside the student, by name."""
+        """Return the trained weights outside the student, by name."""
         if self.projection is None:
             return {}
         return {name: weight.detach() for name, weight in self.projection.named_parameters()}
 
     def save_state(self, folder: Path, is_writer: bool) -> None:
-        """Writes what is trained beside the student into a checkpoint."""
+        """Save the trained weights outside the student to a checkpoint."""
         if is_writer and (weights := self.weights()):
             save_file(weights, folder / PROJECTION_NAME)
 
     def load_state(self, folder: Path) -> None:
-        """Reads what `save_state` has written."""
+        """Load the weights saved by `save_state`."""
         if weights := self.weights():
             saved = load_file(folder / PROJECTION_NAME)
             for name, weight in weights.items():
                 weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
-        """Returns the rows of the student's card."""
+        """Return the card's table rows about the distillation."""
         model, path = self.teacher.model, Path(self.teacher.name)
         name = path.resolve().name if path.exists() else self.teacher.name
         return {
@@ -180,7 +181,7 @@ class Distillation(StatefulCallback, ABC):
 
 
 def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
-    """Raises `ValueError` unless a checkpoint has just those weights beside the model that a training needs."""
+    """Raise `ValueError` unless a checkpoint contains the weights outside the student that the run needs."""
     file = Path(checkpoint) / PROJECTION_NAME
     weights = {} if distillation is None else distillation.weights(), load_file(file) if file.is_file() else {}
     needed, saved = ({name: list(weight.shape) for name, weight in part.items()} or "none" for part in weights)
@@ -192,9 +193,9 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
 
 
 def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
-    """Raises `ValueError` if a teacher does not go with the arguments of a training.
+    """Raise `ValueError` if a teacher is incompatible with the training arguments.
 
-    `has_soft_labels` tells that labels are smoothed before the student gets them; `loss` replaces that of the student.
+    `has_soft_labels` is true if labels are smoothed before the student gets them; `loss` replaces the student's loss.
     """
     if args.n_gpu > 1:
         raise ValueError(
@@ -216,16 +217,16 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
 
 
 class TokenDistillation(Distillation):
-    """Distillation of a teacher's answers by a distillation token, which has a head of its own.
+    """Distillation of a teacher's predictions by a distillation token with its own head.
 
-    The head on the pooled image learns the labels; used later is the mean of both. Source: DeiT,
+    The head on the pooled image learns the labels; predictions are the mean of both heads. Source: DeiT,
     https://arxiv.org/abs/2012.12877.
 
     Args:
         teacher: A classifier.
-        order: The number that it gives to each of the student's classes.
-        alpha: Share of the teacher in the loss.
-        temperature: That of soft distillation; None distills its answers alone.
+        order: Class index of the teacher for each class of the student.
+        alpha: Weight of the teacher in the loss.
+        temperature: Temperature of soft distillation; None distills the predicted classes.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class TokenDistillation(Distillation):
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of the labels, and that of the teacher's answers."""
+        """Return the loss of the labels, and that of the teacher's predictions."""
         own = classification_loss(outputs.cls_logits, inputs["labels"], student.config.problem_type)
         logits, theirs = outputs.distillation_logits, self.teacher.logits(inputs["pixel_values"])[:, self.order]
         if self.temperature is None:
@@ -248,18 +249,18 @@ class TokenDistillation(Distillation):
 
 
 class FeatureDistillation(Distillation):
-    """Distillation of features: 1 - cosine of the patches and, where both have one, of the CLS tokens.
+    """Distillation of features: 1 - cosine of patch tokens and, if both models have one, of CLS tokens.
 
-    The student's last tokens go through a linear layer where they have another width; the teacher's patches are
-    resampled to the student's grid. Where images are padded, the padding does not count.
+    The student's last tokens pass a linear layer if the widths differ; the teacher's patches are resampled to the
+    student's grid. Padding is ignored.
 
     Args:
-        teacher: An encoder. How wide its tokens are, an image of the student's size tells.
-        student: The model that will learn.
-        alpha: Share of the teacher in the loss.
+        teacher: An encoder; the width of its tokens is found by encoding an image of the student's size.
+        student: The model to train.
+        alpha: Weight of the teacher in the loss.
 
     Raises:
-        ValueError: if it is not known where the teacher's patches are.
+        ValueError: If the positions of the teacher's patch tokens are unknown.
     """
 
     def __init__(self, teacher: Teacher, student: HfViTPreTrainedModel, alpha: float = ALPHA) -> None:
@@ -275,7 +276,7 @@ class FeatureDistillation(Distillation):
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """Lets a student learn from the teacher, and keeps the tokens of its encoder, as long as this lasts."""
+        """Context manager in which a student learns from the teacher, and the tokens of its encoder are kept."""
         hook = student.model.register_forward_hook(self._keep)
         try:
             with super().attached(student):
@@ -285,14 +286,14 @@ class FeatureDistillation(Distillation):
             self._encoded = None
 
     def _keep(self, model: HfViTModel, _: tuple[Any, ...], outputs: ModelOutput) -> None:
-        if model.training:  # else nobody takes them, and they would keep their memory
+        if model.training:  # in evaluation nobody reads them, and they would occupy memory
             self._encoded = outputs.last_hidden_state
 
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the student's own loss, and those of patches and CLS token."""
-        # (B, L, D'), prefix and patches first. Models with queries return them, as their heads run the blocks.
+        """Return the student's own loss, and those of patches and CLS token."""
+        # (B, L, D'), prefix and patches first. Models with queries return them, because their heads run the blocks.
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
@@ -314,7 +315,7 @@ class FeatureDistillation(Distillation):
 
 @dataclass
 class DistillationArguments(Options):
-    """A teacher to learn from, beside the data."""
+    """Options of distillation."""
 
     teacher: str | None = teacher_option(
         None, "Trained model to learn from too, of any library: a folder, or a name on the Hub."
@@ -347,25 +348,25 @@ class DistillationArguments(Options):
 
     @property
     def uses_token(self) -> bool:
-        """Whether a student of images' classes learns by a distillation token."""
+        """Whether a classifier learns by a distillation token."""
         return self.teacher is not None and self.distillation_type != "features"
 
     def kind(self, student_class: type[PreTrainedModel]) -> str:
-        """Returns `distillation_type`, or its default for students of a class."""
+        """Return `distillation_type`, or its default for a student class."""
         is_classifier = issubclass(student_class, HfViTForImageClassification)
         return self.distillation_type or ("hard" if is_classifier else "features")
 
 
 def load_teacher(args: DistillationArguments, student_class: type[PreTrainedModel]) -> PreTrainedModel | None:
-    """Opens the teacher of a training, before its student and the data are; None if there is none.
+    """Open the teacher of a run, before student and data; None without a teacher.
 
     Args:
-        args: Which teacher, and how to learn from it.
-        student_class: The class of the model to train.
+        args: Options of distillation.
+        student_class: Class of the model to train.
 
     Raises:
-        OSError: if there is no such teacher.
-        ValueError: if it has not learned what is to be taught, or such a student cannot learn it.
+        OSError: If the teacher does not exist.
+        ValueError: If the teacher has no suitable outputs, or the student class does not support distillation.
     """
     if args.teacher is None:
         return None
@@ -385,17 +386,17 @@ def make_distillation(
     processor: BaseImageProcessor,
     teacher: PreTrainedModel | None,
 ) -> Distillation | None:
-    """Returns how the teacher of a training is learned from; None if there is none.
+    """Return the distillation of a run; None without a teacher.
 
     Args:
-        args: Which teacher, and how to learn from it.
+        args: Options of distillation.
         student: The model to train.
         processor: Its image processor.
-        teacher: The teacher, as `load_teacher` has opened it.
+        teacher: Teacher opened by `load_teacher`.
 
     Raises:
-        OSError: if it has no image processor.
-        ValueError: if it cannot teach this student.
+        OSError: If the teacher has no image processor.
+        ValueError: If the teacher is incompatible with this student.
     """
     if args.teacher is None or teacher is None:
         return None

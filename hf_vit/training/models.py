@@ -1,4 +1,4 @@
-"""The model that a training run starts from, and its image processor.
+"""Initial model of a training run, and its image processor.
 
 Shapes: M patches of an image, of E values each, D hidden size, C channels, p q patch height and width, K directions.
 """
@@ -26,11 +26,11 @@ from .arguments import TaskArguments
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
-# Options of heads by the field of `HfViTConfig` that holds them
+# Head options by the field of `HfViTConfig` that contains them
 HeadOptions = Mapping[str, Mapping[str, Any]]
-# How the names of the weights of heads begin
+# Prefixes of the weight names of heads
 HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
-# What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
+# Weights of heads with one entry per class. Other head weights are reused for other classes.
 CLASS_WEIGHTS = (
     "classifier.",
     ".class_tokens",
@@ -39,13 +39,13 @@ CLASS_WEIGHTS = (
     "keypoint_head.classic.predictor.",
     "keypoint_head.simple.predictor.",
 )
-# What only one of the losses of images beside texts has. The rest of the head is of use for the other too.
+# Weights that only one of the contrastive losses has. Other head weights are reused for the other loss.
 LOSS_WEIGHTS = ("contrastive_head.logit_",)
-# What in the head of any task has a number for each query. The rest of a head is of use for other queries too.
+# Weights of heads with one entry per query. Other head weights are reused for another number of queries.
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
-NULL_VARIANCE = 1e-6  # of a direction: less than the rounding of 8-bit pixels, so that the images do not have it
-NUM_IMAGES = 256  # whose patches tell how patches are
-LEAST_VARIANCE = 1e-2  # of a direction, in units of pixel values: what varies less is noise, and stays small
+NULL_VARIANCE = 1e-6  # minimum variance of a direction: below the rounding error of 8-bit pixels
+NUM_IMAGES = 256  # number of images from which patches are sampled
+LEAST_VARIANCE = 1e-2  # directions of smaller variance, in pixel value units, are noise and are not amplified
 
 
 def load_model(
@@ -57,11 +57,10 @@ def load_model(
     *,
     use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
-    """Returns the model to train, a saved one of any class or a new one, and its image processor.
+    """Return the model to train, a saved one of any class or a new one, and its image processor.
 
-    A saved model that knows other classes than `names` gets fresh weights for them. `facts` are options of heads that
-    the data tell, `fresh` those of heads without saved weights. What `args` have takes precedence over them and over
-    `use_distillation_token`.
+    A saved model with other classes than `names` gets new weights for them. `facts` are head options determined by the
+    data, `fresh` those of new heads. Options in `args` take precedence over them and over `use_distillation_token`.
     """
     facts, fresh, overrides = facts or {}, fresh or {}, args.overrides()
     try:
@@ -76,28 +75,30 @@ def load_model(
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
             apply_geometry(model, use_distillation_token=True)
-        model.config._name_or_path = args.model_name_or_path  # which a model that is built again does not know
+        model.config._name_or_path = args.model_name_or_path  # a rebuilt model does not have the name
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error
 
 
 def misfit(error: StrictDataclassError) -> ValueError:
-    """Returns the library's error about a field of the wrong type in one line."""
+    """Return an error of transformers about a field with a wrong type in one line."""
     return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
 
 
 def plan_config(args: TaskArguments) -> dict[str, Any]:
-    """Returns the fields of the configuration of a training's model, as far as they are known before the data are.
+    """Return the configuration fields of the model that are known before the data is loaded.
 
-    They are all of a new model or of one of this package, and those that are given of any other.
+    These are all fields of a new model or of one of this package, and the given fields of any other model.
 
     Raises:
-        OSError: if there is no such saved model.
-        ValueError: if the fields do not fit together.
+        OSError: If the saved model does not exist.
+        ValueError: If the fields are inconsistent.
     """
     overrides = args.overrides()
-    given = {name: value for name, value in overrides.items() if name != "text_config"}  # which tokens are a part of
+    given = {
+        name: value for name, value in overrides.items() if name != "text_config"
+    }  # tokens are part of the architecture
     try:
         if args.model_name_or_path is None:
             fields: dict[str, Any] = HfViTConfig.from_preset(args.preset or "small", **given).to_dict()
@@ -113,24 +114,24 @@ def plan_config(args: TaskArguments) -> dict[str, Any]:
 
 
 def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel], args: TaskArguments) -> None:
-    """Raises `ValueError` unless a checkpoint is of a model of this class and of the architecture that is wanted."""
+    """Raise `ValueError` unless a checkpoint has the requested class and architecture."""
     given, planned = args.overrides(), plan_config(args)
     known = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} - TASK_CONFIGS.keys()
     if "use_distillation_token" not in given:
-        known -= {"use_distillation_token"}  # which a teacher brings
+        known -= {"use_distillation_token"}  # added by distillation
     fields = {name: planned[name] for name in known & planned.keys()}
     compare_configs(checkpoint, model_class, fields | {task: given[task] for task in TASK_CONFIGS.keys() & given})
 
 
 def check_head(checkpoint: str, model: PreTrainedModel) -> None:
-    """Raises `ValueError` unless a checkpoint has the classes of a model and the options of its head."""
+    """Raise `ValueError` unless a checkpoint has the same classes and head options."""
     tasks = MODEL_OPTIONS.get(type(model).__name__, ())
     heads = {task: TASK_CONFIGS[task].of(vars(model.config)[task]).to_full_dict() for task in tasks}
     compare_configs(checkpoint, type(model), {"id2label": model.config.id2label, **heads})
 
 
 def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields: Mapping[str, Any]) -> None:
-    """Raises `ValueError` unless a checkpoint is of a model of this class with these fields of the configuration."""
+    """Raise `ValueError` unless a checkpoint has the same model class and configuration fields."""
     saved = read_config_of(checkpoint)
     then = HfViTConfig.from_dict(saved).to_dict()
     pairs = {"class": (saved.get("architectures"), [model_class.__name__])}
@@ -148,12 +149,12 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
 
 
 def comparable(name: str, value: Any) -> Any:
-    """Returns the value of a field in one form: a size as a pair, tuples as lists."""
+    """Return a comparable field value: sizes as pairs, tuples as lists."""
     return list(to_pair(value)) if name in SIZES and value is not None else with_lists(value)
 
 
 def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of heads of several levels, those of later ones in the places of earlier ones."""
+    """Merge head options of several levels; later ones take precedence."""
     tasks = [task for task in TASK_CONFIGS if any(level.get(task) for level in levels)]
     return {task: {name: x for level in levels for name, x in (level.get(task) or {}).items()} for task in tasks}
 
@@ -161,7 +162,7 @@ def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
 def tune(
     model_class: type[Model], args: TaskArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
-    """Returns a saved model, with fresh weights for the classes if it knows others, and its image processor."""
+    """Return a saved model, with new weights for other classes, and its image processor."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
     model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
@@ -176,7 +177,7 @@ def tune(
     if left_out or facts:
         saved = model.config.to_dict()
         fields = {**saved, **join_options(saved, facts, overrides), **name_labels(names)}
-        # The implementation of attention is not among the saved fields.
+        # The attention implementation is not a saved field.
         config = HfViTConfig.from_dict(fields, attn_implementation=model.config._attn_implementation)
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
@@ -190,7 +191,7 @@ def tune(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Hold back what the library and this module report on the weights of a checkpoint that is reported elsewhere."""
+    """Suppress reports about the weights of a checkpoint that is reported elsewhere."""
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
     levels = {each: each.level for each in map(logging.get_logger, names)}
     for each in levels:
@@ -205,10 +206,10 @@ def without_load_report() -> Iterator[None]:
 def open_with_options(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, tuple[str, ...], bool]:
-    """Opens a saved or published model, maybe with other options of its head.
+    """Open a saved or published model, optionally with other head options.
 
-    Returns with it how the names of weights begin that are of another head than the options ask for, and whether
-    nothing of its head was saved.
+    Also returns the prefixes of weights that belong to another head than requested, and whether no weight of the head
+    was saved.
     """
     options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
     check_fields(overrides)
@@ -221,7 +222,7 @@ def open_with_options(
         return model, (), is_fresh
     of_head, encoder = [], {}
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        # An entry of the last kind has both shapes after the name.
+        # Entries of this kind have both shapes after the name.
         named = [(key if isinstance(key, str) else key[0], key) for key in info[kind]]
         of_head += [name for name, _ in named if name.startswith(HEADS)]
         encoder[kind] = [key for name, key in named if not name.startswith(HEADS)]
@@ -240,7 +241,7 @@ def open_with_options(
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
-    """Opens a saved or published model; `ValueError` if it has no trained head."""
+    """Open a saved or published model; raise `ValueError` if it has no trained head."""
     model, info = load_with_info(model_class, name_or_path, {})
     check_trained(model, name_or_path, info["missing_keys"])
     return model
@@ -249,11 +250,11 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
 def load_with_info(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """Opens a saved or published model, unchecked; returns with it which weights were missing or unexpected.
+    """Open a saved or published model without checks; also return missing and unexpected weights.
 
     Raises:
-        OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or an override changes the shape of its weights.
+        OSError: If the saved model does not exist.
+        ValueError: If it has another model type, or an override changes the shape of its weights.
     """
     with naming(name_or_path):
         model, info = model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
@@ -261,14 +262,14 @@ def load_with_info(
 
 
 def read_config_of(name_or_path: str) -> dict[str, Any]:
-    """Returns the config.json of a saved or published model, empty for a file; `OSError` if there is none."""
+    """Return the config.json of a saved or published model, empty for a weight file; raise `OSError` without one."""
     with naming(name_or_path):
         return read_config(name_or_path)
 
 
 @contextmanager
 def naming(name_or_path: str) -> Iterator[None]:
-    """Names in every `OSError` the model that cannot be read."""
+    """Context manager that adds the name of the model to every `OSError`."""
     try:
         yield
     except OSError as error:
@@ -278,19 +279,19 @@ def naming(name_or_path: str) -> Iterator[None]:
 
 
 def name_labels(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a configuration that name the classes; none where there are no classes."""
+    """Return the configuration fields with the class names, empty without classes."""
     if not names:
         return {}
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
 def shorten(names: Sequence[str], count: int = 20) -> str:
-    """Lists the first names."""
+    """Return the first names as text."""
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
-    """Returns height and width in pixels that a processor brings all images to; `ValueError` if these differ."""
+    """Return the height and width in pixels of all processed images; raise `ValueError` if they differ."""
     size = processor.crop_size if processor.do_center_crop else processor.size
     if not size.height or not size.width:
         raise ValueError(
@@ -303,9 +304,10 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
 def whole_image_processor(
     processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
 ) -> BaseImageProcessor:
-    """Returns an image processor that leaves nothing of an image out, and colors as they are.
+    """Return an image processor that does not crop images and keeps their colors.
 
-    With `keep_aspect_ratio` the shorter side gets that of `config.image_size`; else images are squeezed into it.
+    With `keep_aspect_ratio`, the shorter side is resized to that of `config.image_size`; otherwise both sides are
+    resized.
     """
     height, width = to_pair(config.image_size)
     patch = to_pair(config.patch_size)
@@ -313,7 +315,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
-        "keep_aspect_ratio": False,  # that of DPT, which goes with a height and a width
+        "keep_aspect_ratio": False,  # DPT's option of this name requires height and width
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,
@@ -321,14 +323,14 @@ def whole_image_processor(
         "pad_size": None,
         "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
-        "window_scale": None,  # until a training chooses it
+        "window_scale": None,  # chosen after training
         **more,
     }
     return HfViTImageProcessor.from_dict(options)
 
 
 def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
-    """Returns, in words, the size of images for a model that sees them through `whole_image_processor`."""
+    """Return a description of the image size for a model with `whole_image_processor`."""
     height, width = to_pair(config.image_size)
     whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
@@ -336,20 +338,20 @@ def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
 
 @torch.no_grad()
 def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) -> None:
-    """Lets the patch embedding of a model from scratch start as a whitening of the patches of its images.
+    """Initialize the patch embedding of a new model with whitened principal directions of image patches.
 
-    Neighboring pixels are alike, so that most of what random weights make of a patch is its mean color. The principal
-    directions of patches, each divided by its deviation, make details as large as colors from the first step on. A
-    random rotation spreads them over all D channels; where D < E the directions of least variance are left out, and
-    always those without variance, such as the colors of gray images.
+    Neighboring pixels are similar, so random weights mostly extract the mean color of a patch. Principal directions
+    divided by their standard deviation give details the same magnitude as colors from the first step on. A random
+    rotation spreads them over all D channels. If D < E, the directions of smallest variance are omitted; directions
+    without variance, such as the colors of gray images, are always omitted.
 
     Args:
-        model: Has an `HfViTModel` as its base.
-        images: (C, H, W) as the model takes them, with sides that are multiples of the patch.
-        seed: Of the rotation.
+        model: Model with an `HfViTModel` as base.
+        images: Model inputs (C, H, W), whose sides are multiples of the patch size.
+        seed: Seed of the rotation.
 
     Raises:
-        ValueError: if there are no patches, or a pixel is infinite or NaN.
+        ValueError: If there are no patches, or a pixel is infinite or NaN.
 
     Source: whitening as a fixed first layer is from https://arxiv.org/abs/2404.00498, after
     https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
@@ -358,7 +360,7 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     kernel = projection.weight.shape[2:]
     size = projection.weight[0].numel()  # E
     count, total, products = 0, torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
-    for image in images:  # one by one: all patches at once may be gigabytes
+    for image in images:  # one by one, because all patches may take gigabytes
         patches = F.unfold(image[None], kernel, stride=kernel)[0].T.to("cpu", torch.float64)  # (M, E)
         count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
     if not (count and products.isfinite().all()):
@@ -369,10 +371,10 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     width = len(projection.weight)
     kept = min(width, int((variances > NULL_VARIANCE).sum()))  # K
     if kept == 0:
-        return  # all patches are the same
+        return  # all patches are equal
     whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), the largest variances
     draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), to channels of variance 1
+    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), scaled to channels of variance 1
     kernels = rotation @ whitening  # (D, E)
     projection.weight.copy_(kernels.view_as(projection.weight))
     if projection.bias is not None:

@@ -19,21 +19,21 @@ from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 
 
-# What multiplies its input by a matrix. All else is added (biases, tokens, positions), scales (norms, LayerScale,
-# temperatures) or is looked up (queries, tables of words), and shrinking it does not make a model simpler.
+# Weight decay applies to these matrices only. Other parameters are added (biases, tokens, positions), scale (norms,
+# LayerScale, temperatures) or are looked up (queries, word embeddings); shrinking them does not simplify a model.
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, Conv1D)
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are enough
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are sufficient
 NUM_STEPS = 5
 MIN_NORM = 1e-7
 
 
 def find_backbone(model: nn.Module) -> HfViTModel | None:
-    """Returns the image tower of a model, which may be the model itself, or None if it has none of ours."""
+    """Return the image tower of a model, which may be the model itself, or None if it has none of this package."""
     return next((module for module in model.modules() if isinstance(module, HfViTModel)), None)
 
 
 def may_lack_gradients(model: nn.Module) -> bool:
-    """Returns whether a step may leave parameters that train without a gradient: a mask token, or the last blocks."""
+    """Return whether trained parameters may have no gradient in a step: a mask token, or the last blocks."""
     if not isinstance(model, HfViTPreTrainedModel):
         return True
     objectives = HfViTForMaskedImageModeling | HfViTForJointEmbedding
@@ -44,9 +44,9 @@ def may_lack_gradients(model: nn.Module) -> bool:
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
-    """Lists the parameters that weight decay is for: the matrices of linear layers and convolutions, and no others.
+    """Return the names of parameters with weight decay: matrices of linear layers and convolutions.
 
-    So it is in big_vision (https://arxiv.org/abs/2205.01580), whose weight decay is that of kernels.
+    This follows big_vision (https://arxiv.org/abs/2205.01580), where weight decay applies to kernels.
     """
     modules = dict(model.named_modules())
     places = ((name, *name.rpartition(".")[::2]) for name, _ in model.named_parameters())
@@ -54,9 +54,9 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
-    """Returns the number of each parameter of embeddings (0), block i (i + 1) and final norm (that of the last block).
+    """Return the layer index of each parameter: embeddings (0), block i (i + 1), final norm (that of the last block).
 
-    With them comes the number of what is not among them: pooling, heads, decoders, a tower for texts.
+    Also returns the index for all other parameters: pooling, heads, decoders, text tower.
     """
     if backbone is None:
         return {}, 1
@@ -69,7 +69,7 @@ def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """Returns the matrices of attention and MLP of all blocks and how many each stacks: 3 for query, key and value."""
+    """Return the attention and MLP matrices of all blocks, with the number of stacked matrices: 3 for qkv."""
     matrices: dict[Tensor, int] = {}
     for block in model.modules():
         if isinstance(block, HfViTLayer):
@@ -91,23 +91,24 @@ def make_parameter_groups(
     head_lr_multiplier: float = 1.0,
     use_muon: bool = False,
 ) -> list[dict[str, Any]]:
-    """Returns the groups of an optimizer for a model of any task, with each trainable parameter in one of them.
+    """Return optimizer groups for a model of any task; each trainable parameter is in one group.
 
     Args:
-        model: The model. What is frozen stays out.
-        learning_rate: Of the heads, before `head_lr_multiplier`.
-        weight_decay: Of the matrices of linear layers and convolutions; everything else has none.
-        layer_decay: Factor on the learning rate from each layer to the one before it: heads, blocks from the last to
-            the first, embeddings (https://arxiv.org/abs/2106.08254).
-        head_lr_multiplier: Factor on the learning rate of heads.
+        model: The model. Frozen parameters are excluded.
+        learning_rate: Learning rate of the heads, before `head_lr_multiplier`.
+        weight_decay: Weight decay of matrices of linear layers and convolutions; other parameters have none.
+        layer_decay: Factor of the learning rate from each layer to the previous one: heads, blocks from last to first,
+            embeddings (https://arxiv.org/abs/2106.08254).
+        head_lr_multiplier: Factor of the learning rate of heads.
         use_muon: Whether the matrices of blocks get groups for `Muon`.
 
     Returns:
-        Groups with `params`, `lr`, `weight_decay`, the factor `lr_scale` of their learning rate, a `name` to read, and
-        `num_matrices`, how many matrices are stacked in each parameter for Muon, 0 for AdamW.
+        Groups with `params`, `lr`, `weight_decay`, the learning rate factor `lr_scale`, a readable `name`, and
+        `num_matrices`, the number of matrices stacked in each parameter for Muon, 0 for AdamW.
 
     Raises:
-        ValueError: if layers shall differ and the model has no backbone of ours, or no blocks are there for Muon.
+        ValueError: If layers need different rates and the model has no backbone of this package, or there are no
+            blocks for Muon.
     """
     backbone = find_backbone(model)
     if backbone is None and (layer_decay, head_lr_multiplier) != (1.0, 1.0):
@@ -143,7 +144,7 @@ def make_parameter_groups(
 
 
 def name_group(numbers: set[int], head: int, is_decayed: bool, num_matrices: int) -> str:
-    """Names a group by its layers, and by what sets it apart: "block 3", "embeddings to head, no decay"."""
+    """Name a group by its layers and its differences: "block 3", "embeddings to head, no decay"."""
 
     def name(number: int) -> str:
         return "head" if number == head else f"block {number - 1}" if number else "embeddings"
@@ -156,19 +157,19 @@ def name_group(numbers: set[int], head: int, is_decayed: bool, num_matrices: int
 
 
 def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int | None = None) -> list[nn.Module]:
-    """Lets parts of a model keep their weights.
+    """Freeze parts of a model.
 
     Args:
         model: The model.
-        prefixes: What the names of their parameters start with, as whole words between dots: `model.embeddings`.
-        trainable_blocks: Number of blocks of the backbone that learn, counted from its end, together with the norm
-            after them and the heads. With 0 nothing of the backbone learns.
+        prefixes: Prefixes of parameter names, in whole words between dots, for example `model.embeddings`.
+        trainable_blocks: Number of last blocks of the backbone that are trained, together with the final norm and the
+            heads. 0 freezes the whole backbone.
 
     Returns:
-        The modules without anything that learns, the largest ones. See `frozen_modules`.
+        The largest modules without trainable parameters, see `frozen_modules`.
 
     Raises:
-        ValueError: if a prefix matches nothing, there are fewer blocks, or nothing is left to learn.
+        ValueError: If a prefix matches nothing, there are fewer blocks, or nothing remains to train.
     """
     parameters = dict(model.named_parameters())
     for prefix in prefixes:
@@ -189,7 +190,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
 
 
 def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
-    """Freezes the backbone of a model but for its last blocks and the norm after them; see `freeze`."""
+    """Freeze the backbone of a model except for its last blocks and the final norm; see `freeze`."""
     backbone = find_backbone(model)
     if backbone is None:
         raise ValueError(f"trainable_blocks={trainable_blocks}: {type(model).__name__} has no HfViTModel in it.")
@@ -202,7 +203,7 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Returns the largest modules in one, itself included, that have parameters, none of which learns."""
+    """Return the largest modules within a module, including itself, whose parameters are all frozen."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -210,9 +211,9 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Brings the singular values of (n, A, B) matrices near 1, between about 0.7 and 1.2, by Newton-Schulz steps.
+    """Bring the singular values of (n, A, B) matrices near 1, between about 0.7 and 1.2, by Newton-Schulz steps.
 
-    They are in bfloat16, whose precision is enough, unless the matrices are in float64.
+    The steps run in bfloat16, whose precision is sufficient, unless the matrices are in float64.
 
     Source: https://kellerjordan.github.io/posts/muon/.
     """
@@ -222,18 +223,18 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     result = result / result.norm(dim=(1, 2), keepdim=True).clamp_min(MIN_NORM)
     a, b, c = COEFFICIENTS
     for _ in range(NUM_STEPS):
-        gram = result @ result.mT  # (n, A, A), A the shorter side
+        gram = result @ result.mT  # (n, A, A), where A is the shorter side
         result = torch.baddbmm(result, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), result, beta=a)
     return (result.mT if is_tall else result).to(matrices.dtype)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns all of what FSDP2 may have spread over processes."""
+    """Return the full tensor of a tensor that FSDP2 may have sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Returns of what all processes have the part that this one has of a parameter."""
+    """Return the shard of this process of a full tensor, sharded like a parameter."""
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -242,40 +243,40 @@ def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for groups with `num_matrices`, AdamW for the others, as one optimizer.
+    """Muon for groups with `num_matrices` and AdamW for the others, as one optimizer.
 
-    The steps of a matrix (A, B) are scaled by 0.2·sqrt(max(A, B)), to the size of AdamW's, so that learning rate and
-    weight decay are those of AdamW (https://arxiv.org/abs/2502.16982). Matrices that are stacked in one parameter,
-    query, key and value, are each brought to an orthogonal one by itself. All of one shape are so at once.
+    The steps of a matrix (A, B) are scaled by 0.2·sqrt(max(A, B)) to the size of AdamW's steps, so that the learning
+    rate and weight decay of AdamW can be used (https://arxiv.org/abs/2502.16982). Matrices stacked in one parameter
+    (query, key and value) are orthogonalized separately. All matrices of the same shape are processed at once.
 
-    Where FSDP2 has spread the matrices over processes, their momenta are gathered for a step and each process makes
-    all of them orthogonal: what FSDP2 saves of weights, gradients and momenta between the steps stays saved.
+    If FSDP2 has sharded the matrices, their momenta are gathered for a step, and each process orthogonalizes all of
+    them; between steps, weights, gradients and momenta stay sharded.
 
     Args:
-        groups: From `make_parameter_groups`.
-        lr: Learning rate of groups that do not have their own.
-        momentum: Of Muon, in the manner of Nesterov.
-        **adamw: Further arguments of `torch.optim.AdamW`.
+        groups: Groups of `make_parameter_groups`.
+        lr: Learning rate of groups without one.
+        momentum: Nesterov momentum of Muon.
+        **adamw: Other arguments of `torch.optim.AdamW`.
 
     Raises:
-        ValueError: if no parameters are there for AdamW.
+        ValueError: If there are no parameters for AdamW.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float = 0.95, **adamw: Any) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "momentum": momentum, "num_matrices": 0})
-        self._adamw = torch.optim.AdamW(self._groups_of_adamw(), lr=lr, **adamw)  # completes these groups
+        self._adamw = torch.optim.AdamW(self._groups_of_adamw(), lr=lr, **adamw)  # adds missing options to the groups
 
     def _groups_of_adamw(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if not group["num_matrices"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Makes a step; returns what `closure` returns."""
+        """Run a step; return the value of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Loading a state has put others in their place.
+        # Loading a state has replaced them.
         self._adamw.param_groups, self._adamw.state = self._groups_of_adamw(), self.state
         self._adamw.step()
         for matrices in self._momenta().values():
@@ -289,7 +290,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _momenta(self) -> dict[Any, list[tuple[Tensor, dict[str, Any], Tensor]]]:
-        """Takes the gradients in; returns parameter, group and momentum (n, A, B), by shape and kind of matrix."""
+        """Update the momenta; return parameter, group and momentum (n, A, B) by shape and number of matrices."""
         momenta = defaultdict(list)
         for group in self.param_groups:
             for parameter in group["params"] if group["num_matrices"] else ():
@@ -306,12 +307,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def planned_step(step: int, lengths: Mapping[int, int]) -> float:
-    """Returns the step of the planned schedule whose learning rate a step has, the same number without changes.
+    """Return the step of the planned schedule whose learning rate applies to a step.
 
     Args:
-        step: Of the training.
-        lengths: All steps of the training by the step from which on there are so many; by 0 those that were planned.
-            From a change on, what is left of the planned schedule is spread evenly over the steps that are left.
+        step: Step of the run.
+        lengths: Total number of steps by the step from which it applies; the planned number has the key 0. After a
+            change, the rest of the planned schedule is spread evenly over the remaining steps.
     """
     start, place, length = 0, 0.0, lengths[0]
     for changed, new_length in sorted(lengths.items()):
@@ -322,7 +323,7 @@ def planned_step(step: int, lengths: Mapping[int, int]) -> float:
 
 
 def follow_lengths(scheduler: LRScheduler, lengths: Mapping[int, int]) -> None:
-    """Lets a schedule follow `lengths`, see `planned_step`, also as they change; one that goes by scores does not."""
+    """Make a schedule follow changes of `lengths`, see `planned_step`; schedules that depend on scores do not."""
 
     def follow(factor: Callable[[Any], float], step: int) -> float:
         return factor(planned_step(step, lengths))

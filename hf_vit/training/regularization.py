@@ -1,4 +1,4 @@
-"""Regularization: mixtures and other sizes of images, dropped patches, soft labels, repeated augmentation.
+"""Regularization: mixing and resizing of images, dropped patches, soft labels, repeated augmentation.
 
 Shapes: B batch, C channels, H W pixels, K labels or kept patches, h w patch grid, N = h·w patches.
 """
@@ -30,7 +30,7 @@ from .training_arguments import training_options_of
 
 
 Size = tuple[int, int]
-# Models whose batches cannot be resized in this way -> why, and what to do
+# Models whose batches cannot be resized, with the reason and an alternative
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
@@ -40,20 +40,20 @@ REFUSED = {
 
 
 class BatchTransform(Protocol):
-    """Changes a batch of a training."""
+    """Transform of a training batch."""
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the changed batch; `progress` is the share of the training's steps that are done, in [0, 1).
+        """Return the transformed batch; `progress` is the share of finished steps, in [0, 1).
 
-        Randomness is drawn from torch's default generator.
+        Random numbers are drawn from torch's default generator.
         """
 
 
 class BatchTransforms:
-    """Applies batch transforms one after the other, the same ones in a training that resumes.
+    """Apply batch transforms in sequence, with the same random numbers in a resumed run.
 
-    What is drawn depends on the seed, the step and the place of the batch in the step alone. So all processes draw the
-    same for their batches of one step, which keeps these at one size.
+    Random numbers depend on the seed, the step and the position of the batch in the step only. All processes draw the
+    same numbers for a step, so that their batches have the same size.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
@@ -62,7 +62,7 @@ class BatchTransforms:
         self._last = (-1, 0)
 
     def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-        """Returns the changed batch of a step out of `num_steps`; those of one step come in their order."""
+        """Return the transformed batch of a step out of `num_steps`; batches of a step are passed in order."""
         last_step, place = self._last
         place = place + 1 if step == last_step else 0
         self._last = step, place
@@ -73,19 +73,19 @@ class BatchTransforms:
 
 
 class Mixing:
-    """A `BatchTransform` that mixes images of a batch, and makes its class numbers probabilities of all classes.
+    """A `BatchTransform` that mixes images of a batch and converts class indices to class probabilities.
 
     MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbor in the batch, CutMix
-    (https://arxiv.org/abs/1905.04899) puts a rectangle of the neighbor into it; one share is drawn for a whole batch.
-    Where both are on, either is drawn equally often, as in DeiT. Neighbors are images of one process.
+    (https://arxiv.org/abs/1905.04899) replaces a rectangle by that of the neighbor; one share is drawn per batch. If
+    both are enabled, each is used with equal probability, as in DeiT. Neighbors are images of the same process.
 
     Args:
-        num_labels: Number K of classes.
-        mixup_alpha: Both parameters of the beta distribution that MixUp draws the share from; 0 for no MixUp.
-        cutmix_alpha: Those of CutMix; 0 for no CutMix.
-        probability: Share of the batches that are mixed, in [0, 1].
-        off_share: Share of the training at its end in which none is, in [0, 1].
-        label_smoothing: Probability mass spread evenly over all classes, in [0, 1); always.
+        num_labels: Number of classes K.
+        mixup_alpha: Both parameters of the beta distribution of MixUp's share; 0 disables MixUp.
+        cutmix_alpha: Both parameters of the beta distribution of CutMix's share; 0 disables CutMix.
+        probability: Probability that a batch is mixed, in [0, 1].
+        off_share: Share of the last steps without mixing, in [0, 1].
+        label_smoothing: Probability mass spread evenly over all classes, in [0, 1), in every batch.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Mixing:
         off_share: float = 0.0,
         label_smoothing: float = 0.0,
     ) -> None:
-        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+        from torchvision.transforms import v2  # imported here, because the package also works without torchvision
 
         kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
         mixers = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha]
@@ -108,12 +108,12 @@ class Mixing:
         self.label_smoothing = label_smoothing
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch with `pixel_values` (B, C, H, W) mixed and `labels` (B,) int64 as (B, K) float32.
+        """Return the batch with mixed `pixel_values` (B, C, H, W), and `labels` (B,) int64 as (B, K) float32.
 
-        Several labels of an image, (B, K) float32, are smoothed each by itself.
+        Multi-label targets (B, K) float32 are smoothed separately.
 
         Raises:
-            ValueError: if a class number is out of range.
+            ValueError: If a class index is out of range.
         """
         images, labels = batch["pixel_values"], batch["labels"]
         if labels.is_floating_point():
@@ -127,12 +127,12 @@ class Mixing:
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """A `BatchTransform` to several sizes of images.
+    """A `BatchTransform` that resizes batches to several image sizes.
 
     Args:
         sizes: Heights and widths in pixels.
-        is_drawn: Whether the size of every batch is drawn among them, all as likely, so that a model works at all of
-            them. Else each is that of an equal share of the steps, in their order: images grow while a model trains,
+        is_drawn: Whether the size of every batch is drawn with equal probability, so that a model works at all sizes.
+            Otherwise each size is used for an equal share of the steps, in order, so that images grow during training
             as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
     """
 
@@ -140,15 +140,15 @@ class ImageSizes:
     is_drawn: bool = False
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch at the size that is drawn, or whose turn it is."""
+        """Return the batch at the drawn or scheduled size."""
         count = len(self.sizes)
         return resize_batch(batch, self.sizes[int(torch.randint(count, ()) if self.is_drawn else progress * count)])
 
 
 def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
-    """Resizes the images (B, C, H, W) of a batch, bilinear and antialiased, and its `patch_attention_mask` (B, h, w).
+    """Resize the images (B, C, H, W) of a batch, bilinear and antialiased, and its `patch_attention_mask` (B, h, w).
 
-    A patch is padding if all of it is.
+    A resized patch is padding if it covers only padding.
     """
     images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
     if images.shape[-2:] == size:
@@ -161,7 +161,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
-    """Returns transforms to the sizes that are asked for, if any; `ValueError` if the model cannot train on them."""
+    """Return the size transforms of the options, if any; raise `ValueError` if the model cannot train on the sizes."""
     heights = args.progressive_sizes or args.multi_scale_sizes
     if not heights:
         return []
@@ -183,7 +183,7 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
 
 
 def size_of(name: str, height: int, config: HfViTConfig) -> Size:
-    """Returns the size of images of a height, in the proportions of `config.image_size`; errors quote `name`."""
+    """Return the image size for a height, with the aspect ratio of `config.image_size`; errors quote `name`."""
     patch = to_pair(config.patch_size)
     if height % patch[0]:
         below = height // patch[0] * patch[0]
@@ -196,26 +196,26 @@ def size_of(name: str, height: int, config: HfViTConfig) -> Size:
 
 
 class BinaryCrossEntropy:
-    """A `compute_loss_func` of the Trainer: binary cross-entropy of soft labels, the mean over classes and images.
+    """Binary cross-entropy of soft labels as `compute_loss_func` of the Trainer, averaged over classes and images.
 
-    DeiT III (https://arxiv.org/abs/2204.07118) trains on ImageNet with it; the same as timm's `BinaryCrossEntropy`.
-    Class numbers, which evaluations have, get cross-entropy.
+    DeiT III (https://arxiv.org/abs/2204.07118) uses it on ImageNet; it equals timm's `BinaryCrossEntropy`. Class
+    indices, as in evaluations, get cross-entropy.
 
     Args:
-        target_threshold: Labels above count as 1 and others as 0; with 0, both classes of a mixture are wholly there,
-            as in DeiT III. None takes labels as they are.
+        target_threshold: Labels above become 1 and others 0; with 0, both classes of a mixed image become 1, as in
+            DeiT III. None keeps the labels.
     """
 
     def __init__(self, target_threshold: float | None = None) -> None:
         self.target_threshold = target_threshold
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Returns the loss of a batch.
+        """Return the loss of a batch.
 
         Args:
-            outputs: Has `logits` (B, K).
-            labels: (B, K) probabilities, or (B,) int64 class numbers.
-            num_items_in_batch: Number of images of all batches of a step on all processes; B if not given.
+            outputs: Model outputs with `logits` (B, K).
+            labels: Probabilities (B, K), or class indices (B,) int64.
+            num_items_in_batch: Number of images in all batches of a step on all processes; B by default.
         """
         logits = at_least_float32(outputs.logits)
         if not labels.is_floating_point():
@@ -229,24 +229,24 @@ class BinaryCrossEntropy:
 
 
 def mean_of(losses: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Returns the sum of losses over the number of items of a step, an entry for each GPU, or else the mean."""
+    """Return the sum of losses divided by the number of items of a step (a value per GPU), or else the mean."""
     return losses.mean() if num_items_in_batch is None else losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
 @dataclass(frozen=True)
 class WeightedLoss:
-    """A `compute_loss_func` of the Trainer: the mean loss of a classifier in which some classes count more.
+    """Class-weighted loss of a classifier as `compute_loss_func` of the Trainer.
 
     Args:
-        weights: How much each of the K classes counts.
-        is_multi: Whether an image has several labels (B, K), each with a loss of its own; NaN counts 0.
+        weights: Weight of each of the K classes.
+        is_multi: Whether labels are multi-label (B, K), with a separate loss per class; NaN is ignored.
     """
 
     weights: Sequence[float]
     is_multi: bool = False
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Returns the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
+        """Return the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
         logits = at_least_float32(outputs.logits)
         weights = logits.new_tensor(self.weights)
         if not self.is_multi:
@@ -254,22 +254,22 @@ class WeightedLoss:
             return mean_of(F.cross_entropy(logits, labels, weights, reduction="none"), num_items_in_batch)
         weights, targets = weights * ~labels.isnan(), labels.nan_to_num().to(logits.dtype)  # (B, K)
         losses = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none")  # (B, K)
-        return mean_of(losses, num_items_in_batch)  # the library counts the entries of labels
+        return mean_of(losses, num_items_in_batch)  # transformers counts the entries of labels
 
 
 class PatchDropout:
-    """A `BatchTransform` that drops patches at random, as many of each image, which the blocks then never process.
+    """A `BatchTransform` that drops random patches, the same number in each image, before the blocks.
 
-    What is kept keeps its place, and tokens that are no patches are always kept. A step takes less time and memory.
+    Kept patches keep their positions, and non-patch tokens are always kept. A step takes less time and memory.
 
     Source: PatchDropout, https://arxiv.org/abs/2208.07220.
 
     Args:
-        rate: Share of the patches that is dropped, in [0, 1). At least one is kept.
-        config: That of the model.
+        rate: Share of dropped patches, in [0, 1). At least one is kept.
+        config: Configuration of the model.
 
     Raises:
-        ValueError: if the model attends within windows.
+        ValueError: If the model uses window attention.
     """
 
     def __init__(self, rate: float, config: HfViTConfig) -> None:
@@ -282,7 +282,7 @@ class PatchDropout:
         self.patch_size = to_pair(config.patch_size)
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch with `kept_patches` (B, K) int64, the numbers of the patches kept; padding goes first."""
+        """Return the batch with `kept_patches` (B, K) int64, the indices of kept patches; padding is dropped first."""
         images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
         (height, width), (rows, columns) = images.shape[-2:], self.patch_size
         num_patches = (height // rows) * (width // columns)
@@ -295,7 +295,7 @@ class PatchDropout:
 
 
 def training_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | BalancedSampler | None:
-    """Returns what draws the images of a training that repeats augmentations or balances classes; None for others."""
+    """Return the sampler for repeated augmentation or balanced classes, None if neither is requested."""
     repeats = training_options_of(args).repeated_augmentations
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     if isinstance(dataset, AugmentedDataset) and dataset.classes is not None:
@@ -321,19 +321,19 @@ def regularize(
     distillation: Distillation | None = None,
     class_weights: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Returns `batch_transforms` and `compute_loss_func` of an `HfViTTrainer`.
+    """Return `batch_transforms` and `compute_loss_func` of an `HfViTTrainer`.
 
-    A model that learns from soft labels is told that they are of one class per image, as it could not know.
+    For soft labels, the problem type of the model is set to one class per image, which it could not infer.
 
     Args:
         model: The classifier.
-        args: What to do.
+        args: Options of image classification.
         label_smoothing: Probability mass spread evenly over all classes, in [0, 1).
-        distillation: What it learns from a teacher, if there is one. The teacher sees the mixed images, as in DeiT.
-        class_weights: How much each class counts in the loss, if not all the same.
+        distillation: Distillation, if there is a teacher. The teacher sees the mixed images, as in DeiT.
+        class_weights: Class weights of the loss, None for equal weights.
 
     Raises:
-        ValueError: if something does not go with the model or the teacher.
+        ValueError: If an option is incompatible with the model or the teacher.
     """
     transforms: list[BatchTransform] = []
     is_binary, is_multi = args.classification_loss == "bce", model.config.problem_type == MULTI

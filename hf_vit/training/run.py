@@ -55,8 +55,8 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-TOLD_CHANGE = 0.1  # of the steps
-# Beside the weights, an optimizer keeps at most so many numbers for each that is trained: AdamW its two averages.
+TOLD_CHANGE = 0.1  # minimum change in the number of steps that is reported
+# Maximum number of optimizer values per trained weight: AdamW has two averages.
 NUMBERS_OF_OPTIMIZER = 2
 OUTPUT_FILES = "the model with its processor and code, scores, predictions, pictures, its card and recipe.yaml"
 
@@ -64,7 +64,7 @@ OUTPUT_FILES = "the model with its processor and code, scores, predictions, pict
 def run(
     task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> None:
-    """Trains as `train`; exits with one line about what is wrong."""
+    """Train as `train`; exit with one line of text if an error occurs."""
     with ExitStack() as stack:
         with one_line_errors(ValueError, OSError, ImportError):
             training = prepare(task_class, values, stack, report, program)
@@ -75,22 +75,23 @@ def run(
 def train(
     task_class: type[Task], values: Mapping[str, Any], report: Callable[[str], None], program: Sequence[str] = ()
 ) -> "Training":
-    """Trains, evaluates, saves and, on request, publishes.
+    """Train, evaluate, save and, if requested, publish a model.
 
     Args:
-        task_class: What to train.
-        values: Option values by name, and maybe a `recipe`, which they override.
-        report: Tells the user how it goes; called on the first process.
-        program: Words of the command `hf-vit` that do the same, for the card; none for the script that runs.
+        task_class: Task of the model.
+        values: Option values by name, and optionally a `recipe`, which they override.
+        report: Called with lines of progress on the first process.
+        program: Words of the equivalent command `hf-vit`, for the card; empty for a script.
 
     Returns:
-        The training that has ended, with its scores; if it is a dry run it has none, and nothing is written.
+        The finished run with its scores; after a dry run it has none, and nothing is written.
 
     Raises:
-        ValueError: if an option, the data or the model is bad, or no step changes the weights; no model is saved then.
-        OSError: if a file is missing or cannot be written, or an example cannot be read.
-        ImportError: if a package is missing.
-        NotFiniteError: if the loss becomes infinite or NaN.
+        ValueError: If an option, the data or the model is invalid, or no step changes the weights; no model is saved
+            then.
+        OSError: If a file is missing or cannot be written, or an example cannot be read.
+        ImportError: If a package is missing.
+        NotFiniteError: If the loss becomes infinite or NaN.
     """
     with ExitStack() as stack:
         training = prepare(task_class, values, stack, report, program)
@@ -100,12 +101,12 @@ def train(
 
 @dataclass
 class Training:
-    """A training that can start, or has ended."""
+    """A training run that is ready to start, or has finished."""
 
     task: Task
     trainer: HfViTTrainer
-    checkpoint: str | None  # that it starts from
-    command: str  # that repeats it
+    checkpoint: str | None  # checkpoint to resume from
+    command: str  # command that repeats the run
     report: Callable[[str], None]
     planner: Planner
     scores: dict[str, float] = field(default_factory=dict)
@@ -118,16 +119,16 @@ def prepare(
     report: Callable[[str], None],
     program: Sequence[str] = (),
 ) -> Training:
-    """Checks all that can be wrong with a training, and keeps others out of its output folder while `stack` is open.
+    """Check everything before training, and lock the output folder while `stack` is open.
 
     Raises:
-        ValueError: if an option, the data or the model is bad.
-        OSError: if something is missing, or nothing can be written.
-        ImportError: if a package is missing.
+        ValueError: If an option, the data or the model is invalid.
+        OSError: If something is missing, or nothing can be written.
+        ImportError: If a package is missing.
     """
     given = with_output_dir(task_class, resolve(task_class.argument_types(), with_recipe(values)))
     if given.get("dry_run"):
-        given["push_to_hub"] = False  # which would make a repository before the first step
+        given["push_to_hub"] = False  # it would create a repository before the first step
     task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
     stack.enter_context(occupied(task.args))
@@ -165,9 +166,9 @@ def prepare(
 
 
 def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, Any]:
-    """Returns options with an output folder: where none is given, a new one, or that of what resumes.
+    """Return the options with an output folder: the given one, that of a resumed run, or a new one.
 
-    All processes find the same one, as none makes it before they have met.
+    All processes choose the same folder, because it is created only after they have synchronized.
     """
     if "output_dir" in given or not given.get("dataset_name"):
         return given
@@ -196,7 +197,7 @@ def name_of(task_class: type[Task]) -> str:
 
 
 def report_plan(training: Training) -> None:
-    """Reports on what is trained, and where it is written."""
+    """Report what is trained, and where it is written."""
     task = training.task
     sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
     size = f"{count_parameters(training.trainer.model):,} parameters"
@@ -207,7 +208,7 @@ def report_plan(training: Training) -> None:
 
 
 def complete(training: Training) -> None:
-    """Trains, evaluates, saves and, on request, publishes, unless it is a dry run; raises as `train`."""
+    """Train, evaluate, save and, if requested, publish, unless it is a dry run; raises as `train`."""
     args = training.task.args
     if args.dry_run:
         return
@@ -216,7 +217,7 @@ def complete(training: Training) -> None:
     except Preempted:
         PartialState().destroy_process_group()
         raise
-    except (CheckpointError, ExampleError):  # which say how to resume
+    except (CheckpointError, ExampleError):  # their messages explain how to resume
         raise
     except (OSError, SafetensorError) as error:
         raise OSError(f"{as_sentence(error)} {how_to_resume(args.output_dir)}") from error
@@ -224,11 +225,11 @@ def complete(training: Training) -> None:
         if args.push_to_hub:
             training.trainer.push_to_hub()
     finally:
-        PartialState().destroy_process_group()  # else several processes can abort while they exit
+        PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
 
 
 def finish(training: Training) -> None:
-    """Trains, from a checkpoint on if there is one, evaluates and saves."""
+    """Train, resuming from a checkpoint if there is one, evaluate and save."""
     task, trainer, report, args = training.task, training.trainer, training.report, training.task.args
     follow_budget(training)
     if training.planner.budget is None and trainer.is_world_process_zero():
@@ -236,10 +237,10 @@ def finish(training: Training) -> None:
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
         raise NoUpdateError(f"No step changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
-    task.choose_inference(trainer)  # before it is saved
+    task.choose_inference(trainer)  # before the model is saved
     if task.choice:
         report(task.choice)
-    trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
+    trainer.save_model(_internal_call=True)  # uploads come last, so that a failure does not prevent the report
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     training.scores = task.write_report(
@@ -254,9 +255,9 @@ def finish(training: Training) -> None:
 
 
 def follow_budget(training: Training) -> None:
-    """Lets the number of steps follow the time that they take; what resumes or repeats a training repeats the changes.
+    """Adapt the number of steps to the measured time; resumed and repeated runs repeat the changes.
 
-    Where DeepSpeed makes the schedule, it stays as planned.
+    With DeepSpeed, which creates the schedule, the number of steps does not change.
     """
     trainer, planner = training.trainer, training.planner
     if planner.budget is None or trainer.is_deepspeed_enabled:
@@ -278,14 +279,14 @@ def follow_budget(training: Training) -> None:
 
 
 def listed(scores: dict[str, float]) -> str:
-    """Returns scores in one line."""
+    """Return scores in one line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
 def command_line(
     task_class: type[Task], values: Mapping[str, Any], program: Sequence[str], world_size: int
 ) -> list[str]:
-    """Returns the command that trains once more, on as many processes and machines, without secrets."""
+    """Return the command that repeats the run, with the same number of processes and machines, without secrets."""
     types = task_class.argument_types()
     shared = shareable(values, types)
     recipe = {"recipe": shared.pop("recipe")} if "recipe" in shared else {}
@@ -299,13 +300,13 @@ def command_line(
 
 
 def words_of(name: str, value: Any) -> list[str]:
-    """Returns the words that give an option a value on a command line."""
+    """Return the command-line words that set an option."""
     is_list = isinstance(value, list | tuple) and not isinstance(value, Names)
     return [f"--{name}", *map(as_word, value if is_list else [value])]
 
 
 def as_word(value: Any) -> str:
-    """Returns a value as one word of a command line."""
+    """Return a value as one command-line word."""
     if isinstance(value, Names) and not any(re.search(r"^\[|,", item) for item in value):
         return ",".join(value)
     return value if isinstance(value, str) else json.dumps(value)
@@ -313,7 +314,7 @@ def as_word(value: Any) -> str:
 
 @contextmanager
 def one_line_errors(*errors: type[Exception]) -> Iterator[None]:
-    """Exits with one line where something fails for a reason that a user can mend."""
+    """Context manager that exits with one line of text for errors that a user can fix."""
     try:
         yield
     except errors as error:
@@ -322,17 +323,17 @@ def one_line_errors(*errors: type[Exception]) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """Returns the last line of a script; the traceback is for those who have set `transformers.logging` to debug."""
+    """Return an error as one line; the traceback is logged at debug level of `transformers.logging`."""
     logger.debug("This is where it went wrong:", exc_info=error)
     return f"{os.path.basename(sys.argv[0])}: {in_one_line(error)}"
 
 
 def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
-    """Evaluates a saved model; exits with one line about what is wrong before that.
+    """Evaluate a saved model; exit with one line of text if an error occurs before that.
 
     Args:
-        values: Option values by name, and maybe a `recipe`, which they override.
-        report: Tells the user how it goes; called on the first process.
+        values: Option values by name, and optionally a `recipe`, which they override.
+        report: Called with lines of progress on the first process.
     """
     with one_line_errors(ValueError, OSError, ImportError):
         task, trainer, split = prepare_evaluation(values)
@@ -340,7 +341,7 @@ def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:
 
 
 def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, str]:
-    """Returns the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
+    """Return the task of a saved model, the trainer that evaluates it, and the split; raises as `prepare`."""
     task, saved = plan_evaluation(values)
     check_writable(Path(task.args.output_dir))
     trainer, split = task.make_evaluation_trainer(saved)
@@ -351,19 +352,19 @@ def prepare_evaluation(values: Mapping[str, Any]) -> tuple[Task, HfViTTrainer, s
 def complete_evaluation(
     task: Task, trainer: HfViTTrainer, split: str, report: Callable[[str], None]
 ) -> dict[str, float]:
-    """Evaluates a split, writes the scores and returns them."""
+    """Evaluate a split, write the scores and return them."""
     scores, _ = task.evaluate(trainer, split)
     if trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
         count = len(task.loaded.examples(split))
         report(f"{count:,} {split} {task.examples}: {listed(scores)}")
         report(f"The scores, and pictures of them: {task.args.output_dir}")
-    PartialState().destroy_process_group()  # else several processes can abort while they exit
+    PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores
 
 
 def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArguments]:
-    """Returns the task of the saved model that is to be evaluated, and its arguments."""
+    """Return the task of the saved model to evaluate, and its arguments."""
     values = with_recipe(values)
     task_class = find_task(values)
     kinds = task_class.fields()
@@ -383,7 +384,7 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
 
 
 def find_task(values: Mapping[str, Any]) -> type[Task]:
-    """Returns the task of the model that is to be evaluated."""
+    """Return the task of the model to evaluate."""
     model = values.get("model_name_or_path")
     if not model:
         raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
@@ -394,9 +395,9 @@ def find_task(values: Mapping[str, Any]) -> type[Task]:
 
 
 def task_of_model(name_or_path: str) -> str:
-    """Returns the name of the task that a saved or published model is for, by the class in its configuration.
+    """Return the task name of a saved or published model, from the class in its configuration.
 
-    What names no class, as files of weights and checkpoints of timm do not, is taken for a classifier.
+    Without a class, as in weight files and timm checkpoints, the model is assumed to be a classifier.
     """
     architecture = str((read_config_of(name_or_path).get("architectures") or ["ForImageClassification"])[0])
     for name, task in TASKS.items():
@@ -409,12 +410,12 @@ def task_of_model(name_or_path: str) -> str:
 
 
 def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """Returns what a training would do, one idea a line.
+    """Return a description of the planned run, one fact per line.
 
     Args:
-        trainer: Could start.
-        recipe: The arguments that were given or chosen, see `given_arguments`.
-        notes: Sentences on what the data lack.
+        trainer: A trainer that is ready to train.
+        recipe: Given and chosen arguments, see `given_arguments`.
+        notes: Notes about missing or unusual data.
     """
     args, config = trainer.args, trainer.model.config
     _, per_epoch, *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
@@ -438,7 +439,7 @@ def describe_plan(trainer: HfViTTrainer, recipe: Mapping[str, Any], notes: Seque
 
 
 def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
-    """Returns a sentence on the space that the model and its checkpoints take at most, and what is free."""
+    """Return a sentence about the maximum disk space of the model and its checkpoints, and the free space."""
     args: TrainingArguments = trainer.args
     sizes = [
         (weights.numel() * weights.element_size(), weights.requires_grad) for weights in trainer.model.parameters()
@@ -457,11 +458,11 @@ def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
 
 
 def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> int:
-    """Returns how many checkpoints are on the disk at the same time, at most."""
+    """Return the maximum number of checkpoints on disk at the same time."""
     if args.save_strategy == SaveStrategy.NO:
         return 0
     state = TrainerState()
     state.compute_steps(args, steps)
     made = math.ceil(steps / (per_epoch if args.save_strategy == SaveStrategy.EPOCH else state.save_steps))
-    # A new one is written before an old one is deleted.
+    # A new checkpoint is written before an old one is deleted.
     return made if args.save_total_limit is None else min(made, args.save_total_limit + 1)

@@ -1,4 +1,4 @@
-"""The library's Trainer with the recipes of the field: exact when it resumes, safe to publish, hard to break."""
+"""Trainer of transformers with exact resume, EMA, distillation, layer-wise learning rates and safe uploads."""
 
 import json
 import shlex
@@ -54,12 +54,12 @@ from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_s
 
 
 logger = logging.get_logger(__name__)
-DRAFT = "Model save"  # what `save_model` uploads as, of which there may be more to come
+DRAFT = "Model save"  # commit message of `save_model`, which may be followed by a final commit
 
 
 @contextmanager
 def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Gives attributes of an object other values as long as this lasts."""
+    """Context manager that temporarily replaces attributes of an object."""
     before = {name: vars(target)[name] for name in values}
     vars(target).update(values)
     try:
@@ -69,48 +69,50 @@ def replaced(target: Any, **values: Any) -> Iterator[None]:
 
 
 class HfViTTrainer(Trainer):
-    """`transformers.Trainer` with the recipes of the field, that resumes bit for bit and loses nothing when it ends.
+    """`transformers.Trainer` with recipes for Vision Transformers, exact resume and safe uploads.
 
-    *Exact.* Several processes draw those images of an `AugmentedDataset` that one process would, and of an
-    `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by what the
-    model counts in all batches of a step on all processes: objects, queries by their weights, images. An evaluation
-    sees all images, even with `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if
-    it had not been, even with worker processes that outlive an epoch. What a head with batch norm learns from
-    accumulated batches is not what it would from one as large, as each is normalized by itself.
+    *Exact.* Several processes draw the same images of an `AugmentedDataset` as a single process, and read separate
+    shards of an `AugmentedStream`. Losses of object detection and keypoint detection are normalized over all batches
+    of a step on all processes. An evaluation uses all images, also with `dataloader_drop_last`. An interrupted run
+    resumes from `last_checkpoint` with identical results, also with persistent workers. With batch norm in the head,
+    accumulated batches are not equal to one large batch, because each batch is normalized separately.
 
-    *Robust.* See `SafeStop`. An image that cannot be read is named.
+    *Robust.* See `SafeStop`. The error for an unreadable image contains its name.
 
-    *Measured.* Beside the loss it logs throughput and memory, see `Throughput.measures`; the progress bar shows them.
+    *Measured.* Throughput and memory are logged with the loss, see `Throughput.measures`, and shown in the progress
+    bar.
 
-    *Optimizers*, for `HfViTTrainingArguments`. Only matrices of linear layers and convolutions have weight decay. The
-    learning rate in the logs is that of layers without a factor of their own. Frozen parts are as in an evaluation:
-    without dropout and stochastic depth, and with the statistics of batch norms as they are. A schedule-free optimizer
-    trains other weights than those it averages, and these are the ones that are evaluated, saved and left behind.
+    *Optimizers*, configured by `HfViTTrainingArguments`. Weight decay applies to matrices of linear layers and
+    convolutions only. The logged learning rate is that of layers without a rate factor. Frozen parts run in evaluation
+    mode: without dropout and stochastic depth, and with fixed batch norm statistics. With a schedule-free optimizer,
+        the
+    averaged weights are evaluated and saved.
 
-    *Averaged weights* (EMA), for `ema_decay`. Every evaluation scores the model and, under names like
-    `eval_ema_accuracy`, the averaged weights. Wherever the model is saved, the folder `ema` in that place has a model
-    with the averaged weights, in float32. The average of the best step is kept where the best model is.
+    *Averaged weights* (EMA), for `ema_decay`. Each evaluation scores the model and the averaged weights, the latter
+    under names such as `eval_ema_accuracy`. The folder `ema` next to a saved model contains the averaged weights in
+    float32. The average of the best step is kept with the best model.
 
-    *Adapters*, for `lora_rank`, or if the model has one already. Checkpoints hold the adapter alone, in the
-    library's own form. The end saves a plain model with the adapter merged, and beside it `adapter/`, that alone.
+    *Adapters*, for `lora_rank`, or if the model already has one. Checkpoints contain the adapter only, in the format
+    of peft. The final model is a plain one with the merged adapter; the adapter alone is saved in `adapter/`.
 
-    *Teachers.* With a `Distillation` the model learns from a teacher too. Scores are those of the model alone.
+    *Teachers.* With a `Distillation`, the model also learns from a teacher. Scores are those of the model alone.
 
-    *Stored features*, for `cached_views`. A training reads the features of frozen blocks from disk, see
-    `FrozenFeatures`; evaluations see the images.
+    *Stored features*, for `cached_views`. Training reads the features of frozen blocks from disk, see
+    `FrozenFeatures`; evaluations use the images.
 
-    *Batch transforms* change the batches of a training on the device, first of all to other sizes.
+    *Batch transforms* change training batches on the device, first to other image sizes.
 
-    *Safe to publish.* The arguments are saved as training_args.json: the library pickles them into training_args.bin,
-    and unpickling a file from someone else can run any code. With `push_to_hub=True` only files go up that a training
-    writes, see `list_upload`, and a README.md that stands in `output_dir` stays the card. The end of a training is
-    tagged, see `tag_version`. An upload that fails in mid-training is reported, and its end makes up for it.
-    With the `hub_strategy` "checkpoint" or "all_checkpoints", checkpoints go up as well, in folders of their own. They
-    do hold pickles, which a training needs to resume: optimizer.pt, scheduler.pt and rng_state.pth. The Trainer opens
-    them with `weights_only=True`, so that no code in them runs; open them no other way.
+    *Safe to publish.* The arguments are saved as training_args.json instead of the pickle training_args.bin, because
+    loading a pickle can run any code. With `push_to_hub=True`, only files of the run are uploaded, see `list_upload`,
+    and an existing README.md in `output_dir` is kept as model card. The final commit is tagged, see `tag_version`. An
+    upload that fails during training is reported and repeated at the end. With the `hub_strategy` "checkpoint" or
+    "all_checkpoints", checkpoints are uploaded too, in separate folders. They contain pickles, which are required to
+    resume: optimizer.pt, scheduler.pt and rng_state.pth. The Trainer loads them with `weights_only=True`, which runs
+        no
+    code; load them only in this way.
     """
 
-    model: Any  # wherever one of ours is needed, that is checked
+    model: Any  # checked if a model of this package is needed
     model_wrapped: Any
     data_collator: Any
     control: TrainerControl
@@ -124,53 +126,53 @@ class HfViTTrainer(Trainer):
         batch_transforms: Sequence[BatchTransform] = (),
         **kwargs: Any,
     ) -> None:
-        """Takes the arguments of `transformers.Trainer`.
+        """Initialize the trainer with the arguments of `transformers.Trainer`.
 
         Args:
-            *args: Passed on.
-            distillation: Teacher, and what to learn from it.
-            batch_transforms: What changes training batches, in this order, after their size.
-            **kwargs: Passed on.
+            *args: Arguments of `transformers.Trainer`.
+            distillation: Teacher, and how to learn from it.
+            batch_transforms: Transforms of training batches, applied in this order after a change of size.
+            **kwargs: Arguments of `transformers.Trainer`.
 
         Raises:
-            ValueError: if an option is out of range, does not fit the model, or does not go with another.
+            ValueError: If an option is out of range, does not match the model, or excludes another option.
         """
         super().__init__(*args, **kwargs)
-        # Of several GPUs in one process each would need its share of what is counted.
+        # With several GPUs in one process, each would need its share of the normalizer.
         counts = isinstance(self.plain_model, HfViTForObjectDetection | HfViTForKeypointDetection)
         self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
-        # It would hide a loss that is not finite, and wait for the GPU at every batch.
+        # The filter would hide non-finite losses, and wait for the GPU in every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
         self.model = self.model_wrapped = prepare_adapter(self.model, self.args)
-        if self.args.ddp_find_unused_parameters is None:  # to look for some costs time in every step
+        if self.args.ddp_find_unused_parameters is None:  # searching for unused parameters slows down every step
             self.accelerator.ddp_handler.find_unused_parameters &= may_lack_gradients(self.model)
-        self.peft_model: Any = None  # around an adapted model, while the library trains and evaluates it
+        self.peft_model: Any = None  # wrapper of an adapted model while transformers trains and evaluates it
         self.distillation = distillation
         sizes = size_transforms(self.options, self.model)
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
         has_soft_labels = any(isinstance(transform, Mixing) for transform in batch_transforms)
         if has_soft_labels:
-            self.label_smoother = None  # which takes class numbers; they are smoothed already
+            self.label_smoother = None  # it expects class indices; the labels are already smoothed
         if distillation is not None:
             check_distillation(self.args, has_soft_labels, self.compute_loss_func)
-        training_sampler(self.args, self.train_dataset)  # now, as it may not fit
-        self.conditions: dict[str, Any] = {}  # of `run`, for checkpoints
-        self._hidden: dict[str, Any] = {}  # arguments that the library shall not see for a while
-        self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
+        training_sampler(self.args, self.train_dataset)  # raises if the options do not match the dataset
+        self.conditions: dict[str, Any] = {}  # set by `run` for checkpoints
+        self._hidden: dict[str, Any] = {}  # arguments that are temporarily hidden from transformers
+        self.averaged_scores: dict[str, float] = {}  # scores of the last evaluation by name
         self._resumed_step = 0
-        self.lengths: dict[int, int] = {}  # by the step from which on they hold, see `planned_step`
-        self.has_learned = False  # whether a step had a learning rate above 0
-        self.most_steps = 0  # that a training may get when it has begun, see `change_length`
-        self.features: FrozenFeatures | None = None  # that a training reads in place of images
-        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # where they are stored
+        self.lengths: dict[int, int] = {}  # number of steps by the step from which it applies, see `planned_step`
+        self.has_learned = False  # whether any step had a learning rate above 0
+        self.most_steps = 0  # maximum number of steps after changes, see `change_length`
+        self.features: FrozenFeatures | None = None  # stored features that replace training images
+        self.feature_folder = Path(datasets.config.HF_DATASETS_CACHE) / FEATURE_FOLDER  # folder of stored features
         self.report: Callable[[str], None] = logger.info
         if self.options.cached_views:
             check_cache(self)
         self._add_callbacks()
 
     def _prepare_optimization(self) -> None:
-        """Checks the options of the optimizer, and freezes what shall not train."""
+        """Check the optimizer options and freeze the requested parts."""
         check_optimization(self.args)
         self.options = training_options_of(self.args)
         if self.options.use_muon:
@@ -189,7 +191,7 @@ class HfViTTrainer(Trainer):
             self.averaging = AverageWeights(self.options.ema_decay, self.is_fsdp_enabled)
             self.add_callback(self.averaging)
         self.safe_stop, self.throughput, self.progress = SafeStop(), Throughput(), TrainingProgress()
-        if self.pop_callback(ProgressCallback) is not None:  # not in a notebook, nor with disable_tqdm
+        if self.pop_callback(ProgressCallback) is not None:  # absent in notebooks and with disable_tqdm
             self.add_callback(self.progress)
         for callback in (DatasetEpoch(), TrainingClock(), self.throughput):
             self.add_callback(callback)
@@ -204,15 +206,15 @@ class HfViTTrainer(Trainer):
             self.add_callback(self.new_options)
         self.load_states = LoadStates()
         self.add_callback(self.load_states)
-        self.add_callback(self.safe_stop)  # ends the training when the others have seen what is saved
+        self.add_callback(self.safe_stop)  # last, so that other callbacks see what is saved
 
     @property
     def stateful_callbacks(self) -> list[StatefulCallback]:
-        """The callbacks with state in checkpoints."""
+        """Callbacks with state in checkpoints."""
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, StatefulCallback)]
 
     def check_weights_are_open(self, option: str) -> None:
-        """Raises `ValueError` where the library does not lay the weights open, which an option needs."""
+        """Raise `ValueError` if an option needs weights that are not accessible, for example with DeepSpeed."""
         is_fsdp1 = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version == 1
         if self.is_deepspeed_enabled or is_fsdp1:
             raise ValueError(
@@ -222,22 +224,22 @@ class HfViTTrainer(Trainer):
 
     @property
     def seconds(self) -> float:
-        """The wall time of the training so far, with what came before it resumed."""
-        # The library puts another one in its place when a training resumes.
+        """Wall time of training in seconds, including the time before a resume."""
+        # transformers replaces the callback when training resumes.
         return next(clock.seconds for clock in self.callback_handler.callbacks if isinstance(clock, TrainingClock))
 
     @property
     def average(self) -> WeightAverage | None:
-        """The average of the weights, from the start of a training on, if there is one."""
+        """Averaged weights during and after training, None without EMA."""
         return None if self.averaging is None else self.averaging.average
 
     @property
     def plain_model(self) -> Any:
-        """The model itself, also while the library trains it as one of peft."""
+        """The model without the wrapper of peft."""
         return unwrap_peft(self.model)
 
     def _as_peft_model(self) -> AbstractContextManager[None]:
-        """Lets the library train or evaluate an adapted model as one of peft, of which it saves the adapter alone."""
+        """Let transformers use an adapted model as a peft model, of which only the adapter is saved."""
         if not is_adapted(self.model):
             return nullcontext()
         self.peft_model = self.peft_model or as_peft_model(self.model)
@@ -246,19 +248,19 @@ class HfViTTrainer(Trainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains; a training that early stopping has ended stays ended when it resumes.
+        """Train the model; a run that was ended by early stopping does not continue when it is resumed.
 
         Args:
             resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete one in `output_dir`.
-            *args: Passed on.
-            **kwargs: Passed on.
+            *args: Arguments of `transformers.Trainer.train`.
+            **kwargs: Arguments of `transformers.Trainer.train`.
 
         Raises:
-            CheckpointError: if a checkpoint cannot be written.
-            ExampleError: if an example cannot be read.
-            NotFiniteError: if the loss or the weights are not finite any more.
-            Preempted: if a signal ends the training before its time.
-            ValueError: if there is no checkpoint to resume from, or it is damaged.
+            CheckpointError: If a checkpoint cannot be written.
+            ExampleError: If an example cannot be read.
+            NotFiniteError: If the loss or the weights are not finite.
+            Preempted: If a signal ends the run early.
+            ValueError: If there is no checkpoint to resume from, or it is damaged.
         """
         checkpoint = self._choose_checkpoint(resume_from_checkpoint)
         self.load_states.checkpoint, self.load_states.callbacks = checkpoint, self.stateful_callbacks
@@ -270,14 +272,14 @@ class HfViTTrainer(Trainer):
                 planned = self.args.max_steps
                 output = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
                 self._check_numbers()
-                if planned > 0:  # the library counts the images of as many steps
+                if planned > 0:  # transformers counts the images of as many steps
                     output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
             self.progress.close()
         return output
 
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
-        """Returns the checkpoint to resume from, and notes its step."""
+        """Return the checkpoint to resume from, and record its step."""
         self._resumed_step, self.lengths, self.has_learned = 0, {}, False
         checkpoint = on_first_process(self.args, lambda: chosen_checkpoint(wanted, self.args.output_dir))
         if checkpoint is None:
@@ -293,18 +295,18 @@ class HfViTTrainer(Trainer):
         return checkpoint
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Returns the numbers of epochs, steps and examples; no epoch is left of a training that is at its end."""
+        """Return the numbers of epochs, steps and examples; a finished run has no epoch left."""
         num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
-        if self._resumed_step >= others[-1]:  # the number of all steps
+        if self._resumed_step >= others[-1]:  # total number of steps
             num_epochs = self._resumed_step // steps_per_epoch
-        elif self.most_steps:  # the last step ends the training, in whichever epoch
+        elif self.most_steps:  # the last step ends the run in any epoch
             num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
         return num_epochs, steps_per_epoch, *others
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Returns the batches of a step, and what their losses are divided by, which the model counts."""
+        """Return the batches of a step, and the normalizer of their losses as counted by the model."""
         try:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
@@ -320,16 +322,16 @@ class HfViTTrainer(Trainer):
         return batches, count
 
     def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-        """Returns the sum of what is counted in the batches of a step, on all processes."""
+        """Return the sum of the normalizers of all batches of a step, over all processes."""
         total = torch.stack(counts).sum(dim=0)
-        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # which has no float64
+        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # MPS has no float64
         return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Makes a step of a training on a batch, which the batch transforms have changed."""
+        """Run a training step on a batch after applying the batch transforms."""
         inputs = self.batch_transforms(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
         if "pixel_values" in inputs:
-            images = inputs["pixel_values"]  # (B, C, H, W), or views of each (B, G, C, H, W)
+            images = inputs["pixel_values"]  # (B, C, H, W), or several views per image (B, G, C, H, W)
             count, (height, width) = len(images), images.shape[-2:]
             is_counted = best_flops(self.args) is not None and self.features is None
             flops = training_flops(self.plain_model, height, width) if is_counted else 0
@@ -343,15 +345,17 @@ class HfViTTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, *args: Any, num_items_in_batch: torch.Tensor | int | None = None, **kwargs: Any
     ) -> Any:
-        """Computes the loss of a batch, with what is frozen as in an evaluation; that of an evaluation is its own."""
+        """Compute the loss of a batch, with frozen parts in evaluation mode."""
         for module in self.frozen:
             module.eval()
-        count = num_items_in_batch if model.training else None  # which the library counts by entries of the labels
+        count = (
+            num_items_in_batch if model.training else None
+        )  # transformers counts label entries, which is only correct for classification
         return super().compute_loss(model, *args, num_items_in_batch=count, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Logs; beside the loss of a training also throughput, memory, and the teacher's losses by name."""
-        if "learning_rate" in logs:  # of the first group
+        """Log values; training logs also contain throughput, memory and the losses of the teacher."""
+        if "learning_rate" in logs:  # learning rate of the first group
             logs["learning_rate"] /= self.optimizer.param_groups[0].get("lr_scale", 1.0)
         if "loss" in logs:
             if self.distillation is not None:
@@ -363,11 +367,11 @@ class HfViTTrainer(Trainer):
     # Optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Lists the parameters that have weight decay."""
+        """Return the names of the parameters with weight decay."""
         return decayed_parameter_names(model)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Builds the optimizer that the arguments name, with `make_parameter_groups`."""
+        """Create the optimizer of the arguments with `make_parameter_groups`."""
         if self.optimizer is not None or self.optimizer_cls_and_kwargs is not None:
             return super().create_optimizer(model)
         trained = unwrap_peft(self.model if model is None else model)
@@ -382,21 +386,21 @@ class HfViTTrainer(Trainer):
         )
         optimizer_class = Muon if self.options.use_muon else optimizer_class
         self.new_options.options = [{**options, **group} for group in groups]
-        # Where the library takes groups from. Some optimizers bring their own.
+        # The groups are read from here; some optimizers replace them.
         with replaced(self, optimizer_cls_and_kwargs=(optimizer_class, {"params": groups, **options})):
             return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Builds the schedule; if a training resumes with another length, the rest is spread over that."""
+        """Create the schedule; if training resumes with another number of steps, the rest is spread over them."""
         if [*self.lengths.values()][-1:] != [num_training_steps]:
             self.lengths[self._resumed_step] = num_training_steps
         num_training_steps = self.lengths[0]
         num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             for group in self.optimizer.param_groups:
-                group["warmup_steps"] = num_warmup_steps  # the library takes a share for a number
+                group["warmup_steps"] = num_warmup_steps  # transformers would treat a share as a number
         options = self.args.lr_scheduler_kwargs or {}
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and "num_decay_steps" not in options:
             num_decay_steps = count_decay_steps(self.options.decay_steps, num_training_steps, num_warmup_steps)
@@ -409,7 +413,7 @@ class HfViTTrainer(Trainer):
     # Data
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns the loader of a training, with the sampler of repeated augmentations or shards of its own."""
+        """Return the training data loader, with repeated augmentation or separate shards of a stream."""
         features = self.features
         read = {} if features is None else {"train_dataset": features.dataset, "data_collator": features.collator}
         with replaced(self, **read):
@@ -422,9 +426,9 @@ class HfViTTrainer(Trainer):
         return read_own_shards(loader, self.args) if is_shared else loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Returns the loader of an evaluation.
+        """Return the evaluation data loader.
 
-        Where worker processes stay, the library keeps the first one and gives it for any other images, too.
+        With persistent workers, transformers would reuse the first loader for other images.
         """
         if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
             with self._evaluating_all_images():
@@ -432,25 +436,25 @@ class HfViTTrainer(Trainer):
         return self.get_test_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Returns the loader of an evaluation on other images."""
+        """Return the data loader of an evaluation on other images."""
         with self._evaluating_all_images():
             return self._guard(super().get_test_dataloader(test_dataset))
 
     def evaluation_collator(self) -> Any:
-        """Returns what makes the batches of an evaluation."""
+        """Return the collator of evaluations."""
         return self.data_collator
 
     @contextmanager
     def _evaluating_all_images(self) -> Iterator[None]:
-        """Lets loaders be made for evaluations, whose scores must not depend on the batch size."""
+        """Context manager for creating evaluation loaders, which must not drop images."""
         with replaced(self.args, dataloader_drop_last=False), replaced(self, data_collator=self.evaluation_collator()):
             yield
 
     def _guard(self, loader: Any) -> Any:
-        """Gives a new loader a random generator of its own, and workers that outlive a signal to all processes.
+        """Give a new loader its own random generator, and workers that ignore signals to all processes.
 
-        A loader that starts worker processes draws a seed. It does so once if they stay, and again when the training
-        resumes: from the global generator, the dropout would no longer be that of the training that went through.
+        A loader with workers draws a seed, once if they are persistent, and again after a resume. From the global
+        generator, this would change dropout in a resumed run.
         """
         base = loader.base_dataloader
         if not isinstance(base.worker_init_fn, WorkerStart):
@@ -461,16 +465,16 @@ class HfViTTrainer(Trainer):
     # Evaluation
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Scores the model."""
+        """Evaluate the model."""
         with self.throughput.paused():
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
-        """Scores the model and, where there are some, the averaged weights; predictions are those of the model."""
+        """Evaluate the model and, if EMA is enabled, the averaged weights; return the predictions of the model."""
         if self.average is None:
             with self._as_peft_model():
                 return self.score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        # The model comes last, so that what an evaluator still holds afterwards is of the model.
+        # The model is evaluated last, so that the evaluator keeps the results of the model.
         prefix = f"{metric_key_prefix}_{AVERAGE_FOLDER}"
         with self.average.applied():
             averaged = self.score_weights(*args, metric_key_prefix=prefix, **kwargs)
@@ -481,13 +485,13 @@ class HfViTTrainer(Trainer):
         )
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
-        """Scores the weights that the model has at the moment."""
+        """Evaluate the current weights."""
         return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     # Saving
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model, with the weights that are meant to be used, and beside it averaged weights and adapter."""
+        """Save the model with its final weights, and next to it averaged weights and adapter."""
         folder = Path(output_dir or self.args.output_dir)
         is_checkpoint = _internal_call and output_dir is not None and self.is_in_train
         if is_checkpoint:
@@ -506,8 +510,10 @@ class HfViTTrainer(Trainer):
             if merges:
                 save_adapter(plain_model, folder / ADAPTER_FOLDER)
             elif is_adapted(plain_model):
-                plain_model.config.architectures = [type(plain_model).__name__]  # it may be opened from another task's
-                plain_model.config.save_pretrained(folder)  # which peft leaves out
+                plain_model.config.architectures = [
+                    type(plain_model).__name__
+                ]  # the model may have been opened from a checkpoint of another task
+                plain_model.config.save_pretrained(folder)  # peft does not save it
             (folder / TRAINING_ARGS_NAME).unlink()
             arguments = json.dumps(self.args.to_dict() | self._hidden, indent=2) + "\n"
             for place in [folder, *([] if self.average is None else [folder / AVERAGE_FOLDER])]:
@@ -516,11 +522,11 @@ class HfViTTrainer(Trainer):
             self.push_to_hub(commit_message=DRAFT, revision=self.args.hub_revision)
 
     def options_of_average(self) -> AbstractContextManager[None]:
-        """Gives the model the options that belong to the averaged weights, if these differ, as long as this lasts."""
+        """Context manager that gives the model the options that belong to the averaged weights, if they differ."""
         return nullcontext()
 
     def _start_checkpoint(self, folder: Path) -> None:
-        """Prepares to save a checkpoint, of whose step there may be an incomplete one already."""
+        """Prepare saving a checkpoint, removing an incomplete one of the same step."""
         self._check_numbers()
         self.throughput.pause()
         self.safe_stop.saving = folder
@@ -529,28 +535,28 @@ class HfViTTrainer(Trainer):
             folder.mkdir(parents=True)
             conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
             write_whole(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
-        self.accelerator.wait_for_everyone()  # before others write into it
+        self.accelerator.wait_for_everyone()  # before other processes write into it
 
     def _check_numbers(self) -> None:
         self.safe_stop.check_numbers(self.args, self.state.global_step, self.model, self.optimizer)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Saves a checkpoint; older ones are deleted, by their step, when it is on the disk with its checksums.
+        """Save a checkpoint; older ones are deleted by step after it is on disk with its checksums.
 
-        The library deletes them earlier, by time stamps, and no public method or event comes before that.
+        transformers deletes them earlier, by time stamp, before any public method or event.
         """
         hidden = {"save_total_limit": self.args.save_total_limit}
         with replaced(self, _hidden=hidden), replaced(self.args, save_total_limit=None):
             super()._save_checkpoint(*args, **kwargs)
         checkpoint = self.safe_stop.saving
         assert checkpoint is not None
-        if not self.args.push_to_hub:  # which has done it
+        if not self.args.push_to_hub:  # an upload has already done it
             self._seal(checkpoint)
         if self.args.should_save:
             delete_older(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _seal(self, checkpoint: Path) -> None:
-        """Completes a checkpoint, when all processes have written their files."""
+        """Complete a checkpoint after all processes have written their files."""
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             complete(checkpoint)
@@ -558,13 +564,13 @@ class HfViTTrainer(Trainer):
     # Hub
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes the library's draft of a card, unless a card stands there that it has not written itself."""
+        """Write the draft of a model card of transformers, unless there is a card that it did not write."""
         card = Path(self.args.output_dir) / CARD
         if not card.is_file() or AUTOGENERATED_TRAINER_COMMENT in card.read_text(encoding="utf-8"):
             super().create_model_card(*args, **kwargs)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Makes the repository that the training goes up to."""
+        """Create the repository of the run."""
         with clear_errors(self.args.hub_model_id or Path(self.args.output_dir).name, hf_api().endpoint):
             super().init_hf_repo(*args, **kwargs)
 
@@ -577,25 +583,24 @@ class HfViTTrainer(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves the model and uploads it with its card, as the library does but only the files of `list_upload`.
+        """Save the model and upload it with its card, limited to the files of `list_upload`.
 
         Args:
-            commit_message: What the history of the repository says.
-            blocking: Whether to wait until it is there.
+            commit_message: Message of the commit.
+            blocking: Whether to wait for the upload.
             token: Access token; `None` is `args.hub_token`.
-            revision: Branch that the commit goes to; `None` is `args.hub_revision`.
+            revision: Branch of the commit; `None` is `args.hub_revision`.
             private: Whether a new repository is private; `None` is `args.hub_private_repo`.
-            **kwargs: Passed on to `create_model_card`.
+            **kwargs: Arguments of `create_model_card`.
 
         Returns:
-            What the Hub answers to the commit, or the future of it if not `blocking`; `None` on all processes but the
-            first.
+            The commit, or its future if not `blocking`; `None` on all processes but the first.
 
         Raises:
-            OSError: if the upload fails; it says how to repeat it.
+            OSError: If the upload fails; the message explains how to repeat it.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:  # where the arguments do not say push_to_hub
+        if self.hub_model_id is None:  # if push_to_hub is not set in the arguments
             self.args.hub_private_repo = private if private is not None else self.args.hub_private_repo
             self.init_hf_repo(token=token)
         self.save_model(_internal_call=True)
@@ -617,9 +622,9 @@ class HfViTTrainer(Trainer):
             return upload.result()
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Uploads in the background what a training has saved so far, as the library does but without the pickle.
+        """Upload the saved files in the background during training, without the pickle of the arguments.
 
-        Nothing public would keep the library from uploading that.
+        There is no public method that excludes the pickle.
         """
         self._seal(Path(checkpoint_folder))
         args = self.args
@@ -656,7 +661,7 @@ class HfViTTrainer(Trainer):
         revision: str | None = None,
         is_last: bool = False,
     ) -> Future[Any]:
-        """Starts to upload files, and returns the future of their commit, which is tagged if it is the last."""
+        """Start to upload files and return the future of the commit, which is tagged if it is the last one."""
 
         def upload() -> Any:
             commit = hf_api().create_commit(

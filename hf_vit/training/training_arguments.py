@@ -1,4 +1,4 @@
-"""The arguments of training runs: those of the library and ours, their defaults, and what does not go together."""
+"""Training arguments: those of transformers and ours, their defaults, and checks of combinations."""
 
 import json
 import math
@@ -44,7 +44,7 @@ from ..options.field import (
 from ..options.resolve import convert_all
 
 
-MAX_WORKERS = 8  # by default
+MAX_WORKERS = 8  # default limit of worker processes
 MINUTES = Range(0.01)
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 SCHEDULE_FREE = (
@@ -52,7 +52,7 @@ SCHEDULE_FREE = (
     OptimizerNames.SCHEDULE_FREE_RADAM,
     OptimizerNames.SCHEDULE_FREE_SGD,
 )
-# The linear layers of attention and MLP in every tower of this package, plain and gated.
+# Linear layers of attention and MLP in all towers of this package, plain and gated.
 LORA_TARGETS = (*("attention.qkv", "attention.projection"), *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"))
 
 
@@ -61,7 +61,7 @@ output_option = partial(option, group="Output")
 sizes_option = partial(option, group="Sizes of training images")
 optimizer_option = partial(option, group="Optimizer and frozen parts")
 lora_option = partial(option, group="LoRA")
-# Arguments of the library that are mappings, in JSON on a command line, or instead the path of a file
+# Arguments of transformers that are mappings, given as JSON or as the path of a file
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")
 MAPPINGS = (
     *FILES,
@@ -72,7 +72,7 @@ MAPPINGS = (
 
 @dataclass
 class HfViTTrainingArguments(TrainingArguments):
-    """The library's arguments, with defaults that suit a Vision Transformer."""
+    """Training arguments of transformers, with options and defaults for Vision Transformers."""
 
     minutes: float | None = training_option(
         None,
@@ -146,7 +146,7 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="ema model_ema model_ema_decay",
     )
 
-    # Images of a step
+    # Batch size and its composition
     repeated_augmentations: int = augmentation_option(
         1,
         "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
@@ -180,7 +180,7 @@ class HfViTTrainingArguments(TrainingArguments):
         list(LORA_TARGETS), "How the names of the linear layers end that learn them.", resume="fixed"
     )
 
-    # Defaults of the library that suit a Vision Transformer; planning/defaults.yaml replaces them by task and data
+    # Defaults that suit a Vision Transformer; planning/defaults.yaml replaces them by task and data
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup_steps: float = 0.1
@@ -217,9 +217,9 @@ class HfViTTrainingArguments(TrainingArguments):
         "where a budget in minutes was kept.",
         resume="free",
     )
-    # Early stopping counts on where it stood, and the wall time adds up.
+    # State of early stopping, and wall time, continue after a resume.
     restore_callback_states_from_checkpoint: bool = True
-    # An incomplete last batch would weigh its images more, and differ with the number of processes.
+    # An incomplete last batch would give its images more weight, depending on the number of processes.
     dataloader_drop_last: bool = True
     dataloader_pin_memory: bool = torch.cuda.is_available()
     dataloader_num_workers: int | None = option(
@@ -227,7 +227,7 @@ class HfViTTrainingArguments(TrainingArguments):
         "Processes that read images, for each that trains. By default its share of the cores "
         "beside a GPU, at most 8; without one none, as the model takes all cores.",
     )
-    # Where there are worker processes, they stay from epoch to epoch.
+    # Worker processes, if any, persist between epochs.
     dataloader_persistent_workers: bool = True
     remove_unused_columns: bool = False
     report_to: Names | str = "tensorboard" if is_tensorboard_available() else "none"
@@ -240,24 +240,24 @@ class HfViTTrainingArguments(TrainingArguments):
             self.report_to = Names(split_names(self.report_to))
         check_library(self)
         parse_changes(self.length_changes)
-        # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
+        # On a CPU, transformers allows bfloat16 and several processes only on request.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
         name = str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_")
         if name in LOWER_IS_BETTER and vars(self)["greater_is_better"] is None:
             self.greater_is_better = False
         if self.early_stopping_patience is not None:
-            self.load_best_model_at_end = True  # as the last ones are worse
+            self.load_best_model_at_end = True  # the last weights are worse than the best ones
         if self.dataloader_num_workers is None:
             has_gpu = torch.cuda.is_available() and not self.use_cpu
             self.dataloader_num_workers = min(MAX_WORKERS, usable_cores()) if has_gpu else 0
         if self.dataloader_num_workers == 0:
-            self.dataloader_persistent_workers = False  # torch refuses it
+            self.dataloader_persistent_workers = False  # torch requires workers for this option
         if isinstance(self.optim_target_modules, list) and len(self.optim_target_modules) == 1:
             self.optim_target_modules = self.optim_target_modules[0]  # a pattern, or "all-linear"
         try:
             super().__post_init__()
-        except TypeError as error:  # about an unknown name in a mapping
+        except TypeError as error:  # for an unknown name in a mapping
             raise ValueError(
                 f"An argument of the library does not fit: {error}. Correct it, or leave it out."
             ) from error
@@ -270,7 +270,7 @@ class HfViTTrainingArguments(TrainingArguments):
         self.check_combinations()
 
     def check_combinations(self) -> None:
-        """Raises `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
+        """Raise `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
                 f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
@@ -290,29 +290,29 @@ class HfViTTrainingArguments(TrainingArguments):
             check_packages("lora_rank", "peft", extra="peft")
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Returns the number of warm-up steps; a single step has none, as its learning rate would be 0."""
+        """Return the number of warm-up steps; a single step has none, because its learning rate would be 0."""
         return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
 
 
 def usable_cores() -> int:
-    """Returns how many cores this process may use: of those of a job, its part among the processes that train there.
+    """Return the number of cores per process, dividing those of the job by the number of local processes.
 
-    A launcher may have bound it to cores that are its part already: then it has fewer than the launcher.
+    If a launcher has bound the process to its share of the cores, their number is returned.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if sys.platform != "linux":  # which alone tells
+    if sys.platform != "linux":  # other systems do not report it
         return max(1, (os.cpu_count() or 1) // processes)
     own, launchers = (len(os.sched_getaffinity(process)) for process in (0, os.getppid()))
     return own if own < launchers else max(1, own // processes)
 
 
 def training_options_of(args: TrainingArguments) -> Any:
-    """Return the object that has our options: the arguments if they declare them, else the class with the defaults."""
+    """Return the object with our options: the arguments if they declare them, else the class with the defaults."""
     return args if isinstance(args, HfViTTrainingArguments) else HfViTTrainingArguments
 
 
 def check_optimization(args: TrainingArguments) -> None:
-    """Raises `ValueError` if options of the optimizer do not go with the library's arguments."""
+    """Raise `ValueError` if optimizer options are incompatible with the arguments of transformers."""
     if training_options_of(args).use_muon and args.optim not in ADAMW:
         raise ValueError(f"use_muon=True goes with AdamW, not with optim={args.optim.value}. Leave one of them out.")
     if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
@@ -323,7 +323,7 @@ def check_optimization(args: TrainingArguments) -> None:
 
 
 def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: int) -> int:
-    """Return the number of last steps in which the learning rate falls, which the warm-up must not meet."""
+    """Return the number of last steps with a falling learning rate, which must not overlap with the warm-up."""
     steps = wanted if wanted >= 1 else math.ceil(num_training_steps * wanted)
     if steps + num_warmup_steps > num_training_steps:
         raise ValueError(
@@ -334,13 +334,13 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
 
 
 def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
-    """Returns all steps of a training from some step on, by that step.
+    """Return the total number of steps by the step from which it applies.
 
     Args:
-        changes: Like "143:812", by which a training has 812 steps from its 143rd on.
+        changes: Entries such as "143:812": from step 143 on, the run has 812 steps.
 
     Raises:
-        ValueError: if one is something else.
+        ValueError: If an entry has another form.
     """
     found = dict[int, int]()
     for change in changes or ():
@@ -352,7 +352,7 @@ def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
 
 
 def check_library(args: TrainingArguments) -> None:
-    """Raises `ValueError` for values that the library takes and stumbles over later."""
+    """Raise `ValueError` for values that transformers accepts but fails on later."""
     if not args.output_dir:
         raise ValueError(f"output_dir={args.output_dir!r} is no folder. Name one, which need not exist.")
     if args.max_steps < 1 and args.max_steps != -1:
@@ -364,7 +364,7 @@ def check_library(args: TrainingArguments) -> None:
     given = args.report_to or []
     if unknown := [name for name in given if name not in known]:
         raise ValueError(f"report_to={','.join(given)} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
-    available = {*get_available_reporting_integrations(), "flyte"}  # which the library does not look for
+    available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list it
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
         raise ImportError(
             f"report_to={missing[0]} needs a package that is missing. Install it (pip install {missing[0]}), or leave "
@@ -390,10 +390,10 @@ def check_library(args: TrainingArguments) -> None:
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Raises `ValueError` or `ImportError` if optimizer or schedule cannot be made, by making those of a layer."""
+    """Create optimizer and schedule for a small layer; raise `ValueError` or `ImportError` if that fails."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
-        return  # which are of the model
+        return  # they need the model
     try:
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
         optimizer = optimizer_class(layer.parameters(), **settings)
@@ -416,9 +416,9 @@ def check_optimizer(args: TrainingArguments) -> None:
 def check_training(
     args: HfViTTrainingArguments, num_images: int, has_validation: bool, scores: Collection[str]
 ) -> list[TrainerCallback]:
-    """Checks that a training can start, or raises `ValueError`; returns the callback that stops early, if it shall.
+    """Check that training can start, or raise `ValueError`; return the early stopping callback, if any.
 
-    Without validation images it sets `args.eval_strategy` to "no". `scores` are the names that an evaluation gives.
+    Without validation images, `args.eval_strategy` is set to "no". `scores` are the names of the evaluation scores.
     """
     batch_size = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and num_images < batch_size:
@@ -427,7 +427,7 @@ def check_training(
             "--per_device_train_batch_size lower."
         )
     is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
-    # The Trainer looks it up at every evaluation, whether the best model is wanted or not.
+    # The Trainer reads it at every evaluation, also if the best model is not requested.
     is_looked_up = is_best_wanted or (has_validation and args.eval_strategy != IntervalStrategy.NO)
     if args.ema_decay is not None:
         scores = {*scores, *(f"ema_{name}" for name in scores)}
@@ -447,7 +447,7 @@ def check_training(
 
 
 def check_steps(args: HfViTTrainingArguments) -> None:
-    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
+    """Raise `ValueError` if anything is counted in epochs of a stream, which has no known length."""
     is_missing = {
         "--max_steps": args.max_steps < 1,
         "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
