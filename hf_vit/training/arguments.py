@@ -35,8 +35,8 @@ CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # exponent of the in
 class_weights_option = partial(
     regularization_option,
     None,
-    "How much each class counts in the loss: balanced, by how rare it is; sqrt, by the root of that; none, all alike; "
-    "or a JSON file of weights by name.",
+    "Class weights in the loss: balanced, by inverse frequency; sqrt, by its square root; none, equal "
+    "weights; or a JSON file of weights by class name.",
 )
 FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that the data determines
 
@@ -52,12 +52,12 @@ class SourceArguments(Options):
     dataset_name: str = source_option("Folder, or name on the Hub.")
     dataset_config_name: str | None = data_option(None, "Configuration of a dataset on the Hub.")
     dataset_revision: str | None = data_option(None, "Branch, tag or commit of a dataset on the Hub.")
-    image_column_name: str | None = data_option(None, "Column of the images, where it is not clear by itself.")
+    image_column_name: str | None = data_option(None, "Column of the images, if it is not recognized.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.dataset_name:
-            raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+            raise ValueError("Set the location of the images: --dataset_name path/to/data, or a name on the Hub.")
         if not all(self.sources):
             raise ValueError(
                 f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
@@ -81,40 +81,40 @@ class TaskArguments(SourceArguments):
     task_options: ClassVar[tuple[str, ...]] = ()  # head options that are fields of this class
 
     skip_unreadable: bool = data_option(
-        False, "Leave images out that cannot be read, rather than stop.", essential=True, resume="free"
+        False, "Skip images that cannot be read instead of stopping.", essential=True, resume="free"
     )
     check_images: bool = data_option(
-        True, "Read all images once in advance; false if that has been done before.", resume="free"
+        True, "Read all images once before training; false if they have been checked before.", resume="free"
     )
     allow_duplicates: bool = training_images_option(
-        False, "Train even if most of the evaluated images are training images, too.", resume="free"
+        False, "Train even if most of the evaluated images are also training images.", resume="free"
     )
     train_val_split: float | None = data_option(
         None,
-        "Share of the training images held out where the data has no validation split; 0 trains on all. "
-        "By default a tenth where it chooses something (the best step, a threshold) or there is no test split.",
+        "Share of the training images that is held out if there is no validation split; 0 trains on all. By "
+        "default 0.1 if it is needed to choose something (best step, threshold) or there is no test split.",
         SHARE_LEFT_OUT,
         synonyms="val_split validation_split holdout",
     )
     validation_as_test: bool | None = data_option(
         None,
-        "Report the scores of the validation split, and hold images for choices out of the training ones. "
-        "By default where something is chosen (the best step, a threshold) and there is no test split.",
+        "Report the scores of the validation split, and hold out training images for choices. By default, if "
+        "something is chosen (best step, threshold) and there is no test split.",
     )
     max_train_samples: int | None = training_images_option(
         None,
-        "Train on this many images, drawn at random; of the others, at most --train_val_split times as many are "
-        "held out.",
+        "Maximum number of training images, drawn at random. At most --train_val_split times as many other "
+        "images are held out.",
         COUNT,
     )
     max_eval_samples: int | None = data_option(
-        None, "Evaluate this many images of a split, drawn at random: for a trial.", COUNT
+        None, "Maximum number of evaluated images per split, drawn at random.", COUNT
     )
     dataset_license: str = training_images_option("unknown", "License of the data, for the model card.", resume="free")
     model_name_or_path: str | None = start_option(
         None,
-        "Model to start from, saved by this package or published for another library: a folder, a name on "
-        "the Hub, or a file of published weights.",
+        "Initial model, saved by this package or published for another library: a folder, a name on the Hub, or "
+        "a file of published weights.",
         group="Model",
     )
     preset: str | None = model_option(
@@ -126,18 +126,17 @@ class TaskArguments(SourceArguments):
     )
     image_size: int | tuple[int, int] | None = model_option(
         None,
-        "Side of images in pixels, or height,width. A saved model resamples its positions.",
+        "Side of images in pixels, or height,width. The positions of a saved model are resampled.",
         COUNT,
         essential=True,
         synonyms="imgsz img_size input_size resolution size",
     )
     config_overrides: dict[str, Any] | None = model_option(
-        None, 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'
+        None, 'Fields of HfViTConfig to change, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'
     )
     whiten_patches: bool = model_option(
         False,
-        "Let the patch embedding of a model from scratch start as a whitening of the training patches, "
-        "which learns faster.",
+        "Initialize the patch embedding of a new model by whitening training patches, which speeds up learning.",
     )
     license: str = model_option("unknown", "License of the trained weights, for the model card.", resume="free")
     holds_out: bool = field(init=False, default=False)  # whether images are held out, set once the data is loaded
@@ -145,7 +144,7 @@ class TaskArguments(SourceArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
-            raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
+            raise ValueError("skip_unreadable requires check_images=True. Change one of the two.")
         if self.model_name_or_path is not None and self.whiten_patches:
             raise ValueError(
                 f"--whiten_patches is for models from scratch, and --model_name_or_path {self.model_name_or_path} has "
@@ -195,24 +194,24 @@ class StreamArguments(TaskArguments):
 
     streaming: bool = training_images_option(
         False,
-        "Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
-        "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are evaluated.",
+        "Read images during training; requires --max_steps, --save_strategy steps and --eval_strategy steps or "
+        "no. If evaluation images are remote or held out, --max_eval_samples (1000) of them are evaluated.",
     )
     shuffle_buffer_size: int = training_images_option(
-        1000, "Among how many images of a stream the next one is drawn, on each process.", COUNT
+        1000, "Size of the shuffle buffer of a stream, per process.", COUNT
     )
     shard_by_process: bool = training_images_option(
         True,
-        "Let each process read its own shards of a stream; false lets the first one read for all, which "
-        "is slower, but several processes then train as one would.",
+        "Let each process read its own shards of a stream; with false, the first process reads for all, which is "
+        "slower but independent of the number of processes.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.streaming and self.max_train_samples is not None:
             raise ValueError(
-                f"max_train_samples={self.max_train_samples} are drawn from all images, which a stream does not know. "
-                "Leave it out, or --streaming."
+                f"max_train_samples={self.max_train_samples} is not supported for streams, whose images are not "
+                "known in advance. Leave it out, or --streaming."
             )
 
 
@@ -226,83 +225,89 @@ class ClassificationArguments(StreamArguments):
         "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
     )
     label_column_name: str | None = data_option(
-        None, "Column of the labels, where it is not clear by itself; several columns of 0 and 1 or of numbers: a,b,c."
+        None, "Column of the labels, if it is not recognized; several columns of 0 and 1 or of numbers: a,b,c."
     )
     problem_type: ProblemType | None = data_option(
         None,
-        "One label per image, several, or numbers (regression); by default by the labels, each text being one.",
+        "One label per image, several labels, or numbers (regression); by default inferred from the labels, with "
+        "texts as single labels.",
     )
     label_separator: str | None = data_option(
-        None, 'What separates several names in a cell of a table; of several labels, "|", ";" or "," by default.'
+        None, 'Separator of several labels in a cell of a table; by default "|", ";" or ",".'
     )
     class_names: Names | None = training_images_option(
-        None, 'Names of the classes of a stream, "cat,dog", where the data do not have them.', essential=True
+        None, 'Class names of a stream, "cat,dog", if the data does not contain them.', essential=True
     )
 
     # Augmentation of training images in this order, then batch transforms and the loss
     min_crop_scale: float = augmentation_option(
-        0.35, "Least share of the area that a random resized crop keeps; 1 takes all of it.", SHARE
+        0.35, "Smallest share of the image area in a random resized crop; 1 keeps the whole image.", SHARE
     )
     crop_padding: int = augmentation_option(
         0,
-        "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
-        "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR.",
+        "Padding in pixels, with reflection, before a random crop: 4 with --min_crop_scale 1 is the simple "
+        "random crop of DeiT III and CIFAR.",
         NOT_NEGATIVE,
     )
-    horizontal_flip: float = augmentation_option(0.5, "Probability of a mirror image.", PROBABILITY)
+    horizontal_flip: float = augmentation_option(0.5, "Probability of a horizontal flip.", PROBABILITY)
     auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = augmentation_option(
         "trivialaugment",
         "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
         "or blur; DeiT III).",
         synonyms="aa randaugment",
     )
-    randaugment_num_ops: int = augmentation_option(2, "Operations that randaugment does to an image.", COUNT)
-    randaugment_magnitude: int = augmentation_option(9, "How much each of them does, 0 to 30.", Range(0, 30))
+    randaugment_num_ops: int = augmentation_option(2, "Number of operations of randaugment.", COUNT)
+    randaugment_magnitude: int = augmentation_option(9, "Magnitude of randaugment, 0 to 30.", Range(0, 30))
     color_jitter: float = augmentation_option(
-        0.0, "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not.", PROBABILITY
+        0.0, "Maximum change of brightness, contrast and saturation (DeiT III: 0.3); 0 disables it.", PROBABILITY
     )
-    random_erasing: float = augmentation_option(0.25, "Probability that a rectangle is blanked out.", PROBABILITY)
+    random_erasing: float = augmentation_option(0.25, "Probability of erasing a random rectangle.", PROBABILITY)
 
     mixup_alpha: float = regularization_option(
         0.0,
-        "Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not.",
+        "MixUp: blend pairs of images with shares from beta(alpha, alpha) (DeiT: 0.8); 0 disables it.",
         NOT_NEGATIVE,
         synonyms="mixup",
     )
     cutmix_alpha: float = regularization_option(
         0.0,
-        "Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not.",
+        "CutMix: replace a rectangle by that of another image, with shares from beta(alpha, alpha) (DeiT: 1); 0 "
+        "disables it.",
         NOT_NEGATIVE,
         synonyms="cutmix",
     )
-    mixing_probability: float = regularization_option(1.0, "Share of the batches that are mixed.", PROBABILITY)
+    mixing_probability: float = regularization_option(1.0, "Probability that a batch is mixed.", PROBABILITY)
     mixing_off_share: float = regularization_option(
-        0.0, "Share of the training at its end in which none is: 0.1 for the last tenth.", PROBABILITY
+        0.0, "Share of the last steps without mixing: 0.1 for the last tenth.", PROBABILITY
     )
     classification_loss: Literal["cross_entropy", "bce"] = regularization_option(
-        "cross_entropy", "cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is."
+        "cross_entropy",
+        "Loss: cross_entropy, or bce, a binary cross-entropy per class (DeiT III). Scores do not change.",
     )
     bce_target_threshold: float | None = regularization_option(
-        None, "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1.", SHARE_LEFT_OUT
+        None,
+        "Threshold above which bce treats soft labels as 1, and others as 0; 0 makes all classes of a mixed image 1.",
+        SHARE_LEFT_OUT,
     )
     probe_classifier: bool = model_option(
         False,
-        "Start a fresh classifier on a saved model as a linear probe: ridge regression on the features of the "
-        "training images.",
+        "Initialize a new classifier on a saved model as a linear probe: ridge regression on the features of the "
+        "training images. Its final weights are interpolated with those of the probe.",
     )
     token_drop_rate: float = regularization_option(
-        0.0, "Share of the patches of each training image that the blocks never see.", SHARE_LEFT_OUT
+        0.0, "Share of patches that are dropped from each training image.", SHARE_LEFT_OUT
     )
     class_weights: str | None = class_weights_option()
     balanced_sampling: bool = regularization_option(
-        False, "Draw training images so that all classes are as frequent; rare ones repeat, augmented anew."
+        False, "Draw training images so that all classes are equally frequent; images of rare classes repeat."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probe_classifier and self.model_name_or_path is None:
             raise ValueError(
-                "probe_classifier=True needs features: set model_name_or_path, or probe_classifier=False."
+                "probe_classifier=True needs features of a saved model: set model_name_or_path, or "
+                "probe_classifier=False."
             )
         if self.class_names is not None and not self.streaming:
             raise ValueError(
@@ -315,8 +320,8 @@ class ClassificationArguments(StreamArguments):
             )
         if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(
-                f"bce_target_threshold={self.bce_target_threshold} is of --classification_loss bce. Say that, or "
-                "leave it out."
+                f"bce_target_threshold={self.bce_target_threshold} requires --classification_loss bce. Set it, or "
+                "leave the threshold out."
             )
 
     def describe(self) -> dict[str, str]:
@@ -326,10 +331,10 @@ class ClassificationArguments(StreamArguments):
 
 
 UNLABELED_SOURCES = (
-    "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, separated by commas, are "
-    "taken together."
+    "Folder of images at any depth, any image classification data, or a Hub name; several, separated by "
+    "commas, are combined."
 )
-UNLABELED_COLUMN = "Column of labels, where there is one and it is not clear by itself."
+UNLABELED_COLUMN = "Column of labels, if there is one and it is not recognized."
 
 
 @dataclass
@@ -343,7 +348,7 @@ class UnlabeledArguments(StreamArguments):
     dataset_name: str | Names = source_option(UNLABELED_SOURCES)  # type: ignore[assignment]
     label_column_name: str | None = data_option(None, UNLABELED_COLUMN)
     max_knn_samples: int = data_option(
-        5000, "Training images among which neighbors are looked for, where labels are known; 0 for none.", NOT_NEGATIVE
+        5000, "Number of training images with labels for the nearest neighbor evaluation; 0 for none.", NOT_NEGATIVE
     )
 
     def overrides(self) -> dict[str, Any]:

@@ -76,8 +76,9 @@ class HfViTTrainingArguments(TrainingArguments):
 
     minutes: float | None = training_option(
         None,
-        "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
-        "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given.",
+        "Time budget in minutes, including the report: a few steps are timed, then model size, image size, batch "
+        "size and number of steps are chosen. 10 by default without a GPU, if neither steps, epochs nor a size "
+        "is given.",
         MINUTES,
         essential=True,
         synonyms="time time_budget max_time",
@@ -85,14 +86,13 @@ class HfViTTrainingArguments(TrainingArguments):
     )
     choose_defaults: bool | None = training_option(
         None,
-        "Choose what is not given by data and device; false takes the defaults listed here. True by "
-        "default, but for a recipe, which stands as it is.",
+        "Choose options that are not given by data and device; false uses the defaults listed here. True by "
+        "default, except for recipes.",
         resume="free",
     )
     resume_with_changes: bool = output_option(
         False,
-        "Resume on other images or with other arguments than the training was started with; the card then "
-        "tells from which step on.",
+        "Resume with other images or arguments than before; the model card states the step of the change.",
         resume="free",
         private=True,
     )
@@ -100,47 +100,47 @@ class HfViTTrainingArguments(TrainingArguments):
     # Optimizer, learning rates and frozen parts
     layer_decay: float = optimizer_option(
         1.0,
-        "Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
-        "embeddings. 0.65 to 0.9 for a model that has learned before.",
+        "Factor of the learning rate from each layer to the previous one, as in BEiT: heads, blocks, embeddings. "
+        "0.65 to 0.9 for a pretrained model.",
         SHARE,
         resume="fixed",
     )
     head_lr_multiplier: float = optimizer_option(
-        1.0, "Factor on the learning rate of heads.", POSITIVE, resume="fixed"
+        1.0, "Factor of the learning rate of heads.", POSITIVE, resume="fixed"
     )
     freeze: Names | None = optimizer_option(
         None,
-        "Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0.",
+        "Parameters to freeze, as name prefixes separated by commas: model.embeddings,model.encoder.layers.0.",
         resume="fixed",
     )
     trainable_blocks: int | None = optimizer_option(
         None,
-        "Train only the last blocks, so many, and the heads; 0 trains the heads alone.",
+        "Number of last blocks to train, with the heads; 0 trains the heads only.",
         NOT_NEGATIVE,
         resume="fixed",
     )
     cached_views: int = optimizer_option(
         0,
-        "Store the features of frozen blocks for so many random views of each training image, and train on "
-        "these, view after view; 0 stores none.",
+        "Store features of frozen blocks for this number of random views of each training image, and train on "
+        "them, one view per epoch; 0 stores none.",
         NOT_NEGATIVE,
     )
-    cache_dtype: Literal["float32", "float16"] = optimizer_option("float32", "Type of the numbers of stored features.")
+    cache_dtype: Literal["float32", "float16"] = optimizer_option("float32", "Data type of stored features.")
     cache_gigabytes: float = optimizer_option(
-        20.0, "Size of stored features on disk above which a training does not start.", POSITIVE, resume="free"
+        20.0, "Maximum size of stored features on disk; larger ones are refused.", POSITIVE, resume="free"
     )
     use_muon: bool = optimizer_option(
-        False, "Matrices of blocks learn by Muon, and only the others by AdamW.", resume="fixed"
+        False, "Train matrices of blocks with Muon, and other weights with AdamW.", resume="fixed"
     )
     decay_steps: float = optimizer_option(
         0.2,
-        "Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
+        "Number of last steps in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1.",
         NOT_NEGATIVE,
     )
     ema_decay: float | None = option(
         None,
-        "Also keep, score and save an exponential moving average of the weights, of about the last "
-        "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps.",
+        "Also train, evaluate and save an exponential moving average (EMA) of the weights over about the last 1 "
+        "/ (1 - decay) steps: 0.9999 for long runs, 0.99 for a few hundred steps.",
         Range(0, 1, is_open_below=True, is_open_above=True),
         group="Averaged weights",
         synonyms="ema model_ema model_ema_decay",
@@ -149,35 +149,37 @@ class HfViTTrainingArguments(TrainingArguments):
     # Batch size and its composition
     repeated_augmentations: int = augmentation_option(
         1,
-        "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
-        "length, with fewer images.",
+        "Number of augmentations of each image per step (DeiT III: 3). The number of steps per epoch does not "
+        "change, so an epoch has fewer images.",
         COUNT,
     )
     progressive_sizes: list[int] | None = sizes_option(
         None,
-        "Heights in pixels that training images have over equal shares of the steps, the last one that of "
-        "image_size: 16 24 32. Small images train several times as fast.",
+        "Heights in pixels of training images over equal shares of the steps, ending with that of image_size: 16 "
+        "24 32. Small images train several times as fast.",
         COUNT,
     )
     multi_scale_sizes: list[int] | None = sizes_option(
         None,
-        "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
-        "image_size enlarge the images.",
+        "Heights in pixels from which one is drawn for every training batch: 24 32 40. Heights above image_size "
+        "upscale the images.",
         COUNT,
     )
 
     # Low-rank adaptation (https://arxiv.org/abs/2106.09685)
     lora_rank: int | None = lora_option(
         None,
-        "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
-        "learns in full; 8 is usual. By default all weights are trained.",
+        "Rank of the LoRA updates of attention and MLP layers; the head is trained in full. 8 is usual. By "
+        "default, all weights are trained.",
         COUNT,
         resume="fixed",
     )
-    lora_alpha: int | None = lora_option(None, "Changes count alpha / rank times; twice the rank by default.", COUNT)
-    lora_dropout: float = lora_option(0.0, "Dropout rate of what the changes see.", SHARE_LEFT_OUT)
+    lora_alpha: int | None = lora_option(
+        None, "Scale of the LoRA updates is alpha / rank; twice the rank by default.", COUNT
+    )
+    lora_dropout: float = lora_option(0.0, "Dropout rate of the inputs of LoRA updates.", SHARE_LEFT_OUT)
     lora_target_modules: list[str] = lora_option(
-        list(LORA_TARGETS), "How the names of the linear layers end that learn them.", resume="fixed"
+        list(LORA_TARGETS), "Name endings of the linear layers with LoRA updates.", resume="fixed"
     )
 
     # Defaults that suit a Vision Transformer; planning/defaults.yaml replaces them by task and data
@@ -192,7 +194,7 @@ class HfViTTrainingArguments(TrainingArguments):
     save_total_limit: int | None = 2
     logging_steps: float = 0.01
     metric_for_best_model: str | None = training_option(
-        "accuracy", "Score that chooses the best model: a name that evaluations print."
+        "accuracy", "Score that chooses the best model: the name of an evaluation score."
     )
     early_stopping_patience: int | None = training_option(
         None,
@@ -202,19 +204,18 @@ class HfViTTrainingArguments(TrainingArguments):
         synonyms="patience",
     )
     resume_from_checkpoint: str | None = option(
-        None, 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'
+        None, 'Checkpoint to resume from: "last" for the newest one in output_dir, or its folder.'
     )
     dry_run: bool = output_option(
         False,
-        "Check data, model and options, say what would be done, and write nothing.",
+        "Check data, model and options, print the plan, and write nothing.",
         essential=True,
         resume="free",
         private=True,
     )
     length_changes: list[str] | None = option(
         None,
-        "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
-        "where a budget in minutes was kept.",
+        "Changes of the number of steps, such as 143:812, as recorded in recipe.yaml for runs with a time budget.",
         resume="free",
     )
     # State of early stopping, and wall time, continue after a resume.
@@ -224,8 +225,8 @@ class HfViTTrainingArguments(TrainingArguments):
     dataloader_pin_memory: bool = torch.cuda.is_available()
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that read images, for each that trains. By default its share of the cores "
-        "beside a GPU, at most 8; without one none, as the model takes all cores.",
+        "Number of worker processes per training process that read images. By default the spare cores with a "
+        "GPU, at most 8; without a GPU 0, because the model uses all cores.",
     )
     # Worker processes, if any, persist between epochs.
     dataloader_persistent_workers: bool = True
@@ -259,7 +260,7 @@ class HfViTTrainingArguments(TrainingArguments):
             super().__post_init__()
         except TypeError as error:  # for an unknown name in a mapping
             raise ValueError(
-                f"An argument of the library does not fit: {error}. Correct it, or leave it out."
+                f"An argument of transformers is invalid: {error}. Correct it, or leave it out."
             ) from error
         if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
             raise ValueError(
@@ -273,13 +274,13 @@ class HfViTTrainingArguments(TrainingArguments):
         """Raise `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
-                f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
-                "nothing. Give one of the two."
+                f"minutes={self.minutes:g} chooses the number of steps, but choose_defaults=False disables it. "
+                "Give one of the two."
             )
         if self.progressive_sizes and self.multi_scale_sizes:
             raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
-                "how large training images are. Give one of the two."
+                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both "
+                "set the size of training images. Give one of the two."
             )
         if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
             raise ValueError(
@@ -314,7 +315,9 @@ def training_options_of(args: TrainingArguments) -> Any:
 def check_optimization(args: TrainingArguments) -> None:
     """Raise `ValueError` if optimizer options are incompatible with the arguments of transformers."""
     if training_options_of(args).use_muon and args.optim not in ADAMW:
-        raise ValueError(f"use_muon=True goes with AdamW, not with optim={args.optim.value}. Leave one of them out.")
+        raise ValueError(
+            f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Leave one of them out."
+        )
     if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
         raise ValueError(
             f"optim={args.optim.value} needs no schedule and does its own warm-up, but lr_scheduler_type="
@@ -327,8 +330,8 @@ def count_decay_steps(wanted: float, num_training_steps: int, num_warmup_steps: 
     steps = wanted if wanted >= 1 else math.ceil(num_training_steps * wanted)
     if steps + num_warmup_steps > num_training_steps:
         raise ValueError(
-            f"{num_warmup_steps} steps of warm-up and decay_steps={wanted} are more than the {num_training_steps} "
-            "steps of the training. Make one of them shorter."
+            f"{num_warmup_steps} warm-up steps and decay_steps={wanted} exceed the {num_training_steps} steps of "
+            "the run. Reduce one of them."
         )
     return int(steps)
 
@@ -354,7 +357,7 @@ def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
 def check_library(args: TrainingArguments) -> None:
     """Raise `ValueError` for values that transformers accepts but fails on later."""
     if not args.output_dir:
-        raise ValueError(f"output_dir={args.output_dir!r} is no folder. Name one, which need not exist.")
+        raise ValueError(f"output_dir={args.output_dir!r} is not a folder. Give the path of a new or existing folder.")
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(
             f"max_steps={args.max_steps} must be at least 1, or -1 for a training of num_train_epochs="
@@ -371,7 +374,7 @@ def check_library(args: TrainingArguments) -> None:
             "it out: --report_to none."
         )
     if args.use_liger_kernel:
-        raise ValueError("use_liger_kernel=True speeds up language models, and does nothing here. Leave it out.")
+        raise ValueError("use_liger_kernel=True supports language models only. Leave it out.")
     for name in (name for name in MAPPINGS if isinstance(vars(args).get(name), str)):
         text = vars(args)[name]
         if name in FILES and not text.startswith("{"):
@@ -379,7 +382,9 @@ def check_library(args: TrainingArguments) -> None:
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{name}={text!r} is no JSON ({error}). Write it like '{{\"name\": 1}}'.") from error
+            raise ValueError(
+                f"{name}={text!r} is not valid JSON ({error}). Write it like '{{\"name\": 1}}'."
+            ) from error
     options = vars(args).get("activation_checkpointing_kwargs") or vars(args)["gradient_checkpointing_kwargs"] or {}
     takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
     if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:

@@ -85,7 +85,7 @@ LIBRARY = [
     ("--data_seed 99999999999", "data_seed=99999999999"),
     ("--ddp_timeout 0", "ddp_timeout=0"),
     ("--lr_scheduler_type sometimes", "--lr_scheduler_type | invalid choice: 'sometimes'"),
-    ("--lr_scheduler_kwargs sometimes", "lr_scheduler_kwargs='sometimes' is no JSON"),
+    ("--lr_scheduler_kwargs sometimes", "lr_scheduler_kwargs='sometimes' is not valid JSON"),
     ('--lr_scheduler_kwargs {"cycles"', "lr_scheduler_kwargs | JSON"),
     ('--lr_scheduler_kwargs {"cycles":1}', "lr_scheduler_type=cosine | cycles"),
     ('--lr_scheduler_type polynomial --lr_scheduler_kwargs {"lr_end":5}', "lr_end (5)"),

@@ -368,7 +368,7 @@ def script() -> ModuleType:
             ["--dataset_name", "photos", "--preset", "tiny", "--model_name_or_path", "nowhere"],
             "--preset tiny is the size of a new model",
         ),
-        ([], "Say where the images are"),
+        ([], "Set the location of the images"),
     ],
 )
 def test_training_explains_mistakes(
@@ -390,7 +390,7 @@ def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForI
     script = load_script("evaluate_model")
     for arguments, message in (
         ([], "Say what to evaluate: --model_name_or_path"),
-        (["--model_name_or_path", str(saved[0])], "Say where the images are"),
+        (["--model_name_or_path", str(saved[0])], "Set the location of the images"),
         (
             ["--model_name_or_path", str(saved[0]), "--dataset_name", str(photos), "--split", "val"],
             "has no split 'val'",

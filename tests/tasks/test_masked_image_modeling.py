@@ -291,7 +291,7 @@ def test_where_data_lie_stays_private(tmp_path: Path, monkeypatch: pytest.Monkey
             "save_strategy='epoch', .* Give --max_steps, --save_strategy steps, --eval_strategy steps",
         ),
         (["--streaming", "true", "--max_steps", "9", "--eval_strategy", "no"], r"Give --save_strategy steps\."),
-        (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
+        (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
         (["--shuffle_buffer_size", "0"], "shuffle_buffer_size=0 must be at least 1"),
         (["--dataset_name", "photos,"], "dataset_name='photos,' has a comma with no name before or after it"),
         (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be at least 0"),

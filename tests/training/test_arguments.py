@@ -103,13 +103,13 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Say where the images are: --dataset_name path/to/data"),
+        ([], "Set the location of the images: --dataset_name path/to/data"),
         (["--dataset_name", "photos", "--max_train_samples", "0"], "max_train_samples=0 must be at least 1"),
         (["--dataset_name", "photos", "--max_eval_samples", "0"], "max_eval_samples=0 must be at least 1"),
         (["--dataset_name", "photos", "--train_val_split", "1"], r"train_val_split=1\.0 must lie in \[0, 1\)"),
         (
             ["--dataset_name", "photos", "--skip_unreadable", "--check_images", "false"],
-            "skip_unreadable finds nothing with check_images=False",
+            "skip_unreadable requires check_images=True",
         ),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
 
 
 def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"use_muon=True goes with AdamW, not with optim=sgd"):
+    with pytest.raises(ValueError, match=r"use_muon=True requires AdamW for the other weights, not optim=sgd"):
         arguments(tmp_path, use_muon=True, optim="sgd")
     with pytest.raises(ValueError, match=r"Linear has none to train"):
         make_parameter_groups(torch.nn.Linear(2, 2), 0.1, 0.1, use_muon=True)
@@ -281,7 +281,7 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
 
 def test_a_decay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, lr_scheduler_type="warmup_stable_decay", warmup_steps=5, decay_steps=0.6)
-    with pytest.raises(ValueError, match=r"5 steps of warm-up and decay_steps=0\.6 are more than the 10 steps"):
+    with pytest.raises(ValueError, match=r"5 warm-up steps and decay_steps=0\.6 exceed the 10 steps"):
         trainer.create_optimizer_and_scheduler(10)
 
 

@@ -491,7 +491,7 @@ def test_a_budget_beside_a_length_is_refused(
     [
         (["--minutes", "0"], r"minutes=0\.0 must be at least"),
         (["--minutes", "1e-9"], r"minutes=1e-09 must be at least 0\.01"),
-        (["--minutes", "4", "--choose_defaults", "false"], "minutes=4 leaves the number of steps to be chosen"),
+        (["--minutes", "4", "--choose_defaults", "false"], "minutes=4 chooses the number of steps"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, photos: Path, tmp_path: Path) -> None:

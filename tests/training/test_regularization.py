@@ -303,7 +303,7 @@ def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["--mixup_alpha", "-1"], r"mixup_alpha=-1\.0 must be at least 0"),
         (["--mixing_off_share", "2"], r"mixing_off_share=2\.0 must lie in \[0, 1\]"),
         (["--token_drop_rate", "1"], r"token_drop_rate=1\.0 must lie in \[0, 1\)"),
-        (["--bce_target_threshold", "0"], r"bce_target_threshold=0\.0 is of --classification_loss bce"),
+        (["--bce_target_threshold", "0"], r"bce_target_threshold=0\.0 requires --classification_loss bce"),
         (["--classification_loss", "bce", "--bce_target_threshold", "1"], r"=1\.0 must lie in \[0, 1\)"),
         (["--repeated_augmentations", "0"], "repeated_augmentations=0 must be at least 1"),
         (["--repeated_augmentations", "3"], "repeated_augmentations=3 does not divide the 2 images of a step"),

@@ -150,7 +150,7 @@ def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_
             ["--max_steps", "-1"],
             "A stream does not say how many images it has.* Give --max_steps, --save_strategy steps",
         ),
-        (["--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
+        (["--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
         (["--streaming", "false", "--class_names", "a,b"], r"class_names=\['a', 'b'\] is for --streaming"),
         ([*STEPS, "--class_names", "a,b"], "has the label 2, which is not one of the 2 classes 'a', 'b'"),
     ],
