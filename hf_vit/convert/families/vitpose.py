@@ -10,7 +10,7 @@ from . import vit
 
 BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
 KEYS: KeyMap = {
-    # The position table (1, 1 + N, D) has a CLS row without a CLS token. ViTPose adds this row to those of all patches.
+    # The position table (1, 1 + N, D) has a CLS row without a CLS token. ViTPose adds this row to all other rows.
     "embeddings.position_embeddings": Made(
         ("embeddings.position_embeddings",), lambda table: table[:, 1:] + table[:, :1]
     ),
