@@ -258,4 +258,4 @@ def extract(values: Mapping[str, Any], echo: Callable[[str], None]) -> None:
     if PartialState().is_main_process:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
         echo(f"Saved features ({', '.join(args.features)}) of images ({sizes}) to {args.output_dir}")
-    PartialState().destroy_process_group()  # Avoids crashes of other processes at exit.
+    PartialState().destroy_process_group()  # Without this call, processes can abort at exit.

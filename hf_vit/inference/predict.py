@@ -70,25 +70,22 @@ def predict_files(
         batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
         threshold: Lowest score of a segment, an object or a keypoint; by default the threshold selected in training,
             or else 0.5 for segments and objects, and none for keypoints.
-        nms_threshold: Overlap (IoU) above which the object with the lower score of two of the same class is removed;
-            by default none are removed.
+        nms_threshold: Overlap (IoU) above which the object with the lower score of two of the same class is removed.
         boxes: File of detected objects as JSON lines, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default that of the image processor.
         optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
-        trust_remote_code: Whether to run Python code from the model's repository; models of hf_vit and of transformers
-            do not need it.
+        trust_remote_code: Whether to run Python code that comes with the model; hf_vit and transformers need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
 
     Yields:
         For each image, a JSON-compatible dictionary with `file`, the prediction and, with `output_dir`, the list of
-        files in `written`. If no score reaches the threshold, it contains the `best_score`; if this is the case for
-        all images, a warning is logged. For a file that cannot be read, it contains `file` and `error`.
+        files in `written`. If no score reaches the threshold, it contains the `best_score`; if this applies to all
+        images, a warning is logged. For a file that cannot be read, it contains `file` and `error`.
 
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there are no images, an option is invalid for the model, its code is not trusted, or an existing
-            file would be replaced.
+        ValueError: if there are no images, an option is invalid, code is not trusted, or a file would be replaced.
     """
     _check_places(output_dir, picture)
     sources = find_sources(inputs)

@@ -133,7 +133,7 @@ def head_fields(config: Config) -> dict[str, Any]:
 
 def configure_eomt(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` for an EomtConfig, whose prefix tokens have no position embeddings."""
-    # Positions are resampled as in its backbone, DINOv2 with registers.
+    # Positions are resampled as in the backbone that the model was initialized from.
     constants = {"prefix_has_position": False, "position_antialias": True}
     return {**configure_2(config, shapes, **LARGE, patch_size=16, **constants), **head_fields(config)}
 

@@ -101,7 +101,7 @@ def has_offset(shapes: Shapes) -> bool:
     """Returns whether the original code of the weights resamples positions with an offset.
 
     This is the case for DINOv2 without registers, identified by its mask token (1, D), and for DINO, identified by
-    its projection head. Backbones of DINO without that head have the same tensors as MAE and DeiT, whose code
+    its projection head. Backbones of DINO without that head have the same tensor names as MAE and DeiT, whose code
     supports a single image size.
     """
     is_dinov2 = len(shapes.get("mask_token", ())) == 2 and "register_tokens" not in shapes
