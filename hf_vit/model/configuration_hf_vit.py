@@ -16,9 +16,9 @@ from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
 from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 
 
-# Fields that take an int or (height, width), and their units
+# Fields that take an int or (height, width), and the units of their values.
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
-# Constructor arguments that are stored as properties rather than fields
+# Constructor arguments that are stored as properties rather than fields.
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
 # hf-vit is on no package index yet, so error messages suggest an installation from a checkout.
 INSTALL_COMMAND = "pip install . (in a checkout of hf-vit)"
@@ -107,9 +107,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     """
 
     model_type = "hf_vit"
-    # Whether the pipelines of the hf_vit package are registered, so that those of a checkpoint are not needed.
+    # Whether the pipelines of the hf_vit package are registered. If so, pipeline code in checkpoints is ignored.
     _has_pipelines: ClassVar[bool] = False
-    # Outputs that the Trainer does not gather as predictions
+    # Outputs that the Trainer does not gather as predictions.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *("hidden_states", "attentions", "cls_logits", "distillation_logits", "auxiliary_logits", "auxiliary_outputs"),
         *("logits_per_image", "logits_per_text", "text_model_output", "vision_model_output"),
@@ -182,7 +182,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def __post_init__(self, **kwargs: Any) -> None:
         if not kwargs.pop("_is_saved", False):
             check_fields((name for name in kwargs if not name.startswith("_")), only_close=True)
-        kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
+        kwargs.pop("stage_names", None)  # recomputed from `num_hidden_layers`, which may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         num_labels = kwargs.get("num_labels")
         if num_labels is None:
@@ -223,7 +223,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reads config.json and returns its fields and the unused arguments; `OSError` if there is no such file."""
         fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if not fields:  # transformers would use the default of every field
+        if not fields:  # transformers would silently use default values
             raise OSError(f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Pass a saved model.")
         check_pipeline(str(pretrained_model_name_or_path), fields.get("architectures"), kwargs.get("_from_pipeline"))
         return fields, unused
@@ -242,11 +242,11 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
                 "checkpoint with HfViTModel.from_pretrained(...) or a task class. This requires the package hf-vit to "
                 "be installed."
             )
-        if cls._has_pipelines:  # else transformers asks to trust the checkpoint's code
+        if cls._has_pipelines:  # avoids a request to trust the checkpoint's code
             config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
-            # With another number of labels, the names in the checkpoint do not apply.
+            # With another number of labels, the label names in the checkpoint do not apply.
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         for name in TASK_CONFIGS:
             if isinstance(kwargs.get(name), dict):
@@ -265,12 +265,12 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
-        self.__dict__.pop("custom_pipelines", None)  # may be those of the class that opened the checkpoint
+        self.__dict__.pop("custom_pipelines", None)  # outdated if the model class has changed
         for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
             self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[architecture])
         copy_code(save_directory)
         super().save_pretrained(save_directory)
-        if push_to_hub:  # transformers would upload only its own files
+        if push_to_hub:  # transformers would upload only config.json
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
     @property
@@ -462,7 +462,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "huge": shape(1280, 32, 16, 5120, 14),
     # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
     "so400m": shape(1152, 27, 16, 4304, 14),
-    # Handwritten digits. At width 64, the usual 0.02, made for width 768, would keep attention uniform for long.
+    # Handwritten digits. The usual initializer_range=0.02 suits a width of 768; at width 64, attention would stay
+    # nearly uniform for many training steps.
     "mnist": {
         **shape(64, 4, 4, 256, 4),
         **{"initializer_range": 0.1, "image_size": 28, "num_channels": 1, "num_labels": 10},

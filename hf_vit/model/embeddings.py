@@ -55,7 +55,7 @@ def resample_by_products(
     # Resizing is linear: a product with a weight matrix along each side. A program for all sizes must not depend on
     # whether the grid is the native one, and some runtimes use other cubic weights than torch.
     new = [torch.scalar_tensor(side, dtype=torch.float32, device=patches.device) for side in new_grid]
-    is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # needs no offset
+    is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # the native grid needs no offset
     rows, columns = (
         interpolation_weights(old, side, old / (length + offset * ~is_native), mode, antialias, patches.device)
         for old, side, length in zip(old_grid, new_grid, new, strict=True)
@@ -91,7 +91,8 @@ def interpolation_weights(
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
     """Returns the fixed position table (1, P + N, D) of MAE: sine and cosine of the column, then of the row."""
-    # Prefix rows are zero, and D is a multiple of 4. In float64, as in the code of https://arxiv.org/abs/2111.06377.
+    # Prefix rows are zero. D must be a multiple of 4. Computed in float64, as in the code of MAE
+    # (https://arxiv.org/abs/2111.06377).
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
     angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
@@ -117,7 +118,7 @@ def rotary_position_embeddings(config: HfViTConfig, grid: Grid, like: Tensor) ->
     exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=device)  # (d/4,)
     frequencies = (1 / config.rope_theta**exponents).to(torch.promote_types(like.dtype, torch.float32))
     angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
-    angles = F.pad(angles, (0, 0, config.num_prefix_tokens, 0))  # (P + N, d), no rotation at angle 0
+    angles = F.pad(angles, (0, 0, config.num_prefix_tokens, 0))  # (P + N, d)
     return torch.stack((angles.cos(), angles.sin())).to(like.dtype)
 
 

@@ -26,7 +26,7 @@ class Windows(NamedTuple):
 
     grid: Grid  # rows and columns (h, w) of patches
     size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of it
-    num_prefix: int  # number P of tokens before the patches
+    num_prefix: int  # number P of prefix tokens
     # Mask for the patches of each window, in the form that the attention implementation takes: first the O non-patch
     # tokens, then the tokens of the window. None if nothing is masked.
     mask: Any = None
@@ -74,7 +74,7 @@ class Windows(NamedTuple):
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded h, padded w, n, d)
         height, width = self.grid
-        if is_open(height, width):  # a slice would add a guard on the grid to the exported program
+        if is_open(height, width):  # a slice would tie the exported program to one grid size
             for dim, side in enumerate(self.grid, start=1):
                 maps = maps.index_select(dim, torch.arange(side, device=maps.device))
             return maps.flatten(1, 2)
@@ -101,7 +101,7 @@ def count_windows(grid: Grid, size: Grid) -> Grid:
 def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
     """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens visible to each window."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
-    if not num_others:  # a window of padding attends to itself: softmax over no tokens is NaN
+    if not num_others:  # padding-only windows attend to themselves, to avoid NaN
         windows = windows | ~windows.any(dim=1, keepdim=True)
     return F.pad(windows, (num_others, 0), value=True)
 
@@ -120,7 +120,7 @@ def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
     """Returns rows and columns of the attention windows on a patch grid; None if one window covers the grid."""
     if config.window_size is None:
         return None
-    if is_open(*grid):  # the program is exported for grids of any size
+    if is_open(*grid):  # an exported program for any grid size keeps windows
         return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)
@@ -162,7 +162,7 @@ def eager_attention_forward(
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1).to(query.dtype)  # torch computes softmax of half precision in float32
+    weights = scores.softmax(dim=-1).to(query.dtype)  # softmax of half precision uses float32 internally
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
@@ -176,7 +176,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
-        self.is_causal = False  # read by the attention functions of transformers
+        self.is_causal = False  # the attention functions of transformers read it
         width = config.hidden_size
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
         has_split_bias = config.qkv_bias and not config.key_bias
@@ -264,7 +264,7 @@ class HfViTGatedMLP(nn.Module):
 class HfViTAttentionPooling(HfViTInitialized):
     """Pools tokens by attention with a learned query, followed by a residual MLP."""
 
-    # Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
+    # Source: SigLIP (https://arxiv.org/abs/2303.15343), based on Set Transformer (https://arxiv.org/abs/1810.00825).
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> Tensor:
         """Maps tokens (B, L, D) to (B, L, D)."""
-        # Branch outputs have no names, so that the next branch reuses their memory while it is in the cache.
+        # Outputs of branches are not assigned to names: the next branch can then reuse their memory in the cache.
         context = rotary, attention_mask, output_attentions
         hidden_states = hidden_states + scale_and_drop(
             self.attention(self.norm1(hidden_states), *context)[0], self.layer_scale1, self.drop_path1

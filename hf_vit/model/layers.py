@@ -22,7 +22,7 @@ from .shared import at_least_float32, run_unpadded, sum_over_processes
 PRIOR_BIAS = math.log(0.01 / 0.99)
 
 
-# transformers does not initialize remote-code modules without parameters of their own, so subclasses need parameters.
+# transformers does not initialize remote-code modules without own parameters, so subclasses must have parameters.
 class HfViTInitialized(nn.Module):
     """Base class of layers that initialize their own weights; other layers are initialized according to their type."""
 
@@ -54,8 +54,8 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
     """A convolution of a head, initialized by fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
-    initial_gain = 1.0  # factor of the initial weights
-    initial_limit: float | None = None  # largest initial weight; None computes it from fan-in
+    initial_gain = 1.0  # Factor of the fan-in limit of initial weights.
+    initial_limit: float | None = None  # Replaces the fan-in limit of initial weights.
 
     def initialize(self, std: float) -> None:
         """Draws weights uniformly from [-limit, limit] and sets the bias to `initial_bias`."""
@@ -67,7 +67,7 @@ class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps (B, C, H, W) to (B, C', H', W')."""
-        # DDP expects the gradient to have the strides of the weight. A view ensures it for any strides of the maps.
+        # DDP expects gradients with the strides of the weight. The view ensures them for any memory format of maps.
         weight = self.weight.flatten().view_as(self.weight) if self.training else self.weight
         return self._conv_forward(input, weight, self.bias)
 

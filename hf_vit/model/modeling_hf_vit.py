@@ -51,7 +51,7 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 
 def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) -> tuple[Tensor | None, ...] | None:
     """Returns the hidden states that `output_hidden_states` selects, with None in the places of the others."""
-    # It is a flag or indices, negative ones from the end. As in transformers 5.23 and later.
+    # `wanted` is a flag or indices, negative ones from the end. Same behavior as in transformers 5.23 and later.
     if not wanted or wanted is True:
         return states if wanted else None
     numbers = [wanted] if isinstance(wanted, int) else wanted
@@ -88,7 +88,7 @@ class HfViTModel(HfViTPreTrainedModel):
         has_pooler = add_pooling_layer and config.use_pooler
         self.pooler = make_pooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
-        # Installed here because torch.compile cannot trace the installation in the first call that needs the hooks.
+        # Recording hooks are installed here, because torch.compile cannot trace their installation in a forward call.
         maybe_install_capturing_hooks(self)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -212,7 +212,7 @@ class HfViTBlockRunner:
             ValueError: if `kept_patches` has the wrong shape, or the model has window attention.
         """
         config, num_prefix = self.model.config, self.model.config.num_prefix_tokens
-        batch = hidden_states.shape[0]  # `len` would be a constant in a traced program
+        batch = hidden_states.shape[0]  # `len` would fix the batch size in a traced program
         if config.window_size is not None:
             raise ValueError(
                 f"kept_patches leaves holes in the patch grid, which window_size={config.window_size} does not "
@@ -294,7 +294,7 @@ class HfViTBlockRunner:
         **masks: Any,
     ) -> Tensor:
         """Runs the blocks from `start` to `stop`, exclusive, on tokens (B, L, D) and returns the tokens."""
-        # `encoder` holds blocks that follow those of the model; `masks` is the result of the method `masks`.
+        # `encoder` holds additional blocks after those of the model; `masks` is the result of the method `masks`.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         return encoder(hidden_states, start=start, stop=stop, **options, **masks)

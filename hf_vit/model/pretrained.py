@@ -32,7 +32,7 @@ from .shared import to_maps
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
-DEFAULT_LABELS = range(2)  # in a config.json without labels
+DEFAULT_LABELS = range(2)  # labels of a config.json that names none
 logger = logging.get_logger(__name__)
 # The stock pipeline checks this mapping, not the registered classes, and rejects models that are not in it.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -57,7 +57,7 @@ def read_config(
     name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
 ) -> dict[str, Any]:
     """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
-    # `trust_remote_code` of the Auto classes is not passed on: transformers warns that it has no effect here.
+    # `trust_remote_code` of the Auto classes is not passed on, because transformers warns that it has no effect here.
     path = Path(name_or_path)
     if path.is_file():
         return {}
@@ -68,13 +68,13 @@ def read_config(
 
 def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Moves fields that `apply_geometry` changes after loading out of the arguments of `from_pretrained`."""
-    # In a `config`, which the Auto classes create from such arguments, they are set back to `saved`, the config.json.
+    # Fields in a `config`, which the Auto classes create from such arguments, are reset to `saved`, the config.json.
     config = kwargs.pop("config", None)
     if config is not None:
         kwargs["config"] = config
     given = kwargs if config is None else vars(config) if isinstance(config, PreTrainedConfig) else {}
     has_new_token = given.get("use_cls_token") and saved.get("use_cls_token") is not True
-    # A new pooling is applied after loading if it depends on a CLS token that is added there.
+    # A new pooling is applied after loading if it needs a CLS token that is also added after loading.
     names = [name for name in Geometry.__annotations__ if name != "pooling" or has_new_token]
     if config is None:
         return {name: kwargs.pop(name) for name in names if name in kwargs}
@@ -108,7 +108,7 @@ def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
     """Raises `ValueError` if backbone weights would be initialized randomly, are not used, or have another shape."""
-    # The same holds for a text tower that the checkpoint has in part. `info` holds missing, unexpected and mismatched
+    # A text tower is checked too if the checkpoint has parts of it. `info` holds missing, unexpected and mismatched
     # keys. With new labels, heads may have another shape.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
@@ -127,7 +127,7 @@ def check_weights(
     ]
     missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]
     texts = {name for name, _ in model.named_parameters() if name.startswith(TEXT_TOWER)}
-    if not texts <= set(info["missing_keys"]):  # a new text tower is reported by transformers
+    if not texts <= set(info["missing_keys"]):  # transformers itself reports a missing text tower
         missing += texts.intersection(info["missing_keys"])
     left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
     problems = {
@@ -161,7 +161,7 @@ def is_finite(weight: Tensor) -> bool:
     """Returns whether all values of a tensor are finite; True for integers and tensors without data."""
     if not weight.is_floating_point() or weight.itemsize < 2 or weight.is_meta or weight.numel() == 0:
         return True
-    return all(math.isfinite(extreme) for extreme in weight.aminmax())  # one pass without copies, unlike `isfinite`
+    return all(math.isfinite(extreme) for extreme in weight.aminmax())  # `aminmax` makes no copies, unlike `isfinite`
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
@@ -204,25 +204,25 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Losses are means over the batch, so `transformers.Trainer` has to divide them by its accumulation steps; dividing
-    # by the number of label entries would be wrong. `HfViTTrainer` sums `count_items` of models that have it, and
+    # Losses are means over the batch. `transformers.Trainer` has to divide them by its number of accumulation
+    # steps, not by the number of label entries. `HfViTTrainer` sums `count_items` of models that define it, and
     # passes the sum to them as `num_items_in_batch`.
     accepts_loss_kwargs = False
-    # Whether linear layers and patch kernels are initialized as in MAE
+    # Whether linear layers and patch kernels are initialized as in MAE.
     _starts_as_mae = False
-    # Converter of checkpoints of other libraries. The installed package sets it; its key maps are not saved.
+    # Converter for checkpoints of other libraries, set by the installed package. It is not saved with checkpoints.
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
-    # Version counters, by name, of the weights that `from_pretrained` initialized randomly
+    # Version counters of the weights that `from_pretrained` initialized randomly, by weight name.
     _drawn: Mapping[str, int] = MappingProxyType({})
-    _is_optimized = False  # set by `optimize_for_inference`
+    _is_optimized = False  # `optimize_for_inference` sets it to True
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
-        config.check()  # fields may have changed since it was created
+        config.check()  # fields may have changed since the config was created
         super().__init__(config, *args, **kwargs)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # transformers does this when it builds a model, which has not happened in a process that unpickles one.
+        # transformers prepares recording when it builds a model. Unpickling skips this step, so it is done here.
         _CAN_RECORD_REGISTRY.setdefault(str(type(self)), self._can_record_outputs)
         if self.base_model is self:
             self._output_capturing_hooks_installed = False
@@ -263,7 +263,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             module.initialize(self.config.initializer_range)
         elif isinstance(module, nn.Linear | nn.Conv2d):
             if self._starts_as_mae:
-                fans = len(module.weight) + module.weight[0].numel()  # patch kernels as a linear layer
+                fans = len(module.weight) + module.weight[0].numel()  # a patch kernel is treated as a linear layer
                 init.uniform_(module.weight, -math.sqrt(6 / fans), math.sqrt(6 / fans))
             else:
                 init.trunc_normal_(module.weight, mean=0.0, std=self.config.initializer_range)
@@ -303,20 +303,20 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                pass  # may be of another library; otherwise the converter raises
+                pass  # another library's checkpoint; else the converter raises
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
             raise ValueError("Weights are loaded only from safetensors: pickles can run code. Convert them first.")
-        # Mismatched shapes are checked below, because the error of transformers does not name them.
+        # `check_weights` below reports mismatched shapes by name, which the error of transformers does not.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         with without_collecting(), naming_damage(name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
-                if name_or_path is not None:  # the Auto classes pass labels in `config`
+                if name_or_path is not None:  # Auto classes pass new labels in `config`
                     has_new_labels |= model.config.num_labels != len(saved.get("id2label", DEFAULT_LABELS))
                 check_weights(model, info, pretrained_model_name_or_path, has_new_labels)
             model.config._name_or_path = str(pretrained_model_name_or_path)
@@ -325,7 +325,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model._drawn = {key: version_of(weights[key]) for key in drawn & weights.keys()}
         if geometry:
             apply_geometry(model, **geometry)
-        loaded: Any = (model, info) if wants_info else model  # untyped, as in transformers
+        loaded: Any = (model, info) if wants_info else model  # typed as Any, as in transformers
         return loaded
 
     @classmethod

@@ -13,7 +13,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import get_session
 
 
-REACH_SECONDS = 5  # timeout for a response of the Hub
+REACH_SECONDS = 5  # timeout of a connection test to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
@@ -37,7 +37,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     **{f"AutoModelFor{camel_case(task)}": class_path(task) for task in TASKS if task != "joint-embedding"},
-    # Tried first by the stock pipeline. `HfViTConfig.save_pretrained` changes it for universal segmentation.
+    # The stock pipeline tries this class first. For universal segmentation, `HfViTConfig.save_pretrained` replaces it.
     "AutoModelForImageSegmentation": class_path("semantic-segmentation"),
     "AutoModelForPreTraining": class_path("joint-embedding"),
 }
@@ -47,13 +47,13 @@ WITH_PIPELINES = (
     *("image-classification", "depth-estimation", "keypoint-detection", "object-detection"),
     "zero-shot-image-classification",
 )
-# Auto class of a model: its pipeline task and the file and class of its pipeline
+# Maps the Auto class of a model to its pipeline task and to the file and class of the pipeline.
 PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
     **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in WITH_PIPELINES},
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
 }
-# Pipelines per model class in the form of config.json. With several tasks per model, transformers cannot pick one.
+# Pipelines of each model class in the format of config.json, with one task per class, so that the task is unambiguous.
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
     for auto_class, (task, impl) in PIPELINES.items()
@@ -82,7 +82,7 @@ def check_pipeline(name: str, architectures: list[str] | None, task: str | None)
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
     """Copies the source files of this folder into `save_directory`, so that checkpoints open without the package."""
-    # transformers copies the file of the class of the saved object, which FSDP2 replaces with a class of torch.
+    # The copy function of transformers uses the class of the saved object, which FSDP2 replaces with a torch class.
     target = Path(save_directory)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(Path(__file__).parent.glob("*.py")):
@@ -133,7 +133,7 @@ def refusing_code(name: Any, cure: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # transformers words the refusal differently in each place, but always names this argument.
+        # transformers words this refusal in several ways, but always names the argument.
         if "`trust_remote_code=True`" not in str(error):
             raise
         raise RemoteCodeError(f"{str(name)!r} has custom code and can be loaded only by running it. {cure}") from error

@@ -81,7 +81,7 @@ def match(cost: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
-    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # keeps the sum of all costs finite
+    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of costs stay finite
     cost = at_least_float32(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
     queries, targets = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)

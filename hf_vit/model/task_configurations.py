@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from .nested_options import HfViTTaskConfig, check_activation, option
 
 
-LEAST_TEACHER_TEMPERATURE = 0.025  # below it, exponentials of scaled cosines overflow float32
+LEAST_TEACHER_TEMPERATURE = 0.025  # lower temperatures leave the range of float32 in `assign`
 
 
 @strict
@@ -496,7 +496,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
             )
 
 
-# Task options per model class. A saved model stores all of them, so that later changes of defaults do not affect it.
+# Task options of each model class. A saved model stores all of them, so that it is independent of later defaults.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
     "HfViTForUniversalSegmentation": ("universal_segmentation_config",),
@@ -539,7 +539,7 @@ class HfViTTaskFields(PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
 
-# Option class of each task field of `HfViTConfig`
+# Option class of each task field of `HfViTConfig`.
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     name: get_args(kinds)[0] for name, kinds in vars(HfViTTaskFields)["__annotations__"].items()
 }

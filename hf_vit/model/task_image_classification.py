@@ -57,7 +57,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     Regression of a single value also accepts (B,). In the last two cases, NaN marks a missing label, which is ignored.
     If `problem_type` is None, K = 1 means regression, and K > 1 single-label classification.
     """
-    # Half precision would round the loss too much, and large targets would become infinite.
+    # The loss is computed in float32: half precision rounds it too much, and large targets would become infinite.
     logits = at_least_float32(logits)
     num_labels = logits.shape[1]
     if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
@@ -119,8 +119,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # Weights at zero, as in the code of the ViT paper, or near it pass almost no gradient to the blocks. Short
-        # training runs from scratch end worse then, and fine-tuning of pretrained backbones does not improve.
+        # LeCun initialization: weights at or near zero, as in the code of the ViT paper, pass hardly any gradient to the
+        # blocks. Short training runs from scratch end worse with them, and fine-tuning gains nothing.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
             HfViTFanInLinear(config.hidden_size, config.num_labels) if config.use_distillation_token else None
@@ -235,7 +235,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
     ) -> list[list[dict[str, Any]]]:
         """Returns the `top_k` labels of each image with their scores, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)
-        # Same choice of function as in the latest stock pipeline
+        # The latest stock pipeline chooses the activation in the same way.
         is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
         usual = "none" if config.problem_type == "regression" else "sigmoid" if is_multi else "softmax"
         function = usual if function_to_apply is None else function_to_apply.value

@@ -26,8 +26,8 @@ from .task_configurations import HfViTJointEmbeddingConfig
 # Points of the characteristic functions: with the symmetric half, 33 points on [-3, 3], as in the authors' code
 # (https://github.com/rbalestr-lab/lejepa). The listing in the paper has 17 points on [-5, 5], which is less accurate.
 LARGEST_POINT, NUM_POINTS = 3.0, 17
-ROUNDS = 3  # iterations of the Sinkhorn-Knopp algorithm
-SMALLEST_DISTANCE = 1e-8  # added to distances before the logarithm
+ROUNDS = 3  # Number of Sinkhorn-Knopp iterations.
+SMALLEST_DISTANCE = 1e-8  # Constant added to distances before taking the logarithm.
 Sum = Callable[[Tensor], Tensor]
 
 
@@ -152,7 +152,7 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
-    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # factor 2 for the symmetric negative points
+    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # the factor 2 accounts for the negative points
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
     angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)

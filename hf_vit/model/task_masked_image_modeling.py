@@ -31,8 +31,8 @@ from .task_configurations import HfViTMaskedImageModelingConfig
 
 
 # Blocks of the blockwise mask, as in BEiT (https://arxiv.org/abs/2106.08254)
-SMALLEST_BLOCK = 16 / 196  # share of the image
-LOWEST_ASPECT = 0.3  # smallest ratio of height to width; the largest is its reciprocal
+SMALLEST_BLOCK = 16 / 196  # smallest share of the image
+LOWEST_ASPECT = 0.3  # smallest height-to-width ratio; the largest is its reciprocal
 # Added to the pixel variance of a patch, as in MAE (https://arxiv.org/abs/2111.06377)
 EPSILON = 1e-6
 
@@ -67,7 +67,7 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     """The decoder of MAE: a small ViT with mask tokens for masked patches (https://arxiv.org/abs/2111.06377)."""
 
-    # Its blocks are plain and its positions fixed, whatever the encoder has. Prefix tokens have no position.
+    # The decoder has plain blocks and fixed positions, whatever the encoder has. Prefix tokens have no position.
 
     position_embeddings: Tensor
 
@@ -87,7 +87,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         self.hidden_size = own.hidden_size
         self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
-        # Saved with the weights, so that positions from training are kept if the grid changes.
+        # The position table is saved, so that positions from training are kept if the grid changes.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
         use_attention_of(config, self.layers)
@@ -144,7 +144,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         """Returns the positions to add to the patches: (1, N, E), or (B, N, E) with a mask."""
         resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
         positions = positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-        return positions.to(self.embedding.weight.dtype)  # the table stays float32 in half-precision models
+        return positions.to(self.embedding.weight.dtype)  # half-precision models keep the table in float32
 
 
 def make_simmim_decoder(config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> nn.Module:
@@ -215,7 +215,7 @@ def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask
         noise = noise[:, :height, :width]
     first: Tensor | int = num_patches - count_masked(num_patches, ratio)
     if patch_attention_mask is not None:
-        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # sorted to the front
+        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # padding is sorted to the front
         counts = [count_masked(rows * columns, ratio) for rows, columns in image_grids(patch_attention_mask)]
         first = num_patches - torch.tensor(counts, device=noise.device)[:, None]  # (B, 1)
     order = noise.flatten(1).argsort(dim=1, stable=True)  # (B, N)
@@ -270,7 +270,7 @@ def visible_patches(
     no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
-    if torch.compiler.is_exporting():  # sizes cannot depend on values: hidden patches are fillers
+    if torch.compiler.is_exporting():  # hidden patches are fillers, as sizes cannot vary
         return torch.arange(hidden.shape[1], device=hidden.device).expand_as(hidden), ~hidden
     has_fillers = False
     if num_visible is None:
@@ -301,7 +301,7 @@ class PatchScale:
 
     def __init__(self, patches: Tensor) -> None:
         self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
-        # Same result as torch.var, which takes ten times as long on a CPU.
+        # This gives the same result as torch.var, which takes ten times as long on a CPU.
         squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
         self.deviation = (squares / max(patches.shape[-1] - 1, 1) + EPSILON).sqrt()
 
@@ -374,7 +374,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()
-        self._output_capturing_hooks_installed = True  # the hooks of the inner model are enough
+        self._output_capturing_hooks_installed = True  # hooks of the inner model record for both
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(

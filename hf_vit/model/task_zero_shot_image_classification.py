@@ -40,13 +40,13 @@ from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 
 
 logger = logging.get_logger(__name__)
-# Options of the text tower that are passed on to its blocks
+# Options of the text tower that configure its transformer blocks.
 BLOCK_FIELDS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("intermediate_size", "hidden_act", "layer_norm_eps"),
 )
-INITIAL_BIAS = -10.0  # of the "sigmoid" logits, because most pairs do not match
-# Largest number of logits held at once by the loss: 16 MiB in float32
+INITIAL_BIAS = -10.0  # initial "sigmoid" logits are low: most pairs do not match
+# Largest number of logits that the loss holds at once, 16 MiB in float32
 MAX_LOGITS = 2**22
 
 
@@ -65,7 +65,7 @@ def pool_tokens(
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)
     index = (positions * attention_mask).argmax(dim=1)  # (B,)
     if pooling == "eos":
-        assert options.eos_token_id is not None  # refused by the configuration
+        assert options.eos_token_id is not None  # the configuration ensures this
         is_end = input_ids == options.eos_token_id
         index = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), index)
     return hidden_states[torch.arange(index.shape[0], device=index.device), index]
@@ -152,7 +152,7 @@ def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTraine
     """Builds a text tower with new weights; `ValueError` if `encoder_config` is not of a text encoder."""
     if options.encoder_config is None:
         return HfViTTextModel(config)
-    # The dtype of the whole model applies.
+    # A dtype in `encoder_config` is ignored: the text tower gets the dtype of the whole model.
     fields = {name: value for name, value in options.encoder_config.items() if name != "dtype"}
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
@@ -171,7 +171,7 @@ class HfViTContrastiveHead(HfViTInitialized):
         size = options.projection_dim
         self.image_projection = nn.Identity() if size is None else nn.Linear(config.pooled_size, size, bias=False)
         self.text_projection = nn.Linear(text_size, size or config.pooled_size, bias=size is None)
-        # One-dimensional, because FSDP2 does not support zero-dimensional parameters
+        # Scale and bias have one dimension, because FSDP2 does not support zero-dimensional parameters.
         self.logit_scale = nn.Parameter(torch.full((1,), options.initial_scale))
         has_bias = options.loss == "sigmoid"
         self.logit_bias = nn.Parameter(torch.full((1,), INITIAL_BIAS)) if has_bias else None
@@ -223,7 +223,7 @@ def contrastive_loss(
     partners = torch.arange(start, start + len(images), device=images.device)
 
     def sum_over_rows(loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor) -> Tensor:
-        # Chunks of rows with checkpointing, so that no logits are stored for the backward pass
+        # Rows are processed in chunks with checkpointing, so that no logits are stored for the backward pass.
         size = max(1, max_logits // len(others))
         parts = [
             checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
@@ -366,12 +366,12 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         input_ids, attention_mask = self.cut_texts(input_ids, attention_mask)
         others = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: ids[:, : input_ids.shape[1]] for name, ids in others.items() if ids is not None}
-        if options.pad_token_id is not None:  # padding is not masked
+        if options.pad_token_id is not None:  # texts are padded, and padding is not masked
             missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
             input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
-        # transformers would select hidden states by the number of blocks of the image tower.
+        # The model selects the hidden states itself: transformers would use the number of blocks of the image tower.
         wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
         kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
@@ -392,7 +392,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         if longest is None or length <= longest:
             return input_ids, attention_mask
         if attention_mask is not None and not bool(attention_mask[:, 0].bool().all()):
-            return input_ids, attention_mask  # the tower raises an error for left-padded texts
+            return input_ids, attention_mask  # left-padded texts raise an error in the tower
         logger.warning_once(
             f"Texts have up to {length} tokens, but the model reads only the first {longest}. The rest is cut off, as "
             f"with tokenizer(texts, truncation=True, max_length={longest})."
@@ -400,7 +400,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         kept = input_ids[:, :longest]
         if self.text_options.pooled_by == "eos":  # truncated texts need an end token too
             end = self.text_options.eos_token_id
-            assert end is not None  # refused by the configuration
+            assert end is not None  # the configuration ensures this
             is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
             if attention_mask is not None:
                 is_open = is_open & attention_mask[:, longest:].bool().any(dim=1, keepdim=True)

@@ -18,7 +18,7 @@ from .models import TRAINING_CASES, small_config
 from .references import draw_weights
 
 
-EMA_DECAY = 0.4  # reached by the warm-up at the fifth step
+EMA_DECAY = 0.4  # the decay reaches this value after a warm-up of five steps
 EMA_STEPS = 7
 MUON_STEPS = 3
 BATCH = 8

@@ -11,7 +11,7 @@ from hf_vit.model.task_zero_shot_image_classification import contrastive_loss
 
 
 LOSSES = ("sigmoid", "softmax")
-SHARES = ((3, 3), (1, 5), (4, 2))  # distribution of six pairs over two processes
+SHARES = ((3, 3), (1, 5), (4, 2))  # numbers of pairs of two processes, six in total
 
 
 def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,8 +15,8 @@ from PIL import Image as PILImage
 from hf_vit.data import load_digits_dataset
 
 
-SEEDS = {"train": 0, "val": 1000, "test": 2000}  # so that splits have no images in common
-load_digits = functools.cache(load_digits_dataset)  # encoding the images takes 0.25 seconds
+SEEDS = {"train": 0, "val": 1000, "test": 2000}  # Different seeds, so that splits share no images.
+load_digits = functools.cache(load_digits_dataset)  # Cached, because encoding takes 0.25 seconds.
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:
@@ -108,7 +108,7 @@ def truncate(file: Path, share: float = 0.6) -> None:
     file.write_bytes(content[: int(len(content) * share)])
 
 
-SHAPE = (6, 8)  # rows and columns of an image from `picture`
+SHAPE = (6, 8)  # rows and columns of the images that `picture` makes
 
 
 def class_map(number: int, num_classes: int = 3) -> np.ndarray:

@@ -13,9 +13,9 @@ from hf_vit.evaluation.detection import InstanceMetric
 from hf_vit.evaluation.segmentation import PanopticMetric, SemanticSegmentationMetric
 
 
-NAMES = ["sky", "road", "cat", "dog", "ghost"]  # no image contains "ghost"
+NAMES = ["sky", "road", "cat", "dog", "ghost"]  # the class "ghost" occurs in no image
 THINGS = [2, 3]
-NUM_IMAGES = 11  # not divisible by batch sizes 2 and 4
+NUM_IMAGES = 11  # number not divisible by batch sizes 2 and 4
 Image = tuple[Any, Any]  # prediction and target
 
 

@@ -10,8 +10,8 @@ from .network import refuse_network
 from .processes import NO_COUNTING
 
 
-PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # one per process
-HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # tests must leave both empty
+PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # Temporary folder of this process.
+HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # Folders that must be empty after the tests.
 
 
 def isolate() -> None:
@@ -19,7 +19,7 @@ def isolate() -> None:
     refuse_network()
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for name, folder in {
-        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # kept, because fonts and compiled code take long to build
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # kept: building fonts and compiled code takes long
         "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
         "PYTHONUSERBASE": site.getuserbase(),
     }.items():

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from .processes import NO_COUNTING, ROOT, Process
 
 
-# Report of the extension module of triton 3.9 about memory that is not freed when a process ends
+# Memory leak report of the extension module of triton 3.9, printed when a process ends
 LEAKS = re.compile(r"^nanobind: leaked .*?refleaks\.html\n?", flags=re.MULTILINE | re.DOTALL)
 
 PREAMBLE = """
@@ -83,7 +83,7 @@ def offline(environment: dict[str, str]) -> dict[str, str]:
     """Returns the complete environment of a process, which is offline unless a Hub endpoint is given."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
-        "HF_HOME": "hf_home",  # relative, so that all processes have the same environment
+        "HF_HOME": "hf_home",  # a relative path gives all processes the same environment
         **NO_COUNTING,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),

@@ -102,8 +102,8 @@ class Hub:
         self.endpoint = ""
         self.private: set[str] = set()
         self.storage: dict[str, bytes] = {}
-        self.uploads: list[str] = []  # hashes of uploaded LFS files
-        self.tags: dict[tuple[str, str], str] = {}  # commit of each repository and tag
+        self.uploads: list[str] = []  # Hashes of uploaded LFS files.
+        self.tags: dict[tuple[str, str], str] = {}  # Commit hash of each repository and tag.
         self.failures: list[Failure] = []
         self.commits: list[Commit] = []
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):

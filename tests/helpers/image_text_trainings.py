@@ -19,14 +19,14 @@ from .references import draw_weights
 
 COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
 PAIRS = list(product(COLORS, repeat=2))
-NUM_LABELED = 3  # images of each color
+NUM_LABELED = 3  # number of test images per color
 CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "patch_size": 4,
-    "initializer_range": 0.1,  # at this width, 0.02 gives nearly equal embeddings
+    "initializer_range": 0.1,  # with the default 0.02, embeddings would be nearly equal
 }
 TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]
@@ -95,7 +95,7 @@ def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[l
     """Trains for more than an epoch with each loss and returns the losses, weights and scores."""
     results = {}
     for loss in ("sigmoid", "softmax"):
-        # SGD, because Adam would amplify rounding differences in small gradients
+        # SGD is used because Adam would amplify rounding differences in small gradients.
         options = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "5", "--logging_steps", "1"]
         options += ["--per_device_train_batch_size", str(batch_size), "--loss", loss]
         trainer = make_trainer(data, folder / loss, *A_FEW, *options)

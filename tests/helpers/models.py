@@ -143,7 +143,7 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
-# Returns a batch of the given number of images as model arguments; images are counted by the first dimension or list.
+# Function that returns a batch of a given number of images, as a dictionary of model arguments.
 MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
 
 
@@ -242,8 +242,8 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
     return make_batch
 
 
-objects = with_boxes(lambda number: number % 5)  # the first image has no objects
-lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # only one image, and so one process, has objects
+objects = with_boxes(lambda number: number % 5)  # The first image has no objects.
+lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
 
 
 def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
@@ -303,14 +303,14 @@ class WithPointsOnALattice(HfViTForUniversalSegmentation):
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        self.training = False  # only for the loss; the layers stay in training mode
+        self.training = False  # affects only the loss; the layers stay in training mode
         return self
 
 
 class WithFixedSlices(HfViTForJointEmbedding):
     """Draws the same slices in each step."""
 
-    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for the name
+    def forward(self, return_loss: bool = True, **inputs: Any) -> Any:  # transformers looks for the name `return_loss`
         torch.manual_seed(0)
         return super().forward(**inputs, return_loss=return_loss)
 
@@ -323,7 +323,7 @@ class Comparing(HfViTForZeroShotImageClassification):
 
 
 DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "num_prototypes": 6}
-# Rotary, because tables of learned positions are resampled in float32 for several image sizes, which limits accuracy
+# Cases with images of several sizes use rotary positions: position tables would be resampled in float32 only.
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
@@ -339,7 +339,7 @@ BERT = {
     "attention_probs_dropout_prob": 0.0,
 }
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
-# Every model class that can be trained, with every type of target that it accepts
+# Every model class that can be trained, with every type of target that it accepts.
 TRAINING_CASES = {
     "class_numbers": TrainingCase(HfViTForImageClassification, labeled(class_numbers)),
     "soft_labels": TrainingCase(
