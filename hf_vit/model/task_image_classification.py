@@ -119,8 +119,8 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # LeCun initialization: weights at or near zero, as in the code of the ViT paper, pass hardly any gradient to the
-        # blocks. Short training runs from scratch end worse with them, and fine-tuning gains nothing.
+        # LeCun initialization: weights near zero, as in the code of the ViT paper, pass hardly any gradient to the
+        # blocks, which makes short training runs from scratch worse and does not help fine-tuning.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (
             HfViTFanInLinear(config.hidden_size, config.num_labels) if config.use_distillation_token else None
