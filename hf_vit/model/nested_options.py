@@ -79,11 +79,11 @@ class HfViTTaskConfig:
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 
     def to_full_dict(self) -> dict[str, Any]:
-        """Returns all options in the form of JSON, with lists in place of tuples."""
+        """Returns all options as stored in JSON, with lists in place of tuples."""
         return {name: with_lists(value) for name, value in asdict(self).items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, in the form of JSON."""
+        """Returns the options that differ from their defaults, as stored in JSON."""
         defaults = type(self)().to_full_dict()
         return {name: value for name, value in self.to_full_dict().items() if value != defaults[name]}
 

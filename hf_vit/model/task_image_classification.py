@@ -119,7 +119,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel.")
         self.model = HfViTModel(config)
-        # LeCun initialization: weights at or near zero, as in the code of the ViT paper, pass hardly any gradient to the
+        # LeCun initialization: weights at or near zero, as in the code of the ViT paper, pass little gradient to the
         # blocks. Short training runs from scratch end worse with them, and fine-tuning gains nothing.
         self.classifier: nn.Module = HfViTFanInLinear(config.pooled_size, config.num_labels)
         self.distillation_classifier: nn.Module | None = (

@@ -86,7 +86,7 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
 
 @in_float32
 def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Returns the mean cross-entropy of views, with cosines (B, V, K), and assignments (B, G, K) of global views.
+    """Returns the mean cross-entropy between cosines (B, V, K) of views and assignments (B, G, K) of global views.
 
     Each view is compared with all global views except itself, as in DINO (https://arxiv.org/abs/2104.14294). `add`
     sums a tensor over processes.
@@ -100,7 +100,7 @@ def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum
 
 @in_float32
 def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
-    """Returns the cross-entropy of masked patches, with cosines (M, K), and the teacher's assignments of them.
+    """Returns the cross-entropy between cosines (M, K) of masked patches and their assignments (M, K) by a teacher.
 
     This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
     (V, N) hides in each view, then over the views of all processes. Views without a masked patch add 0.
@@ -316,7 +316,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
             if embeds.shape[1] < 2:
-                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss compares views. Pass two.")
+                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss needs two or more views.")
             weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
             likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
             loss = (1 - weight) * likeness + weight * spread
