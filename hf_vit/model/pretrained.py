@@ -1,4 +1,4 @@
-"""Base class of all models: initialization, loading, saving and changes of the input size."""
+"""Base class of all models: initialization, loading, saving and changes of the inputs."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ from .shared import to_maps
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
-DEFAULT_LABELS = range(2)  # labels of a config.json that names none
+DEFAULT_LABELS = range(2)  # default number of labels in transformers
 logger = logging.get_logger(__name__)
 # The stock pipeline checks this mapping, not the registered classes, and rejects models that are not in it.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -171,7 +171,7 @@ def is_backbone(name: str, config: HfViTConfig) -> bool:
 
 
 def is_left_out(name: str, config: HfViTConfig) -> bool:
-    """Returns whether an unused checkpoint weight belongs to the backbone; blocks beyond its depth do not count."""
+    """Returns whether an unused checkpoint weight belongs to the backbone; blocks beyond its depth are ignored."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
     # Blocks at the end of the encoder may be removed.
@@ -189,7 +189,7 @@ def first_names(names: Any, limit: int = 6) -> str:
 
 
 class HfViTPreTrainedModel(PreTrainedModel):
-    """Base class of all models: initialization, loading, saving and changes of the input size."""
+    """Base class of all models: initialization, loading, saving and changes of the inputs."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -303,7 +303,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                pass  # another library's checkpoint; else the converter raises
+                pass  # the converter opens checkpoints of other libraries or raises an error
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():

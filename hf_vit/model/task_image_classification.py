@@ -78,7 +78,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     if is_multi or labels.is_floating_point():
         kind = problem_type if is_multi else "single_label_classification with soft labels"
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
-        is_wrong = ~((labels >= 0) & (labels <= 1))  # also true of NaN
+        is_wrong = ~((labels >= 0) & (labels <= 1))  # NaN is wrong too
         if may_read(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
             raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
         if is_multi:
@@ -86,7 +86,8 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         return F.cross_entropy(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Floats need problem_type."
+            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Float labels need "
+            "config.problem_type."
         )
     if labels.dtype == torch.bool:
         raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")

@@ -152,7 +152,7 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
-    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # the factor 2 accounts for the negative points
+    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # doubled, because negative points have equal weights
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
     angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)
@@ -338,7 +338,10 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> None:
         if views.ndim != 5:
             if local_views is not None:
-                raise ValueError(f"local_pixel_values need 5-D pixel_values, not {tuple(views.shape)}.")
+                raise ValueError(
+                    "local_pixel_values need pixel_values of shape (batch, views, channels, height, width), not "
+                    f"{tuple(views.shape)}."
+                )
             return
         if padding is not None:
             raise ValueError("Views cannot have padding. Leave patch_attention_mask out.")
