@@ -68,10 +68,10 @@ def predict_files(
         picture: File for a picture of the first 100 images; further pages are named `name-2.png` and so on.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
-        threshold: Lowest score of a segment, an object or a keypoint; by default the threshold selected in training,
-            or else 0.5 for segments and objects, and none for keypoints.
-        nms_threshold: Overlap (IoU) above which the object with the lower score of two of the same class is removed.
-        boxes: File of detected objects as JSON lines, see `read_box_file`; by default, each whole image is an object.
+        threshold: Lowest score of a segment, object or keypoint; by default that chosen in training, or 0.5 (segments,
+            objects).
+        nms_threshold: Overlap (IoU) above which the lower-scored of two objects of a class is removed.
+        boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default that of the image processor.
         optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code that comes with the model; hf_vit and transformers need none.
@@ -79,11 +79,11 @@ def predict_files(
 
     Yields:
         For each image, a JSON-compatible dictionary with `file`, the prediction and, with `output_dir`, the list of
-        files in `written`. If no score reaches the threshold, it contains the `best_score`; if this applies to all
-        images, a warning is logged. For a file that cannot be read, it contains `file` and `error`.
+        files in `written`. Without a score above the threshold, it contains the `best_score`; for an unreadable file,
+        it contains `error`.
 
     Raises:
-        ImportError: if a picture needs matplotlib or scipy, which is not installed.
+        ImportError: if a package for pictures is missing.
         OSError: if there is no such model or file.
         ValueError: if there are no images, an option is invalid, code is not trusted, or a file would be replaced.
     """

@@ -377,7 +377,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             nearest = sorted(heads, key=lambda n: abs(n - self.num_attention_heads))[:3]
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
-                f"Nearest valid numbers: {', '.join(map(str, sorted(nearest)))}."
+                f"Nearest valid values: {', '.join(map(str, sorted(nearest)))}."
             )
         if "rotary" in self.position_embedding_type and head_size % 4:
             raise ValueError(

@@ -147,14 +147,17 @@ class HfViTPatchEmbeddings(nn.Module):
             )
         channels, height, width = pixel_values.shape[1:]
         if channels != (own := self.projection.in_channels):
-            raise ValueError(f"Images have {channels} channels, but the model takes {own}. Set num_channels.")
+            raise ValueError(
+                f"Images have {channels} channels, but the model takes {own}. Set num_channels of the model or of the "
+                "image processor."
+            )
         for side, size, patch in zip(("height", "width"), (height, width), self.patch_size, strict=True):
             if size % patch or size == 0:
                 below, above = size // patch * patch, (size // patch + 1) * patch
                 raise ValueError(
                     f"The image {side} {size} is not a multiple of the patch {side} {patch}. Nearest valid values: "
-                    f"{f'{below} or ' if below else ''}{above}. Set ensure_multiple_of={patch} in the image processor "
-                    "to round it."
+                    f"{f'{below} or ' if below else ''}{above}. The image processor "
+                    f"rounds image sizes with ensure_multiple_of={patch}."
                 )
         return height // self.patch_size[0], width // self.patch_size[1]
 
@@ -236,7 +239,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return grid
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
-        """Returns positions to add to the tokens: (1, L, D), (B, L, D) with a mask, None without position table."""
+        """Returns positions to add to the tokens: (1, L, D), with a mask (B, L, D); None without a position table."""
         table, dtype = self.position_embeddings, self.patch_embeddings.projection.weight.dtype
         if table is None:
             return None
@@ -254,7 +257,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
     def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
-        """Returns rotary cosine and sine, each (1, L, d), (B, 1, L, d) with a mask, None without rotary positions."""
+        """Returns rotary cosine and sine, each (1, L, d), with a mask (B, 1, L, d); None without rotary positions."""
         if "rotary" not in self.config.position_embedding_type:
             return None
 
@@ -268,7 +271,7 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns position tables (K, P + N, D) for all images, or (B, K, P + N, D) for the grid of each with a mask."""
+    """Returns position tables (K, P + N, D), or (B, K, P + N, D) for the grid of each image if there is a mask."""
     # `table_of` returns the table (K, P + h·w, D) of a grid; `grid` is the grid of the batch. Padding gets zeros.
     if patch_attention_mask is None:
         return table_of(grid)

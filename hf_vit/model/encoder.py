@@ -22,7 +22,7 @@ from .layers import HfViTInitialized, HfViTRecorded
 
 
 class Windows(NamedTuple):
-    """Attention windows of one batch; replace the attention mask in blocks with window attention."""
+    """Attention windows of one batch, which replace the attention mask in blocks with window attention."""
 
     grid: Grid  # rows and columns (h, w) of patches
     size: Grid  # rows and columns of a window; the last windows are padded if the grid is not a multiple of it

@@ -232,7 +232,7 @@ class HfViTBlockRunner:
         return keep(hidden_states[:, None])[:, 0], replace(self, rotary=rotary, patch_attention_mask=visible)
 
     def visible_tokens(self, hidden_states: Tensor) -> Tensor | None:
-        """Returns a mask (B, L) bool, False for padding, of tokens (B, L, D) with queries; None without padding."""
+        """Returns a mask (B, L) bool for tokens (B, L, D) with queries, False for padding; None without padding."""
         if self.patch_attention_mask is None:
             return None
         visible = self.patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -243,7 +243,7 @@ class HfViTBlockRunner:
     def attention_mask(self, hidden_states: Tensor) -> Any:
         """Returns the padding mask of tokens (B, L, D), including queries at the end; None without padding.
 
-        It has the form that the attention implementation takes: with `output_attentions`, the eager one.
+        The mask has the format of the attention implementation, which is the eager one with `output_attentions`.
         """
         visible = self.visible_tokens(hidden_states)
         if visible is None or self.output_attentions:
@@ -258,7 +258,7 @@ class HfViTBlockRunner:
     def _windows(self, hidden_states: Tensor, attention_mask: Any) -> Windows | Tensor | None:
         """Returns the windows for blocks with window attention, or None if there are none.
 
-        For attention weights (B, heads, L, L), it is a mask (B, 1, L, L) instead, which is slower than windows.
+        If attention weights are requested, a mask (B, 1, L, L) is returned instead, which is slower than windows.
         """
         config, grid = self.model.config, self.grid
         size = window_size(config, grid)
@@ -357,7 +357,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and returns its outputs and the tokens of the blocks `out_indices`, 0 for the input."""
+        """Runs the model and returns its outputs and the tokens of blocks `out_indices`; 0 is the encoder input."""
         # Per block: patches as maps (B, D, h, w) and prefix tokens (B, P, D), after the final norm if
         # `config.apply_layernorm` is True.
         wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))

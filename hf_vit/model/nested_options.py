@@ -1,4 +1,4 @@
-"""Base class of nested options of tasks: their declaration, validation and serialization."""
+"""Base class for the options of a task, with functions to declare, validate and serialize options."""
 
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -74,16 +74,16 @@ class HfViTTaskConfig:
 
     @classmethod
     def options_of(cls, chosen: str | None = None) -> tuple[str, ...]:
-        """Returns the names of the options of one value of `choice`, or of all its values if `chosen` is None."""
+        """Returns the names of options that apply only to the value `chosen` of `choice`; None selects all values."""
         owners = {entry.name: entry.metadata.get("of") for entry in fields(cls)}
         return tuple(name for name, owner in owners.items() if owner and chosen in (None, owner))
 
     def to_full_dict(self) -> dict[str, Any]:
-        """Returns all options in the form of JSON, with lists in place of tuples."""
+        """Returns all options as stored in JSON, with lists in place of tuples."""
         return {name: with_lists(value) for name, value in asdict(self).items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, in the form of JSON."""
+        """Returns the options that differ from their defaults, as stored in JSON."""
         defaults = type(self)().to_full_dict()
         return {name: value for name, value in self.to_full_dict().items() if value != defaults[name]}
 

@@ -1,4 +1,4 @@
-"""Base class of all models: initialization, loading, saving and changes of the input size."""
+"""Base class of all models: initialization, loading, saving and changes of the inputs."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ from .shared import to_maps
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
-DEFAULT_LABELS = range(2)  # labels of a config.json that names none
+DEFAULT_LABELS = range(2)  # default number of labels in transformers
 logger = logging.get_logger(__name__)
 # The stock pipeline checks this mapping, not the registered classes, and rejects models that are not in it.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -56,7 +56,7 @@ def without_collecting() -> Iterator[None]:
 def read_config(
     name_or_path: str | os.PathLike[str], *, trust_remote_code: bool | None = None, **kwargs: Any
 ) -> dict[str, Any]:
-    """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
+    """Returns the content of config.json, or an empty dictionary for a weight file; `OSError` if it is missing."""
     # `trust_remote_code` of the Auto classes is not passed on, because transformers warns that it has no effect here.
     path = Path(name_or_path)
     if path.is_file():
@@ -67,7 +67,7 @@ def read_config(
 
 
 def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves fields that `apply_geometry` changes after loading out of the arguments of `from_pretrained`."""
+    """Removes arguments of `from_pretrained` that `apply_geometry` changes after loading, and returns them."""
     # Fields in a `config`, which the Auto classes create from such arguments, are reset to `saved`, the config.json.
     config = kwargs.pop("config", None)
     if config is not None:
@@ -143,7 +143,7 @@ def check_weights(
 
 
 def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection[str] = ()) -> None:
-    """Raises `ValueError` if a model cannot predict: `missing` weights, or weights that are infinite or NaN."""
+    """Raises `ValueError` if a model cannot predict because weights are `missing`, infinite or NaN."""
     name = name_or_path or "This model"
     if missing:
         raise ValueError(
@@ -171,7 +171,7 @@ def is_backbone(name: str, config: HfViTConfig) -> bool:
 
 
 def is_left_out(name: str, config: HfViTConfig) -> bool:
-    """Returns whether a checkpoint weight that the model does not use belongs to the blocks that the model has."""
+    """Returns whether an unused checkpoint weight belongs to the backbone; blocks beyond its depth are ignored."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
     # Blocks at the end of the encoder may be removed.
@@ -189,7 +189,7 @@ def first_names(names: Any, limit: int = 6) -> str:
 
 
 class HfViTPreTrainedModel(PreTrainedModel):
-    """Base class of all models: initialization, loading, saving and changes of the input size."""
+    """Base class of all models: initialization, loading, saving and changes of the inputs."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -303,7 +303,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                pass  # another library's checkpoint; else the converter raises
+                pass  # the converter opens checkpoints of other libraries or raises an error
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():
@@ -337,7 +337,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{INSTALL_COMMAND}, and load it with hf_vit.{cls.__name__}.from_pretrained."
             )
         if kwargs.pop("variant", None) is not None:
-            raise ValueError(f"{str(name_or_path)!r} is converted only without variant=. Leave it out.")
+            raise ValueError(f"{str(name_or_path)!r} cannot be converted with variant=. Leave variant out.")
         arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 

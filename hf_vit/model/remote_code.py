@@ -69,7 +69,7 @@ def list_tasks() -> list[str]:
 
 def check_pipeline(name: str, architectures: list[str] | None, task: str | None) -> None:
     """Raises `ValueError` if a checkpoint saved as `architectures` has no head for the pipeline `task`."""
-    # Without the hf_vit package, transformers runs its stock pipelines on such checkpoints with untrained heads.
+    # Without the hf_vit package, transformers opens other tasks with its stock pipelines and an untrained head.
     if task not in {known for known, _ in PIPELINES.values()} - {FEATURES} or not architectures:
         return
     own = CUSTOM_PIPELINES.get(architectures[0], CUSTOM_PIPELINES["HfViTModel"])

@@ -54,7 +54,7 @@ def check_shape(name: str, values: Tensor, dimensions: str, *expected: int) -> N
 def check_class_numbers(
     numbers: Tensor, num_labels: int, ignored: int | None = None, name: str = "Label", place: str = ""
 ) -> None:
-    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`; skipped unless `may_read`."""
+    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`; see `may_read`."""
     if not may_read(numbers):
         return
     is_wrong = (numbers < 0) | (numbers >= num_labels)

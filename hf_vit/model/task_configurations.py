@@ -90,7 +90,10 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         if unknown or not self.scale_factors:
             raise ValueError(f"scale_factors={list(self.scale_factors)} must be one or more of 2, 1, 0.5 and 0.25.")
         if self.decoder == "deformable" and self.class_loss == "cross_entropy":
-            raise ValueError("decoder='deformable' has no class for no object. Set class_loss='iou_aware'.")
+            raise ValueError(
+                "class_loss='cross_entropy' needs a class for no object, but decoder='deformable' has none. Set "
+                "class_loss='iou_aware'."
+            )
 
 
 @strict
@@ -204,7 +207,7 @@ class HfViTTextConfig(HfViTTaskConfig):
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
-                    f"{name}={number} is not below vocab_size={self.vocab_size}. Set it with text_options()."
+                    f"{name}={number} is not in [0, vocab_size={self.vocab_size}). Set it with text_options()."
                 )
 
     def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
@@ -391,7 +394,9 @@ class HfViTDepthConfig(HfViTTaskConfig):
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
             raise ValueError("loss='ssi' ignores scale and shift, so it needs depth_estimation_type='relative'.")
         if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
-            raise ValueError(f"loss={self.loss!r} needs meters. For depth_estimation_type='relative', set loss='ssi'.")
+            raise ValueError(
+                f"loss={self.loss!r} needs metric depth. For depth_estimation_type='relative', set loss='ssi'."
+            )
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
             raise ValueError("head='linear' needs a max_depth in meters, such as 10 indoors or 80 outdoors.")
 
@@ -492,7 +497,7 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
     def _check(self) -> None:
         if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
             raise ValueError(
-                f"teacher_temperature={self.teacher_temperature} is too low: use {LEAST_TEACHER_TEMPERATURE}."
+                f"teacher_temperature={self.teacher_temperature} must be at least {LEAST_TEACHER_TEMPERATURE}."
             )
 
 

@@ -86,7 +86,7 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
 
 @in_float32
 def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
-    """Returns the mean cross-entropy of views, with cosines (B, V, K), and assignments (B, G, K) of global views.
+    """Returns the mean cross-entropy between cosines (B, V, K) of views and assignments (B, G, K) of global views.
 
     Each view is compared with all global views except itself, as in DINO (https://arxiv.org/abs/2104.14294). `add`
     sums a tensor over processes.
@@ -100,7 +100,7 @@ def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum
 
 @in_float32
 def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
-    """Returns the cross-entropy of masked patches, with cosines (M, K), and the teacher's assignments of them.
+    """Returns the cross-entropy between cosines (M, K) of masked patches and their assignments (M, K) by a teacher.
 
     This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
     (V, N) hides in each view, then over the views of all processes. Views without a masked patch add 0.
@@ -152,7 +152,7 @@ def gaussian_loss(embeds: Tensor, slices: Tensor, add: Sum = sum_over_processes)
     """
     points = torch.linspace(0, LARGEST_POINT, NUM_POINTS, dtype=embeds.dtype, device=embeds.device)  # (T,)
     gaussian = (-points.square() / 2).exp()
-    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # the factor 2 accounts for the negative points
+    weights = gaussian * 2 * LARGEST_POINT / (NUM_POINTS - 1)  # doubled, because negative points have equal weights
     weights = torch.cat((weights[:1] / 2, weights[1:-1], weights[-1:] / 2))
     angles = (embeds @ slices.to(embeds.dtype))[..., None] * points  # (B, V, S, T)
     sums = torch.stack((angles.cos().sum(dim=0), angles.sin().sum(dim=0)))  # (2, V, S, T)
@@ -316,7 +316,7 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
         num_global, options = features.shape[1], self.options
         if options.objective == "lejepa":
             if embeds.shape[1] < 2:
-                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss compares views. Pass two.")
+                raise ValueError(f"An image has {embeds.shape[1]} view, but the loss needs two or more views.")
             weight, slices = options.gaussian_weight, draw_slices(embeds.shape[-1], options.num_slices, embeds.device)
             likeness, spread = view_loss(embeds, num_global), gaussian_loss(embeds, slices)
             loss = (1 - weight) * likeness + weight * spread
@@ -338,7 +338,10 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
     ) -> None:
         if views.ndim != 5:
             if local_views is not None:
-                raise ValueError(f"local_pixel_values need 5-D pixel_values, not {tuple(views.shape)}.")
+                raise ValueError(
+                    "local_pixel_values need pixel_values of shape (batch, views, channels, height, width), not "
+                    f"{tuple(views.shape)}."
+                )
             return
         if padding is not None:
             raise ValueError("Views cannot have padding. Leave patch_attention_mask out.")

@@ -156,7 +156,7 @@ DECODERS = {"mae": HfViTMaeDecoder, "simmim": make_simmim_decoder}
 
 
 class HfViTMaskedImageModelingHead(HfViTNamedHead):
-    """The head with the decoder of the selected objective."""
+    """Head of masked image modeling, which holds the decoder of the selected objective."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
         if options.objective == "simmim" and not config.use_mask_token:
@@ -241,7 +241,7 @@ def blockwise_mask(
 
 
 def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
-    """Returns a mask (h, w) bool with `count` masked patches, in blocks of at least `least` patches (BEiT's size)."""
+    """Returns a mask (h, w) bool of `count` patches in blocks of at least `least` patches, by default as in BEiT."""
     rows, columns = grid
     mask = torch.zeros(grid, dtype=torch.bool)
     smallest = max(1.0, SMALLEST_BLOCK * rows * columns) if least is None else least
@@ -284,7 +284,7 @@ def visible_patches(
 
 
 def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Splits images (B, C, H, W) into patches (B, N, p·q·C), row by row, and pixels row by row with channels last."""
+    """Splits images (B, C, H, W) into patches (B, N, p·q·C); patches and pixels are row by row, channels last."""
     height, width = patch_size
     cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
     return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)

@@ -244,7 +244,7 @@ def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
 
 
 def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Returns the summed binary cross-entropy of all pairs of rows (b, E) and `others` (N, E); `partners` match."""
+    """Returns the summed binary cross-entropy of pairs of rows (b, E) and `others` (N, E); `partners` (b,) match."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()

@@ -58,7 +58,7 @@ def test_images_that_are_no_files_are_named_too():
     unreadable = unreadable_images(named([*content, None]))
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train cannot be decoded")
-    assert unreadable[3] == "image 3 of train is missing"
+    assert unreadable[3] == "image 3 of train is missing. Add it, or remove its row."
 
 
 def test_a_file_that_is_gone_is_unreadable(damaged, tmp_path):

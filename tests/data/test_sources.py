@@ -201,7 +201,7 @@ def test_several_label_columns_ask_for_one(tmp_path):
     cifar = cifar.add_column("coarse_label", [1, 0], feature=ClassLabel(names=["animal", "fruit"]))
     cifar.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(
-        ValueError, match=r"several columns .* 'fine_label', 'coarse_label'. Set label_column_name to one of them\."
+        ValueError, match=r"several possible columns: 'fine_label', 'coarse_label'. Set label_column_name to one of them\."
     ):
         load(tmp_path)
     assert names(load(tmp_path, label_column_name="coarse_label"), "train") == ["fruit", "animal"]
@@ -427,7 +427,7 @@ def test_folders_without_images_are_refused(tmp_path):
     ):
         load(tmp_path)
     write_pictures(tmp_path, "train/0.png", "test/a/1.png")
-    with pytest.raises(ValueError, match=r"train holds only images without a class \('0.png'\)"):
+    with pytest.raises(ValueError, match=r"train contains only images without a class \('0.png'\)"):
         load(tmp_path)
 
 

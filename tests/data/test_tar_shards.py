@@ -102,7 +102,7 @@ def test_a_key_without_an_image_is_an_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {str(key): encoded(picture(key)) for key in range(9)}, dict.fromkeys("012345678", 0))
     write_tar(tmp_path / "1.tar", {"9": encoded(picture(9))}, {"9": 1}, suffix="dat")
     stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
-    with pytest.raises(ValueError, match=r"1\.tar: 9 has no image \(png\)\. Add one or remove"):
+    with pytest.raises(ValueError, match=r"1\.tar: 9 has no image \(png\)\. Add one, or remove"):
         list(stream.train)
 
 

@@ -24,7 +24,7 @@ def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
 
 
 def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
-    """Returns arguments of the extraction, with shards and batches so small that there are several of each."""
+    """Returns arguments for feature extraction, with small batches and shards so that there are several of each."""
     places = {"model_name_or_path": str(model), "dataset_name": str(data), "output_dir": str(output_dir)}
     return {**places, "batch_size": 4, "rows_per_shard": 10, "use_cpu": True, **options}
 

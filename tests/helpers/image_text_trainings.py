@@ -36,7 +36,7 @@ A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 
 
 def captions_of(left: str, right: str) -> list[str]:
-    """Returns the captions of an image with two halves: three, or two if the left half is white."""
+    """Returns three captions of an image with two halves, or two captions if the left half is white."""
     captions = [f"{left} beside {right}", f"{right} on the right of {left}", f"half {left}, the other half {right}"]
     return captions[: 2 if left == "white" else 3]
 

@@ -456,7 +456,7 @@ def test_bad_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "options", "message"),
     [
-        ("text_config", {"eos_token_id": 60, "vocab_size": 50}, "eos_token_id=60 is not below vocab_size=50"),
+        ("text_config", {"eos_token_id": 60, "vocab_size": 50}, "eos_token_id=60 is not in .0, vocab_size=50"),
         ("text_config", {"eos_token_id": None}, "pooling='eos' needs an eos_token_id"),
         ("text_config", {"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 of the text tower"),
         ("text_config", {"hidden_act": "sine"}, "hidden_act='sine' is unknown"),

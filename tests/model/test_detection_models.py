@@ -206,7 +206,7 @@ def test_bad_options_are_refused() -> None:
         ({"detection_config": {"decoder": "deformable", "num_layers": 0}}, "num_layers=0 must be at least 1"),
         ({"detection_config": {"hidden_size": 100}}, "hidden_size=100 must be a multiple of 8 times"),
         ({"detection_config": {"scale_factors": [1.0, 3.0]}}, r"scale_factors=\[1.0, 3.0\] must be one or more of"),
-        ({"detection_config": {"class_loss": "cross_entropy"}}, "has no class for no object"),
+        ({"detection_config": {"class_loss": "cross_entropy"}}, "needs a class for no object"),
         ({"detection_config": {"num_blocks": 2}}, "num_blocks=2 applies only to decoder='queries'"),
         ({"detection_config": {"decoder": "queries", "num_groups": 2}}, "num_groups=2 .* no effect with 'queries'"),
         ({"detection_config": {"bbox_weight": -1}}, "bbox_weight=-1 must not be negative"),

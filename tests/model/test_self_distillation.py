@@ -202,7 +202,7 @@ def test_masks_that_nothing_is_done_with_are_refused() -> None:
         ({"objective": "dino", "num_slices": 3}, "num_slices"),
         ({"num_prototypes": 3}, "num_prototypes"),
         ({"objective": "dino", "teacher_temperature": 0.0}, "teacher_temperature=0.0 must be positive"),
-        ({"objective": "dino", "teacher_temperature": 0.01}, "teacher_temperature=0.01 is too low"),
+        ({"objective": "dino", "teacher_temperature": 0.01}, "teacher_temperature=0.01 must be at least 0.025"),
         ({"objective": "dino", "patch_weight": -1.0}, "patch_weight=-1.0"),
         ({"objective": "dino", "koleo_weight": -1.0}, "koleo_weight=-1.0"),
     ],

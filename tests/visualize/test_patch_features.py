@@ -71,7 +71,7 @@ def test_colors_are_the_principal_components_of_all_images_together() -> None:
 
 
 def test_too_few_patches_for_three_colors_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 patches, of 6 features"):
+    with pytest.raises(ValueError, match="3 patches with 6 features"):
         feature_colors(random_features((1, 3)))
 
 
