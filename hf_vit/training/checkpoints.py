@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: how they are completed, checked, found and deleted."""
+"""Checkpoints of a training run: completing, checking, finding and deleting them."""
 
 import hashlib
 import json
@@ -28,22 +28,25 @@ from transformers.utils import (
 
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
-CONDITIONS = "conditions.json"  # of a training, the first file of a checkpoint
+CONDITIONS = "conditions.json"  # first file written to a checkpoint: the conditions of the run
 CHECKSUMS = "SHA256SUMS"
-THREADS = 4  # that read files at a time
+THREADS = 4  # number of threads that read files in parallel
 
 
 def restore_on_cpu(storage: Any, location: str) -> Any:
-    """Opens tensors of a CPU by the name that several processes have for it."""
+    """Load tensors saved with the device name "cpu:0", which Accelerate uses in multi-process runs on a CPU."""
     return storage if location == "cpu:0" else None
 
 
-# transformers 5.17 opens the optimizer of several processes on a CPU there, which is no place that torch 2.9 knows.
+# transformers 5.17 loads the optimizer state of multi-process CPU runs to "cpu:0", which torch 2.9 does not support.
 register_package(100, lambda storage: None, restore_on_cpu)
 
 
 def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
-    """Does work on the first process; returns on all of them what came of it, or raises its error for users."""
+    """Run `work` on the first process and return its result on all processes.
+
+    A `ValueError` or `OSError` is raised on all processes.
+    """
     outcome: list[Any] = [None, None]
     if args.process_index == 0:
         try:
@@ -58,7 +61,7 @@ def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
 
 
 def checkpoints_in(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
-    """Returns the checkpoints of a training, whole or not, by their step, the first ones first."""
+    """Return the checkpoints in an output folder by step in ascending order, including incomplete ones."""
     found = {
         int(match[1]): folder
         for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
@@ -68,17 +71,17 @@ def checkpoints_in(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = True) -> str | None:
-    """Finds the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
+    """Return the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
 
-    A training that is killed while it saves leaves half a checkpoint behind, and a machine that loses its power may
-    leave files with other bytes in them; those checkpoints are skipped with a warning.
+    Incomplete or corrupt checkpoints, as left by a run that was killed while saving or by a power failure, are skipped
+    with a warning.
 
     Args:
-        output_dir: Folder of the training, which need not exist yet.
-        reads_all: Whether all files are compared with their checksums, and not only looked at.
+        output_dir: Output folder of the training run. It may not exist yet.
+        reads_all: Whether to verify the checksums of all files. If False, only missing and truncated files are found.
 
     Returns:
-        The folder `checkpoint-N` with the largest N that is complete, or None for a training from scratch.
+        The complete folder `checkpoint-N` with the largest N, or None if there is none.
     """
     for folder in reversed(checkpoints_in(output_dir).values()):
         fault = find_fault(folder) if reads_all else find_gap(folder)
@@ -89,31 +92,38 @@ def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = Tru
 
 
 def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
-    """Returns the checkpoint that `Trainer.train` shall resume from: True for the newest one, or a folder, or none."""
+    """Return the checkpoint that `Trainer.train` resumes from, or None to start from scratch.
+
+    Args:
+        wanted: Value of `resume_from_checkpoint`: True for the newest checkpoint, the folder of a checkpoint, or None.
+        output_dir: Output folder of the training run.
+    """
     if wanted is True:
         newest = last_checkpoint(output_dir)
         if newest is None:
-            raise ValueError(f"{output_dir} holds no complete checkpoint. Leave resume_from_checkpoint out.")
+            raise ValueError(f"{output_dir} contains no complete checkpoint. Remove resume_from_checkpoint.")
         return Path(newest)
     if not isinstance(wanted, str | os.PathLike):
         return None
     if (fault := find_fault(Path(wanted))) is not None:
-        raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
+        raise ValueError(
+            f"Cannot resume from {wanted}: {fault}. Use --resume_from_checkpoint last for the newest one."
+        )
     return Path(wanted)
 
 
 def complete(checkpoint: Path) -> None:
-    """Writes the checksums of a checkpoint, which all processes have written; `OSError` if a file is cut off."""
-    # The last bytes of a small file are written as it is closed, where torch hears of no error.
+    """Write the checksums of a checkpoint once all processes have saved; raise `OSError` if a file is truncated."""
+    # torch does not report errors on closing a file, when the last bytes of a small file are written.
     if damage := find_damage(checkpoint):
         raise OSError(damage)
     seal(checkpoint)
 
 
 def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
-    """Deletes checkpoints of earlier steps, the first ones first, until `limit` are left with this one and the best.
+    """Delete the oldest checkpoints, so that at most `limit` remain, including `checkpoint` and the best one.
 
-    Those of later steps, from which a training was not resumed, are neither counted nor deleted.
+    Checkpoints of later steps, left by a run that was resumed from an earlier step, are ignored.
     """
     if limit is None or limit < 1:
         return
@@ -125,54 +135,54 @@ def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
 
 
 def missing_weights(folder: Path) -> list[str]:
-    """Lists the files of weights, one or the shards that an index names, that a saved model lacks."""
-    is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # alone, in a checkpoint
+    """List the missing weight files of a saved model: the single file, or the shards listed in its index."""
+    is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # checkpoints of adapters hold no other weights
     weights, index = {ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         try:
             weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError):
-            return [f"{SAFE_WEIGHTS_INDEX_NAME} that can be read"]
+            return [f"readable {SAFE_WEIGHTS_INDEX_NAME}"]
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """Returns why a training cannot resume from a checkpoint, whose files it reads, or None if it is whole."""
+    """Return the reason why a run cannot resume from a checkpoint, or None; verifies the checksums of all files."""
     return find_gap(checkpoint) or find_mismatch(checkpoint)
 
 
 def find_loss(checkpoint: Path) -> str | None:
-    """Returns why the model of a checkpoint cannot be loaded, be it from a training that can resume there or not."""
+    """Return the reason why the model of a checkpoint cannot be loaded, or None. The optimizer may be missing."""
     if not checkpoint.is_dir():
-        return "there is no such folder"
+        return "the folder does not exist"
     return find_mismatch(checkpoint) or find_damage(checkpoint)
 
 
 def find_gap(checkpoint: Path) -> str | None:
-    """Returns what a checkpoint lacks for a training to resume from it, as far as that can be told by a look."""
+    """Return the reason why a run cannot resume from a checkpoint, or None, without verifying checksums."""
     try:
         names = read_checksums(checkpoint)
     except FileNotFoundError:
-        return f"it has no {CHECKSUMS}"  # which is written last
+        return f"it has no {CHECKSUMS}"  # the last file written
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # of one process, or under FSDP
+    if not any(name.startswith("optimizer") for name in names):  # optimizer.pt, or optimizer_0 with FSDP
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Returns which files of a checkpoint are cut off, as far as that can be told without reading them, or None."""
+    """Return a description of the truncated files of a checkpoint, or None; does not read whole files."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_whole(file)]
-    # The directory of a zip file is at its end.
+    # A zip file ends with its directory, so a truncated file is not a valid zip file.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
-    return f"cut off: {', '.join(cut_off)}" if cut_off else None
+    return f"truncated files: {', '.join(cut_off)}" if cut_off else None
 
 
 def is_whole(weights: Path) -> bool:
-    """Returns whether a file of safetensors is as long as its header says, which opening it checks."""
+    """Return whether a safetensors file has the length given in its header, which `safe_open` checks."""
     try:
         with safe_open(weights, framework="pt"):
             return True
@@ -181,18 +191,18 @@ def is_whole(weights: Path) -> bool:
 
 
 def read_conditions(checkpoint: str | Path) -> dict[str, Any]:
-    """Returns the conditions of the training of a checkpoint, empty if it is older than they are."""
+    """Return the training conditions stored in a checkpoint, or an empty dictionary for older checkpoints."""
     file = Path(checkpoint) / CONDITIONS
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Returns the state of the library's Trainer in a checkpoint."""
+    """Return the content of trainer_state.json of a checkpoint."""
     return dict(json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8")))
 
 
 def stopped_early_at(state: dict[str, Any]) -> int | None:
-    """Returns the step at which early stopping has ended the training of a state, or None if it has not."""
+    """Return the step at which early stopping ended the run of a trainer state, or None if it did not."""
     stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback")
     if stopping is None:
         return None
@@ -201,29 +211,29 @@ def stopped_early_at(state: dict[str, Any]) -> int | None:
 
 
 def seal(folder: Path) -> None:
-    """Brings all files of a folder to the disk, and then SHA256SUMS with a line for each of them."""
+    """Flush all files of a folder to disk, and then write their checksums to SHA256SUMS."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / CHECKSUMS)
     with ThreadPoolExecutor(THREADS) as threads:
         sums = list(threads.map(_flushed_checksum, files))
     for place in {folder.parent, *(path.parent for path in folder.rglob("*"))}:
         flush_folder(place)
     lines = [f"{checksum}  {file.relative_to(folder).as_posix()}" for checksum, file in zip(sums, files, strict=True)]
-    # The number tells of lines that are lost, and is a comment to sha256sum.
+    # The number of files reveals lost lines. sha256sum ignores the line as a comment.
     write_whole(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
-    """Returns the checksums in a folder's SHA256SUMS by the names of files; `ValueError` if lines are damaged."""
-    # Only "\n" ends a line here: `splitlines` would take a damaged one for whole.
+    """Return the checksums in SHA256SUMS of a folder by file name; raise `ValueError` if the file is damaged."""
+    # Split at "\n" only: `splitlines` also splits at other characters, which would hide damaged lines.
     first, *lines = (folder / CHECKSUMS).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     matches = [match for line in lines if (match := re.fullmatch(r"([0-9a-f]{64})  (.+)", line))]
     if first != f"# {len(matches)} files" or len(matches) < len(lines):
-        raise ValueError(f"{CHECKSUMS} cannot be read")
+        raise ValueError(f"{CHECKSUMS} is damaged")
     return {match[2]: match[1] for match in matches}
 
 
 def find_mismatch(folder: Path) -> str | None:
-    """Returns which files of a folder are not as its SHA256SUMS has them, or None; without that file nothing is."""
+    """Return a description of the files that do not match SHA256SUMS, or None if all do or there is no SHA256SUMS."""
     if not (folder / CHECKSUMS).is_file():
         return None
     try:
@@ -237,11 +247,11 @@ def find_mismatch(folder: Path) -> str | None:
     changed = [name for name in expected if name not in missing and found[name] != expected[name]]
     if missing:
         return f"it has no {' and no '.join(missing)}"
-    return f"{CHECKSUMS} has other checksums for {', '.join(changed)}" if changed else None
+    return f"the checksums in {CHECKSUMS} do not match {', '.join(changed)}" if changed else None
 
 
 def _checksum(file: Path) -> str | None:
-    """Returns the checksum of a file, None if there is none or the disk cannot read it."""
+    """Return the checksum of a file, or None if it is missing or unreadable."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -250,13 +260,13 @@ def _checksum(file: Path) -> str | None:
 
 
 def _flushed_checksum(file: Path) -> str:
-    with file.open("rb+") as stream:  # which some systems want for flushing
+    with file.open("rb+") as stream:  # fsync needs write access on some systems
         os.fsync(stream.fileno())
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a text file so that, whenever the machine fails, the old content or all of the new one stands there."""
+    """Write a text file atomically: after a crash, the file has either its old or its complete new content."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with unfinished.open("w", encoding="utf-8", newline="") as stream:
@@ -270,8 +280,8 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, where the system can."""
-    if os.name == "posix":  # elsewhere folders cannot be opened
+    """Flush the entries of a folder to disk, if the operating system supports it."""
+    if os.name == "posix":  # Windows cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Opens the data of a training or an evaluation, once for all processes, checks it, and splits it."""
+"""Load the data of a training or evaluation run once for all processes, check the images, and split them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +25,8 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-LABEL, MODEL_LABEL = "label", "model_label"  # columns of the class of a whole image
-HELD_OUT = 0.1  # share of the training images, where images to evaluate are needed and there are none
+LABEL, MODEL_LABEL = "label", "model_label"  # columns of the class index in the data and in the model
+HELD_OUT = 0.1  # default share of training images held out for validation
 
 
 def load_targets(
@@ -36,17 +36,25 @@ def load_targets(
     *,
     needs_validation: int | None = None,
 ) -> TargetData:
-    """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
+    """Load and check the data of a training run, and hold out validation images if they are needed and missing.
 
-    If `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores or nothing else
-    is there to evaluate. `needs_validation` is the number of training images from which on the task chooses something;
-    nothing is chosen by images that are
-    reported, see `args.validation_as_test`. These two and `holds_out` then say what was done. Of the splits "train",
-    "validation" and "test", those that exist are returned.
+    If `args.train_val_split` is None, a tenth of the training images is held out if there is neither a validation nor
+    a test split, or if the validation scores choose something, such as the best step, and the validation split is
+    missing or replaces the test split.
+
+    Args:
+        load: Function that loads the data.
+        args: Options of the data. `train_val_split`, `validation_as_test` and `holds_out` are set to the choices made.
+        training_args: Training arguments.
+        needs_validation: Number of training images from which on the task chooses a value, such as a score threshold,
+            by validation scores. None if it never does.
+
+    Returns:
+        The data with those of the splits "train", "validation" and "test" that exist.
 
     Raises:
         OSError: if the data is missing.
-        ValueError: if it is bad.
+        ValueError: if the data is invalid.
     """
     data = open_data(load, training_args)
     if "train" not in data.splits:
@@ -77,39 +85,39 @@ def load_targets(
 
 
 def chooses_step(args: HfViTTrainingArguments) -> bool:
-    """Returns whether the best step of a training is chosen by the scores of validation images."""
+    """Return whether validation scores choose the best step of a training run."""
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
 def named_splits(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
-    """Returns the splits of a training by what they are for; see `args.validation_as_test`."""
+    """Rename the validation split to "test" if `args.validation_as_test` is set."""
     if not args.validation_as_test:
         return splits
     if "validation" not in splits or "test" in splits:
         raise ValueError(
-            f"validation_as_test=True takes a validation split for the test split, but {args.dataset_name} has "
-            f"{', '.join(splits)}. Leave it out."
+            f"validation_as_test=True requires a validation split and no test split, but {args.dataset_name} has the "
+            f"splits {', '.join(splits)}. Remove validation_as_test."
         )
     return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
 
 
 def choose_split(splits: DatasetDict, args: TaskArguments, split: str | None) -> tuple[str, str]:
-    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_targets`."""
+    """Return the name of the split to evaluate, and of the split it is taken from; see `load_evaluation_targets`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if args.validation_as_test and "validation" in sources:
         sources.setdefault("test", sources.pop("validation"))
-    if args.train_val_split is None:  # and what the model was trained on does not tell
+    if args.train_val_split is None:  # the model does not record it
         args.train_val_split = 0.0 if "test" in sources else HELD_OUT
     if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
     if split not in sources:
-        held_out = " If a tenth of train was held out in training, add --train_val_split 0.1."
+        held_out = " If training held out a tenth of the training images, add --train_val_split 0.1."
         advice = held_out if split == "validation" and "train" in splits else ""
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
-        logger.warning("These are training images: their scores say little about images that a model has not seen.")
+        logger.warning("Evaluating on training images: the scores do not measure performance on new images.")
     return split, sources[split]
 
 
@@ -121,14 +129,20 @@ def evaluation_images(
     training_args: HfViTTrainingArguments,
     was_streamed: bool = False,
 ) -> Dataset:
-    """Returns the images to evaluate of those of the split `source`, out of which "validation" may be held.
+    """Return the images to evaluate.
 
-    `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
+    Args:
+        data: The data.
+        split: Split to evaluate. "validation" may be held out of the source "train".
+        source: Split of `data` that the images are taken from.
+        args: Options of the data.
+        training_args: Training arguments.
+        was_streamed: Whether the training run held out its validation images from a stream.
     """
     data = replace(data, splits=DatasetDict({source: data.splits[source]}))
     images = readable_images(data, args, training_args, "cannot be evaluated")[source]
     if source == "train" != split:
-        assert args.train_val_split is not None  # `choose_split` has seen to it
+        assert args.train_val_split is not None  # set by `choose_split`
         if was_streamed:
             images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
         else:
@@ -137,10 +151,12 @@ def evaluation_images(
 
 
 def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
-    """Adds the column `model_label` to a split, which numbers the classes as a model does; `ValueError` if it cannot.
+    """Add the column `model_label` with the class indices of the model to a split.
 
-    A second column, because what is held out depends on the numbers in `label`; and before any image is left out,
-    because adding one later would copy all images. Classes without an image in the split need not be known.
+    The column `label` is kept, because holding out images depends on its values. The new column is added before images
+    are removed, since adding it later would copy all images.
+
+    Raises `ValueError` if the class of an image is unknown to the model.
     """
     images = data.splits[split]
     names = images.features[LABEL].names
@@ -152,21 +168,27 @@ def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int],
 
 
 def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name: str) -> None:
-    """Raises `ValueError` if data have a class that a model does not know."""
+    """Raise `ValueError` if the model does not have a class of the data."""
     if unknown := [name for name in names if name not in label2id]:
         raise ValueError(
-            f"The model does not know {', '.join(unknown)} of {dataset_name}; it knows {', '.join(label2id)}. Score "
-            "it on data with its classes, or train it on these."
+            f"The model has no classes {', '.join(unknown)} of {dataset_name}; its classes are {', '.join(label2id)}. "
+            "Evaluate it on data with its classes, or train it on this data."
         )
 
 
 def readable_images(
     data: TargetData, args: TaskArguments, training_args: HfViTTrainingArguments, fault: str
 ) -> DatasetDict:
-    """Returns the splits with examples that can be read; on several processes each of them reads a share.
+    """Return the splits without unreadable examples; in multi-process runs, each process checks a share.
 
-    Raises `ValueError` if an example cannot be read and `skip_unreadable` is not set, or too few are left. `fault`
-    tells what such examples are of no use for.
+    Args:
+        data: The data.
+        args: Options of the data.
+        training_args: Training arguments.
+        fault: Effect of an unreadable example for messages, such as "cannot be evaluated".
+
+    Raises:
+        ValueError: if an example is unreadable and `skip_unreadable` is not set, or if too few examples remain.
     """
     if not args.check_images:
         return data.splits
@@ -187,7 +209,7 @@ def readable_images(
 
 
 def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
-    """Returns `limit` images drawn at random, or all if there is no limit or there are fewer."""
+    """Return a random sample of `limit` images, or all images if there are at most that many or `limit` is None."""
     if limit is None or limit >= len(split):
         return split
     return split.shuffle(seed=seed).select(range(limit))
@@ -201,24 +223,25 @@ def load_evaluation_targets(
     training_args: HfViTTrainingArguments,
     was_streamed: bool = False,
 ) -> tuple[str, TargetData]:
-    """Opens one split of the data and numbers its classes as a model does.
+    """Load one split of the data, with the class indices of a model.
 
-    Data without a split "validation" has the one that a training with the same `train_val_split` held out of "train".
+    If the data has no validation split, "validation" selects the images that a training run with the same
+    `train_val_split` held out of "train".
 
     Args:
-        load: Opens the data.
-        args: Which data, and what to do about those that cannot be read.
+        load: Function that loads the data.
+        args: Options of the data.
         split: Name of the split; by default "test", else "validation", else, with a warning, "train".
-        label2id: The model's number of each class name.
-        training_args: Gives the seed and, on several processes, the share of each.
-        was_streamed: Whether the model has trained on a stream, which holds out other images.
+        label2id: Class index of the model by class name.
+        training_args: Arguments with the seed and the number of processes.
+        was_streamed: Whether the model was trained on a stream, which holds out different images.
 
     Returns:
-        The name of the split, and data with this split alone.
+        The name of the split, and data with this split only.
 
     Raises:
         OSError: if the data is missing.
-        ValueError: if it is bad, or has no such split, or a class that the model does not know.
+        ValueError: if the data is invalid, has no such split, or has a class that the model does not have.
     """
     data = open_data(load, training_args)
     split, source = choose_split(data.splits, args, split)
@@ -230,7 +253,7 @@ def load_evaluation_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Returns data whose targets number the classes or keypoints as a model does, which knows them all."""
+    """Return data whose targets use the class or keypoint indices of a model, which must have all of them."""
     if not data.names:
         return data
     if any(MODEL_LABEL in images.column_names for images in data.splits.values()):
@@ -260,7 +283,7 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
 
 
 def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
-    # Keypoints of the model that the data do not have are not labeled.
+    # Keypoints of the model that are missing in the data get visibility 0, which means unlabeled.
     target = read_target(row)
     keypoints = torch.zeros(count, 3)
     keypoints[numbers] = target["keypoints"]
@@ -268,6 +291,6 @@ def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, co
 
 
 def open_data(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
-    """Opens data; on several processes the first one fills the cache for all."""
-    with training_args.main_process_first(desc="opening the data"):
+    """Load the data; in multi-process runs, the first process fills the cache before the others load."""
+    with training_args.main_process_first(desc="loading the data"):
         return load()

@@ -1,6 +1,6 @@
-"""Teachers of any library: how they are opened, and how their images are made of those of their student.
+"""Teacher models for knowledge distillation, from this or any other library, and the conversion of student images.
 
-Shapes: B batch, C channels, H W pixels of the student's images, L tokens, D width, h w patch grid.
+Shapes: B batch, C channels, H W height and width of the student images, L tokens, D width, h w patch grid.
 """
 
 from collections.abc import Sequence
@@ -32,24 +32,24 @@ from ..model.task_image_classification import HfViTForImageClassification
 from .models import load_with_info, shorten, without_load_report
 
 
-CONSENT = "Read it, and if you trust it say --teacher_trust_remote_code true."
-FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
-# How timm calls those of its models that our converter reads.
+CONSENT = "Read the code and, if you trust it, set --teacher_trust_remote_code true."
+FEATURES_INSTEAD = "Its features can still be distilled: set --distillation_type features."
+# Prefixes of the names of timm architectures that can be converted to `HfViTModel`
 TIMM_VITS = ("vit_", "deit", "flexivit_")
 
 
 class Features(NamedTuple):
-    """Tokens of images from an encoder: the CLS token (B, D), if it has one, and the patches (B, D, h, w)."""
+    """Tokens of an image encoder: patches (B, D, h, w), and the CLS token (B, D) if the encoder has one."""
 
     cls: Tensor | None
     patches: Tensor
 
 
 class TeacherView(nn.Module):
-    """Turns the student's pixels into those that the teacher knows, its colors at its size, by both image processors.
+    """Convert images preprocessed for the student into images preprocessed for the teacher.
 
-    Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
-    the colors before and after it is done at once.
+    Images are resized bilinearly with antialiasing. Interpolation weights sum to 1, so resizing commutes with the two
+    color normalizations, which are merged into one multiplication and one addition.
     """
 
     gain: Tensor
@@ -66,30 +66,30 @@ class TeacherView(nn.Module):
         self.size = read_size(teacher.to_dict())
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """(B, C, H, W) images of the student to those of the teacher, (B, C, *size)."""
+        """Convert student images (B, C, H, W) into teacher images (B, C, *size)."""
         if self.size is not None and pixel_values.shape[-2:] != self.size:
             pixel_values = F.interpolate(pixel_values, self.size, mode="bilinear", align_corners=False, antialias=True)
         return pixel_values * self.gain + self.offset
 
 
 def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tensor, Tensor]:
-    """Returns what an image processor multiplies colors in [0, 1] by, and then their mean (C,) and deviation (C,)."""
+    """Return the scale that an image processor applies to colors in [0, 1], and its mean (C,) and deviation (C,)."""
     scale = 255 * (options["rescale_factor"] if options.get("do_rescale") else 1.0)
     if not options.get("do_normalize"):
         return scale, torch.zeros(num_channels), torch.ones(num_channels)
     mean, std = (torch.tensor(options[name], dtype=torch.float32).reshape(-1) for name in ("image_mean", "image_std"))
     if {len(mean), len(std)} - {1, num_channels}:
         raise ValueError(
-            f"An image processor normalizes {len(mean)} channels (image_mean={options['image_mean']}), and the images "
-            f"of student and teacher have {num_channels}. Save the teacher with an image processor of as many."
+            f"An image processor normalizes {len(mean)} channels (image_mean={options['image_mean']}), but the images "
+            f"of student and teacher have {num_channels}. Save the teacher with an image processor that matches them."
         )
     return scale, mean.expand(num_channels), std.expand(num_channels)
 
 
 def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
-    """Raises `ValueError` if an image processor does not do what `read_colors` tells, as where it turns RGB into BGR.
+    """Raise `ValueError` if an image processor changes colors other than by rescaling and normalization.
 
-    It is given a picture of one color, which no resizing changes.
+    An example is swapping RGB for BGR. The check processes an image of a single color, which resizing does not change.
     """
     options = processor.to_dict()
     scale, mean, std = read_colors(options, num_channels)
@@ -97,17 +97,19 @@ def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
     expected = (levels / 255 * scale - mean) / std  # (C,)
     picture = levels[:, None, None].expand(-1, *(read_size(options) or (64, 64)))  # (C, H, W)
     images = processor(picture.byte().numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
-    made = images[0, :, images.shape[-2] // 2, images.shape[-1] // 2].float()  # (C,), not of a padded border
+    made = images[
+        0, :, images.shape[-2] // 2, images.shape[-1] // 2
+    ].float()  # (C,), from the center, which is never padded
     if ((made - expected).abs() > 0.01 * scale / std).any():
         raise ValueError(
-            f"The teacher's {type(processor).__name__} makes {made.tolist()} of the color {levels.tolist()}, and not "
-            f"{expected.tolist()}: it does not only rescale and normalize, and the teacher would see wrong colors. "
-            "Save the teacher with an image processor that does the same by these two alone, or choose another one."
+            f"The teacher's {type(processor).__name__} converts the color {levels.tolist()} to {made.tolist()}, not "
+            f"{expected.tolist()}. Distillation supports only rescaling and normalization of colors. Save the teacher "
+            "with an image processor that only rescales and normalizes, or choose another teacher."
         )
 
 
 def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
-    """Returns height and width of the images that an image processor makes; None if it leaves their size alone."""
+    """Return the height and width of the output images of an image processor, or None if it does not resize."""
     if options.get("do_center_crop"):
         size = options["crop_size"]
     elif options.get("do_resize") or options.get("do_affine_crop"):
@@ -117,21 +119,21 @@ def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
     height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
     if height is None or width is None:
         raise ValueError(
-            f"The teacher's image processor resizes to {size}, which is not one size for all images. "
-            'Save the teacher with one whose size is {"height": …, "width": …}.'
+            f"The teacher's image processor resizes to {size}, which is not the same size for all images. "
+            'Save the teacher with an image processor whose size is {"height": …, "width": …}.'
         )
     return height, width
 
 
 class Teacher(nn.Module):
-    """A trained model that is not trained any more, and takes the pixels of its student.
+    """A frozen, trained model that takes images preprocessed for its student.
 
-    It is never a part of the student, so that nobody trains, wraps or saves it.
+    It is not a submodule of the student, so that it is neither trained, wrapped nor saved with it.
 
     Args:
-        name: What it was opened from.
-        model: The model, which goes into evaluation mode for good. None of its weights gets a gradient from now on.
-        view: Makes its images.
+        name: Name or path that the model was loaded from.
+        model: The model. It is switched to evaluation mode, and its parameters no longer require gradients.
+        view: Conversion of student images into teacher images.
     """
 
     def __init__(self, name: str, model: PreTrainedModel, view: TeacherView) -> None:
@@ -143,26 +145,29 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, pixel_values: Tensor) -> tuple[Any, Tensor]:
-        """(B, C, H, W) images of the student to the model's outputs, and the images that it has seen."""
+        """Return the outputs of the model for student images (B, C, H, W), and the converted images it received."""
         images = self.view(pixel_values).to(self.model.dtype)
         return self.model(pixel_values=images), images
 
     def logits(self, pixel_values: Tensor) -> Tensor:
-        """Returns the logits (B, its classes) of images (B, C, H, W)."""
+        """Return the logits (B, number of classes of the teacher) of images (B, C, H, W)."""
         outputs, _ = self(pixel_values)
         return outputs.logits
 
     def features(self, pixel_values: Tensor) -> Features:
-        """Returns the tokens of images (B, C, H, W)."""
+        """Return the CLS and patch tokens of images (B, C, H, W)."""
         outputs, images = self(pixel_values)
         return read_features(self.model, outputs.last_hidden_state, images)
 
 
 def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Features:
-    """Returns CLS token and patches of any encoder apart; `images` (B, C, H', W') are those that it has seen.
+    """Split the tokens of an image encoder into the CLS token and the patch tokens.
 
-    Tokens are (B, D, h, w), or (B, L, D) with the patches row by row, in front of which are prefix tokens, the CLS
-    token first, and behind which may be queries.
+    Args:
+        model: The encoder.
+        tokens: A feature map (B, D, h, w), or tokens (B, L, D) in this order: CLS token, other prefix tokens, patch
+            tokens in row-major order, query tokens. All but the patch tokens are optional.
+        images: Images (B, C, H', W') that the encoder received.
     """
     if tokens.ndim == 4:
         return Features(None, tokens)
@@ -178,17 +183,19 @@ def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Fea
 
 
 def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of the patches among the tokens of an image of `size` pixels; `ValueError` if unknown.
+    """Return the numbers of rows and columns of the patch tokens of an image of `size` pixels.
 
-    Encoders that go from fine to coarse, such as Swin, join two by two patches, of odd grids also those at the border,
-    until there are no more than tokens; in front of them then is a CLS token at most.
+    Hierarchical encoders such as Swin merge 2 x 2 patches per stage and pad odd grids. The grid is merged until it has
+    at most `length` patches. Only a CLS token may precede the patch tokens of a merged grid.
+
+    Raises `ValueError` if the grid cannot be determined.
     """
     patch = model.config.to_dict().get("patch_size")
-    cure = "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."
+    cure = "Choose a Vision Transformer, or a teacher whose last_hidden_state is a feature map (B, D, h, w)."
     if patch is None:
         raise ValueError(
-            f"{type(model).__name__} has no patch_size, which would tell where on the image its {length} tokens are. "
-            f"{cure}"
+            f"The config of {type(model).__name__} has no patch_size, so the patch grid of its {length} tokens is "
+            f"unknown. {cure}"
         )
     height, width = to_pair(patch)
     finest = rows, columns = size[0] // height, size[1] // width
@@ -196,8 +203,8 @@ def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tu
         rows, columns = (rows + 1) // 2, (columns + 1) // 2
     if (rows, columns) != finest and length - rows * columns > 1:
         raise ValueError(
-            f"It is not known where on an image of {size} the {length} tokens of {type(model).__name__} are: its "
-            f"patches of {patch} make a grid of {finest}, which, joined two by two, does not come to them. {cure}"
+            f"Unknown patch grid of the {length} tokens of {type(model).__name__} for an image of size {size}: "
+            f"patch_size={patch} gives a grid of {finest}, which does not fit, even with 2 x 2 patches merged. {cure}"
         )
     return rows, columns
 
@@ -205,17 +212,17 @@ def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tu
 def open_teacher(
     name: str, is_classifier: bool, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """Opens any image classifier, or any encoder of images.
+    """Load an image classifier or an image encoder as a teacher.
 
     Args:
-        name: Folder, file of weights, or name on the Hub.
-        is_classifier: Whether it must classify; else its tokens are enough.
-        dtype: Its precision.
-        trust_remote_code: Whether code that it brings may run.
+        name: Folder, weight file, or model name on the Hub.
+        is_classifier: Whether the teacher must be a classifier. If False, an encoder is enough.
+        dtype: Data type of the parameters.
+        trust_remote_code: Whether code from the model repository may be executed.
 
     Raises:
-        OSError: if there is no such model.
-        ValueError: if it has learned nothing, or a weight is not finite, as all that is learned from it would be.
+        OSError: if the model does not exist.
+        ValueError: if the model is untrained or has missing, infinite or NaN weights.
     """
     ours = HfViTForImageClassification if is_classifier else HfViTModel
     auto = AutoModelForImageClassification if is_classifier else AutoModel
@@ -226,25 +233,25 @@ def open_teacher(
             model, info = load_with_info(ours, name, {})
             model = model.to(dtype)
     check_trained(model, f"The teacher {name!r}")
-    # The tokens of an encoder do not go through the pooling.
+    # The pooling layer of an encoder may be missing, because the tokens do not pass through it.
     if missing := sorted(weight for weight in info["missing_keys"] if is_classifier or "pool" not in weight):
-        cure = "it would teach what is drawn at random. Give a model that was trained."
+        cure = "they would be initialized randomly. Choose a trained model."
         if is_classifier:
-            cure = f"it has not learned to classify. {FEATURES_INSTEAD}"
+            cure = f"it was not trained as a classifier. {FEATURES_INSTEAD}"
         raise ValueError(
-            f"The teacher {name!r} holds no weights for {shorten(missing, 3)} of {type(model).__name__}: {cure}"
+            f"The teacher {name!r} has no weights for {shorten(missing, 3)} of {type(model).__name__}: {cure}"
         )
     return model
 
 
 def is_of_others(name: str) -> bool:
-    """Returns whether only its own library opens a model."""
+    """Return whether a model can only be loaded by its own library and not by `hf_vit`."""
     if Path(name).is_file():
         return False
     try:
         file = find_file(name, CONFIG_NAME)
     except OSError:
-        return False  # there is no such model: what opens ours tells
+        return False  # The model is missing: the loader of `hf_vit` raises the error.
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
     is_known = config.get("model_type") == HfViTConfig.model_type or find_configured(config) is not None
@@ -252,7 +259,7 @@ def is_of_others(name: str) -> bool:
 
 
 def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    """Opens a model by an Auto class; returns it with which weights were missing."""
+    """Load a model with an Auto class and return it with its loading info, which lists missing weights."""
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code, "output_loading_info": True}
     try:
         with refusing_code(name, CONSENT):
@@ -260,21 +267,21 @@ def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code:
     except RemoteCodeError:
         raise
     except ValueError as error:
-        cure = FEATURES_INSTEAD if auto_class is AutoModelForImageClassification else "Choose another one."
+        cure = FEATURES_INSTEAD if auto_class is AutoModelForImageClassification else "Choose another teacher."
         reason = str(error).splitlines()[0]
-        raise ValueError(f"The teacher {name!r} does not open as {auto_class.__name__} ({reason}). {cure}") from error
+        raise ValueError(f"{auto_class.__name__} cannot load the teacher {name!r} ({reason}). {cure}") from error
 
 
 def with_view(
     name: str, model: PreTrainedModel, student: PreTrainedModel, processor: BaseImageProcessor, trust_remote_code: bool
 ) -> Teacher:
-    """Returns a teacher that sees the images of a student; `ValueError` if it takes other channels or colors."""
+    """Return a teacher that takes student images; raise `ValueError` if its channels or colors are incompatible."""
     wanted = student.config.num_channels
     channels = model.config.to_dict().get("num_channels", wanted)
     if channels != wanted:
         raise ValueError(
-            f"The teacher {name!r} takes images of {channels} channels, the student of {wanted}. Give the student as "
-            f"many: --config_overrides '{{\"num_channels\": {channels}}}'."
+            f"The teacher {name!r} expects images with {channels} channels, but the student expects {wanted}. Set the "
+            f"channels of the student: --config_overrides '{{\"num_channels\": {channels}}}'."
         )
     own_processor = open_image_processor(name, model, wanted, trust_remote_code)
     return Teacher(name, model, TeacherView(processor, own_processor, wanted))
@@ -283,39 +290,39 @@ def with_view(
 def open_image_processor(
     name: str, model: PreTrainedModel, num_channels: int, trust_remote_code: bool
 ) -> BaseImageProcessor:
-    """Returns the image processor that belongs to a teacher; `OSError` if there is none.
+    """Load the image processor of a teacher.
 
-    Raises `ValueError` if it does to colors what its student's pixels cannot follow.
+    Raises `OSError` if the teacher has no image processor, and `ValueError` if `check_colors` rejects it.
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
-    if model.config.model_type == "timm_wrapper":  # whose own is a function of timm
+    if model.config.model_type == "timm_wrapper":  # its own processor wraps timm transforms
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
         with refusing_code(name, CONSENT):
             processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise OSError(
-            f"The teacher {name!r} has no image processor, which tells how it sees images. Save one in its folder: "
-            "image_processor.save_pretrained."
+            f"The teacher {name!r} has no image processor, which defines its preprocessing. Save one in its folder "
+            "with image_processor.save_pretrained."
         ) from error
     check_colors(processor, num_channels)
     return processor
 
 
 def names_of(model: PreTrainedModel) -> list[str]:
-    """Returns the names of a model's classes."""
+    """Return the class names of a model in the order of its logits."""
     return [model.config.id2label[index] for index in range(len(model.config.id2label))]
 
 
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
-    """Returns the place of each of `names` among those that a teacher knows; `ValueError` unless they are the same."""
-    if list(known) == list(names):  # among which there may be twins
+    """Return the index of each of `names` among the classes of a teacher; raise `ValueError` if the sets differ."""
+    if list(known) == list(names):  # equal lists may contain duplicates
         return list(range(len(names)))
     if len(set(known)) < len(known) or set(known) != set(names):
         extra, lacking = (shorten(sorted(alone), 6) or "none" for alone in ({*known} - {*names}, {*names} - {*known}))
         raise ValueError(
-            f"The teacher {teacher!r} has other classes than the data. Of the teacher alone: {extra}; of the data "
-            f"alone: {lacking}. {FEATURES_INSTEAD}"
+            f"The classes of the teacher {teacher!r} differ from the classes of the data. Only in the teacher: "
+            f"{extra}; only in the data: {lacking}. {FEATURES_INSTEAD}"
         )
     return [list(known).index(name) for name in names]

@@ -96,7 +96,7 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
     name, split = load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
     assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
-    with pytest.raises(ValueError, match=r"The model does not know dog, fox of .*photos; it knows cat, cow"):
+    with pytest.raises(ValueError, match=r"The model has no classes dog, fox of .*photos; its classes are cat, cow"):
         load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
     with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):
         load_evaluation_split(data, "val", label2id, args)
@@ -126,7 +126,7 @@ def test_scoring_training_images_is_warned_of(
         assert not caplog.records
         name, images = load_evaluation_split(data, split, LABEL2ID, args)
         assert (name, len(images)) == ("train", 24)
-        assert "These are training images" in caplog.text
+        assert "Evaluating on training images" in caplog.text
         caplog.clear()
 
 

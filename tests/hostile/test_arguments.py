@@ -153,7 +153,7 @@ OURS = [
     ("--max_train_samples 0", "max_train_samples=0"),
     ("--max_eval_samples -1", "max_eval_samples=-1"),
     ("--streaming --shuffle_buffer_size 0", "shuffle_buffer_size=0"),
-    ("--resume_from_checkpoint FOLDER/data", "cannot be resumed from"),
+    ("--resume_from_checkpoint FOLDER/data", "Cannot resume from"),
     ("FOLDER/nothing.yaml", "nothing.yaml"),
 ]
 OF_TASKS = [

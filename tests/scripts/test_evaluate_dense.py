@@ -107,7 +107,7 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
         ("depth_estimation", ["--dry_run"], "dry_run is an option of trainings"),
         ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 is an option of trainings"),
         ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' is an option of trainings"),
-        ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model does not know cow"),
+        ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model has no classes cow"),
         ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
         (
             "universal_segmentation",

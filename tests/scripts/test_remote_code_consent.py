@@ -189,7 +189,7 @@ def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
             "Use a text encoder of transformers",
             lambda: HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "ours", folder),
         ),
-        ("say --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
+        ("set --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
     ]
     for cure, opening in openings:
         with pytest.raises(RemoteCodeError, match=f"has custom code .*{cure}"):

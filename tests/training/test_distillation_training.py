@@ -248,17 +248,17 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "nowhere"], "No model can be read from 'nowhere'"),
         (
             ["--teacher", "strangers"],
-            "has other classes than the data. Of the teacher alone: cow, pig; of the data alone: cat, dog, fox. "
-            "It can teach its features all the same: --distillation_type features",
+            "differ from the classes of the data. Only in the teacher: cow, pig; only in the data: cat, dog, fox. "
+            "Its features can still be distilled: set --distillation_type features",
         ),
-        (["--teacher", "headless"], "has not learned to classify. It can teach its features all the same"),
-        (["--teacher", "headless_swin"], "has not learned to classify. It can teach its features all the same"),
-        (["--teacher", "blind"], "has no image processor, which tells how it sees images"),
+        (["--teacher", "headless"], "was not trained as a classifier. Its features can still be distilled"),
+        (["--teacher", "headless_swin"], "was not trained as a classifier. Its features can still be distilled"),
+        (["--teacher", "blind"], "has no image processor, which defines its preprocessing"),
         (
             ["--teacher", "foreign"],
-            "has custom code and can be loaded only by running it. Read it, and if",
+            "has custom code and can be loaded only by running it. Read the code and, if",
         ),
-        (["--teacher", "gray"], "takes images of 1 channels, the student of 3"),
+        (["--teacher", "gray"], "expects images with 1 channels, but the student expects 3"),
         (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),
         (
             ["--teacher", "tutor", "--config_overrides", json.dumps({**TINY, "use_distillation_token": False})],

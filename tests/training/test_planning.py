@@ -583,5 +583,5 @@ def test_a_test_split_is_not_taken_from_data_that_have_one(tmp_path: Path) -> No
     (data / "val").rename(data / "test")
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
     source = TaskArguments(dataset_name=str(data), validation_as_test=True)
-    with pytest.raises(ValueError, match="validation_as_test=True takes a validation split"):
+    with pytest.raises(ValueError, match="validation_as_test=True requires a validation split"):
         load_targets(lambda: load_semantic_segmentation(str(data)), source, args)

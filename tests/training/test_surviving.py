@@ -260,7 +260,7 @@ def test_a_small_file_that_is_cut_off_in_silence_is_noticed(tmp_path: Path) -> N
                 truncate(Path(output_dir) / "scheduler.pt")
             super()._save_rng_state(output_dir)
 
-    with pytest.raises(CheckpointError, match=r"could not be written \(cut off: scheduler\.pt\)"):
+    with pytest.raises(CheckpointError, match=r"could not be written \(truncated files: scheduler\.pt\)"):
         digits_trainer(tmp_path, CutOff, save_total_limit=1, **EVERY_STEP).train()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
@@ -338,7 +338,7 @@ def test_a_checkpoint_with_a_truncated_file_is_skipped_with_a_warning(
     assert last_checkpoint(folder) == str(folder / "checkpoint-2")
     truncate(folder / "checkpoint-2" / name, share)
     assert last_checkpoint(folder) == str(folder / "checkpoint-1")
-    assert f"Skipping the incomplete checkpoint {folder / 'checkpoint-2'}: cut off: {name}." in caplog.text
+    assert f"Skipping the incomplete checkpoint {folder / 'checkpoint-2'}: truncated files: {name}." in caplog.text
 
 
 MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
