@@ -201,7 +201,8 @@ def test_several_label_columns_ask_for_one(tmp_path):
     cifar = cifar.add_column("coarse_label", [1, 0], feature=ClassLabel(names=["animal", "fruit"]))
     cifar.to_parquet(tmp_path / "train.parquet")
     with pytest.raises(
-        ValueError, match=r"several possible columns: 'fine_label', 'coarse_label'. Set label_column_name to one of them\."
+        ValueError,
+        match=r"several possible columns: 'fine_label', 'coarse_label'. Set label_column_name to one",
     ):
         load(tmp_path)
     assert names(load(tmp_path, label_column_name="coarse_label"), "train") == ["fruit", "animal"]
