@@ -1,4 +1,4 @@
-"""What the data of a training or an evaluation lack, told before it starts and in the model card.
+"""Data checks before a run: missing classes, empty masks, transparency and duplicates, also noted in the model card.
 
 Shapes: C classes or keypoints, H W pixels.
 """
@@ -28,22 +28,22 @@ from .training_arguments import HfViTTrainingArguments
 
 
 logger = logging.get_logger(__name__)
-MAX_SECONDS = 30.0  # for each question about each split
-DUPLICATES_SECONDS = 30.0  # for all splits together
+MAX_SECONDS = 30.0  # time limit per check and split
+DUPLICATES_SECONDS = 30.0  # time limit for all splits together
 MAX_NAMED = 10
-CHUNK_SIZE = 64  # images that are looked at together
+CHUNK_SIZE = 64  # number of images checked at a time
 
 
 @dataclass(frozen=True)
 class SeenClasses:
-    """Which classes the examples of a split have.
+    """Classes that occur in the examples of a split.
 
     Args:
-        is_seen: Whether any example that was read has a class, (C,) bool.
-        empty: Files of the examples that have none.
-        ignored_share: Share of the pixels of masks that are of no class.
-        num_read: Number of examples that were read, drawn at random, as many as there was time for.
-        count: Number of all examples; `None` of a stream.
+        is_seen: Whether each class occurs in the examples that were read, (C,) bool.
+        empty: Files of examples without any class.
+        ignored_share: Mean share of mask pixels without a class.
+        num_read: Number of examples that were read: a random sample if the time limit was reached.
+        count: Number of examples of the split, or None for a stream.
     """
 
     is_seen: Tensor
@@ -53,7 +53,7 @@ class SeenClasses:
     count: int | None
 
     def describe_reading(self) -> str:
-        """Returns how many examples were read, if not all."""
+        """Return the number of examples that were read, in parentheses; empty if all were read."""
         if self.num_read == self.count:
             return ""
         total = "" if self.count is None else f" of {self.count:,}"
@@ -61,7 +61,7 @@ class SeenClasses:
 
 
 def see_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingArguments) -> SeenClasses:
-    """Reads targets, on several processes a share on each, and returns which classes are in them."""
+    """Read targets and return the classes that occur in them; in multi-process runs, each process reads a share."""
     count = len(examples)
     own = np.random.default_rng(0).permutation(count)[args.process_index :: args.world_size]
     is_seen, empty, ignored = torch.zeros(num_classes, dtype=torch.bool), [], []
@@ -88,12 +88,12 @@ def see_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingAr
 
 
 def classes_in(target: Any) -> tuple[Tensor, float]:
-    """Returns the numbers of the classes or keypoints in a target of metrics, and the share of pixels of no class."""
+    """Return the indices of the classes or visible keypoints in a target, and the share of pixels without a class."""
     if isinstance(target, Tensor):  # (H, W)
         counts = target.flatten().bincount(minlength=IGNORED_LABEL + 1)
         ignored = float(counts[IGNORED_LABEL]) / target.numel()
         return counts[:IGNORED_LABEL].nonzero().flatten(), ignored
-    if isinstance(target, list):  # several labels or values (C,), NaN for missing ones
+    if isinstance(target, list):  # C binary labels or values, NaN if missing
         return torch.tensor(target).nan_to_num().nonzero().flatten(), 0.0
     if "keypoints" in target:
         return (target["keypoints"][:, 2] > 0).nonzero().flatten(), 0.0
@@ -108,18 +108,18 @@ def classes_in(target: Any) -> tuple[Tensor, float]:
 def note_classes(
     splits: Mapping[str, SeenClasses], names: Sequence[str], num_needed: int, *, examples: str, is_pixelwise: bool
 ) -> list[str]:
-    """Warns of classes without a training example, and of masks without any class; returns sentences of the card.
+    """Warn about classes without training examples and masks without classes; return sentences for the model card.
 
     Args:
-        splits: What each split has. Without "train", they are evaluated only.
+        splits: Classes found in each split. Evaluation runs have no "train".
         names: Names of the C classes.
-        num_needed: How many classes must be there at least for anything to be learned.
-        examples: What examples are called.
-        is_pixelwise: Whether each pixel has one class or none.
+        num_needed: Minimum number of classes that training needs.
+        examples: Plural noun for the examples in messages, such as "images".
+        is_pixelwise: Whether targets are masks with at most one class per pixel.
 
     Raises:
-        ValueError: if all training examples are of one class where two are needed, or all pixels to evaluate are of
-            one class or of none.
+        ValueError: if all training examples have the same class but two are needed, or if all pixels to evaluate are
+            ignored or of the same class.
     """
     for split, seen in splits.items():
         is_decisive = split == "train" or ("train" not in splits and is_pixelwise and seen.ignored_share > 0)
@@ -137,11 +137,11 @@ def note_classes(
 
 def _one_class_only(split: str, name: str, seen: SeenClasses, is_pixelwise: bool, examples: str) -> str:
     if not is_pixelwise:
-        return f"All {seen.num_read:,} {split} {examples} are of the class {name!r}, but two classes are the least."
+        return f"All {seen.num_read:,} {split} {examples} have the class {name!r}. At least two classes are required."
     return (
-        f"In the {seen.num_read:,} {split} masks all pixels are of the class {name!r}, but {seen.ignored_share:.0%} "
-        f"of none ({IGNORED_LABEL}): there is nothing to tell apart, and any model scores 1. If they are 0 and 255 "
-        "for two classes, set --binary_masks true; if they count from 1, --reduce_labels true; else label more."
+        f"All labeled pixels of the {seen.num_read:,} {split} masks have the class {name!r}; {seen.ignored_share:.0%} "
+        f"of the pixels are ignored ({IGNORED_LABEL}). At least two classes are required. If the masks use 0 and "
+        "255 for two classes, set --binary_masks true. If classes start at 1, set --reduce_labels true. Else label more."
     )
 
 
@@ -154,10 +154,10 @@ def _note_alike(names: Sequence[str]) -> list[str]:
 
 
 def _note_empty(split: str, seen: SeenClasses) -> list[str]:
-    if not 0 < len(seen.empty) < seen.num_read:  # if all are, an error says so
+    if not 0 < len(seen.empty) < seen.num_read:  # an error is raised if all masks are empty
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
-    logger.warning("%s, and count for nothing:%s", note, in_lines(seen.empty, MAX_NAMED))
+    logger.warning("%s and are not used:%s", note, in_lines(seen.empty, MAX_NAMED))
     return [f"{note}."]
 
 
@@ -180,13 +180,13 @@ def _note_unseen(splits: Mapping[str, SeenClasses], names: Sequence[str], exampl
 
 
 def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SeenClasses:
-    """Returns which classes are among the labels of images, which are all of a split or the first ones of a stream."""
+    """Return the classes that occur in the labels of a split, or of the first images of a stream."""
     is_seen = torch.tensor(labels, dtype=torch.int64).bincount(minlength=num_classes) > 0
     return SeenClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
 
 
 def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
-    """Warns of images that are transparent, of which each process reads a share; returns sentences of the card."""
+    """Warn about transparent images and return sentences for the model card; each process reads a share of them."""
     encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
     found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
@@ -199,41 +199,43 @@ def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) ->
             if time.monotonic() > end:
                 break
     shares = gather_object([(found, num_read)])
-    # Of keypoints, there is a row for each object.
+    # Keypoint data has one row per object, so an image can occur several times.
     files = sorted({file for part, _ in shares for file in part})
     if not files:
         return []
     count = sum(part for _, part in shares)
-    reading = "" if count == len(rows) else f" of the {count:,} that were read"
+    reading = "" if count == len(rows) else f" of {count:,} that were read"
     note = (
-        f"{len(files):,} {split} images{reading} have transparent pixels, which show the color that is stored for "
-        "them, here as in transformers' pipelines"
+        f"{len(files):,} {split} images{reading} have transparent pixels. They are read with the color stored for "
+        "these pixels, as by the pipelines of transformers"
     )
-    logger.warning("%s. Put them on a background if that is not meant:%s", note, in_lines(files, MAX_NAMED))
+    logger.warning("%s. If this is not intended, put the images on a background:%s", note, in_lines(files, MAX_NAMED))
     return [f"{note}."]
 
 
 def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:
-    """Warns of images with equal contents in two splits or with different labels; returns sentences of the card.
+    """Warn about identical images in two splits or with different labels; return sentences for the model card.
 
     Raises `ValueError` if more than half of the evaluated images occur in "train" and `allow_duplicates` is not set.
     """
     found = {split: image_checksums(rows, DUPLICATES_SECONDS / len(splits)) for split, rows in splits.items()}
     read = {split: {index: own for index, own in checksums.items() if own} for split, checksums in found.items()}
     share = sum(map(len, read.values())) / sum(map(len, found.values()))
-    notes = [] if share == 1 else [f"Duplicates were looked for among {share:.1%} of the images, for lack of time."]
+    notes = (
+        [] if share == 1 else [f"The search for duplicates covered {share:.1%} of the images within its time limit."]
+    )
     for first, second in combinations(splits, 2):
         seen = {*read[first].values()}
         if twice := sorted(index for index, own in read[second].items() if own in seen):
             notes.append(f"{len(twice):,} of {len(read[second]):,} {second} images occur in {first} as well.")
             names = in_lines(splits[second].select_columns("file")[twice]["file"], MAX_NAMED)
-            # The other images of pairs that have not been read count as well.
+            # Estimate the share among all training images from those that were read.
             is_half = 2 * len(twice) * len(found[first]) > len(read[second]) * len(read[first])
             if is_half and (first, second) == ("train", evaluated) and not allow_duplicates:
-                advice = "Remove them from one of the two, or accept that scores say little: set allow_duplicates."
+                advice = "Remove them from one of the splits, or set allow_duplicates to accept biased scores."
                 raise ValueError(f"{notes[-1]} {advice} They are:{names}")
             logger.warning("%s They are:%s", notes[-1], names)
-    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels by content
+    copies: dict[str, list[tuple[str, int]]] = defaultdict(list)  # files and labels by checksum
     for split, rows in splits.items():
         if "label" in rows.column_names:
             names, labels = rows["file"][:], rows["label"][:]

@@ -1,4 +1,4 @@
-"""LoRA: models whose weights stay as they are but for updates of low rank, trained and saved as an adapter."""
+"""LoRA: low-rank updates of frozen models, trained and saved as an adapter."""
 
 import copy
 import warnings
@@ -22,28 +22,28 @@ if is_peft_available():
     from peft.utils.other import AuxiliaryTrainingWrapper
 
 
-PREFIX = "base_model.model."  # of all names in the files of peft
+PREFIX = "base_model.model."  # prefix of all weight names in adapter files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
 def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
-    """Freezes a model, and adds an adapter that trains low-rank updates of attention and MLP, and its head in full.
+    """Freeze a model and add an adapter with low-rank updates of attention and MLP layers; heads are trained in full.
 
-    The model keeps its class. What was frozen before stays as it is.
+    The class of the model does not change. Parameters that were frozen before stay frozen.
 
     Args:
-        model: A saved or published model, with a head.
-        args: Rank and place of the updates.
+        model: A saved or published model with a head.
+        args: Training arguments with the rank and the target modules.
 
     Raises:
-        ValueError: if the model starts from scratch, or has no such layers.
+        ValueError: if the model is trained from scratch, or has no trainable linear layers with these names.
     """
     assert args.lora_rank is not None
     base = model.config._name_or_path
     if not base:
         raise ValueError(
-            f"lora_rank={args.lora_rank} changes little in a model that has learned much, and this one starts from "
-            "scratch. Give a saved or published one: --model_name_or_path."
+            f"lora_rank={args.lora_rank} requires a pretrained model, but this model is trained from scratch. Give a "
+            "saved or published model: --model_name_or_path."
         )
     towers = {name: child for name, child in model.named_children() if isinstance(child, PreTrainedModel)}
     targets = [
@@ -54,8 +54,8 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
     ]
     if not targets:
         raise ValueError(
-            f"lora_target_modules={args.lora_target_modules} are the ends of no names of linear layers that learn in "
-            f"{type(model).__name__}. Give some of `[name for name, _ in model.named_modules()]`."
+            f"lora_target_modules={args.lora_target_modules} match no trainable linear layers of "
+            f"{type(model).__name__}. Give names, or ends of names, in `[name for name, _ in model.named_modules()]`."
         )
     heads = [name for name, child in model.named_children() if name not in towers and is_trained(child)]
     config = LoraConfig(
@@ -66,39 +66,39 @@ def add_lora(model: HfViTPreTrainedModel, args: HfViTTrainingArguments) -> None:
         target_modules=targets,
         modules_to_save=heads,
     )
-    # Not `model.add_adapter`: transformers 5.24 refuses versions of peft before 0.22.
+    # `model.add_adapter` of transformers 5.24 does not support peft before 0.22.
     inject_adapter_in_model(config, model)
 
 
 def prepare_adapter(model: Any, args: Any) -> Any:
-    """Returns the plain model that trains, with the adapter of `lora_rank` or that of a `PeftModel` in it."""
+    """Return the model inside a `PeftModel`, or the model itself; add an adapter if `lora_rank` is set."""
     model = unwrap_peft(model)
     if isinstance(args, HfViTTrainingArguments) and args.lora_rank is not None:
         add_lora(model, args)
     if is_adapted(model):
-        model._hf_peft_config_loaded = True  # so that `model.save_pretrained` does not take it for a plain model
+        model._hf_peft_config_loaded = True  # for `model.save_pretrained` to save the adapter
     return model
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Returns whether any weight of a module is trained."""
+    """Return whether any parameter of a module is trainable."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Returns whether a model has adapters in it: by `add_lora`, by its own `add_adapter`, or by `get_peft_model`."""
+    """Return whether a model has an adapter, added by `add_lora`, `model.add_adapter` or `peft.get_peft_model`."""
     return isinstance(model, PreTrainedModel) and is_peft_available() and bool(adapted_modules(model))
 
 
 def active_adapter(model: PreTrainedModel) -> str:
-    """Returns the name of the active adapter of a model."""
+    """Return the name of the active adapter of a model."""
     layer = next(module for _, module in adapted_modules(model) if isinstance(module, BaseTunerLayer))
     (name,) = layer.active_adapters
     return str(name)
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Returns the number of parameters of a model, of an adapted one those that are left once all is merged."""
+    """Return the number of parameters of a model; adapters do not count, because they can be merged."""
     count: int = model.num_parameters()
     if is_adapted(model):
         count -= sum(
@@ -108,13 +108,13 @@ def count_parameters(model: PreTrainedModel) -> int:
 
 
 def size_of(module: nn.Module) -> int:
-    """Returns the number of parameters of a module."""
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 @torch.no_grad()
 def merge(model: Model) -> Model:
-    """Returns a plain model that does what an adapted one does, which stays as it is."""
+    """Return a copy of an adapted model with the adapter merged into its weights."""
     weights: dict[str, Tensor] = model.state_dict()
     for name, module in adapted_modules(model):
         weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
@@ -123,41 +123,41 @@ def merge(model: Model) -> Model:
 
 
 def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    """Returns the layers with an adapter, and the heads that train in full, by name."""
+    """Return the names and modules of the layers with an adapter, and of the heads trained in full."""
     kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
 def without_peft(module: Any, *, merges: bool) -> nn.Module:
-    """Return a plain layer with its old or, if `merges`, its updated weights, or a plain head as it was trained."""
+    """Return the layer inside an adapted layer, with its updates merged if `merges`, or the head inside a wrapper."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
         return plain
     if merges:
-        module = copy.deepcopy(module)  # what is merged in place cannot be taken out again bit for bit
+        module = copy.deepcopy(module)  # merging in place is not exactly reversible
         module.merge()
     plain = module.get_base_layer()
     return plain
 
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the weights of the adapter of a model, under peft's names."""
-    # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
+    """Return a copy of the adapter weights of a model under the names that peft uses."""
+    # With the default, peft queries the Hub at each call to check for a resized vocabulary of the base model.
     weights = get_peft_model_state_dict(model, adapter_name=active_adapter(model), save_embedding_layers=False)
     return {f"{PREFIX}{key}": weight.clone(memory_format=torch.contiguous_format) for key, weight in weights.items()}
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Saves the adapter of a model, in the files that peft opens."""
+    """Save the adapter of a model in the format of peft."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(adapter_weights(model), folder / ADAPTER_SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     model.peft_config[active_adapter(model)].save_pretrained(folder)
 
 
 def as_peft_model(model: PreTrainedModel) -> "PeftModel":
-    """Wraps an adapted model as the library's Trainer knows adapters, which it then saves and loads alone."""
+    """Wrap an adapted model in a `PeftModel`, of which `transformers.Trainer` saves and loads the adapter only."""
     name, weights = active_adapter(model), adapter_weights(model)
-    # peft draws the adapter again, warns that there is one, and asks by a deprecated name for checkpointing.
+    # peft initializes the adapter randomly, warns that it exists, and reads a deprecated attribute.
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute|`is_gradient_checkpointing` is")
         wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
@@ -166,7 +166,7 @@ def as_peft_model(model: PreTrainedModel) -> "PeftModel":
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:
-    """Returns the model inside a `PeftModel`, and any other one as it is."""
+    """Return the model inside a `PeftModel`; return any other model unchanged."""
     if is_peft_available() and isinstance(model, PeftModel):
         base: nn.Module = model.get_base_model()
         return base
@@ -174,22 +174,22 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def check_adapter(model: nn.Module, checkpoint: Path) -> None:
-    """Raises `ValueError` if a checkpoint holds an adapter and the model has none, or the other way around."""
+    """Raise `ValueError` if only one of a checkpoint and a model has an adapter."""
     has_adapter = (checkpoint / ADAPTER_SAFE_WEIGHTS_NAME).is_file()
     if is_adapted(model) and not has_adapter:
         raise ValueError(
-            f"{checkpoint} holds no adapter ({ADAPTER_SAFE_WEIGHTS_NAME}): it is of a training in which all weights "
-            "learned. Resume without lora_rank."
+            f"{checkpoint} contains no adapter ({ADAPTER_SAFE_WEIGHTS_NAME}): its run did not use LoRA. Resume "
+            "without lora_rank."
         )
     if has_adapter and not is_adapted(model):
         raise ValueError(
-            f"{checkpoint} holds an adapter alone ({ADAPTER_SAFE_WEIGHTS_NAME}). Resume with the lora_rank of its "
-            "training."
+            f"{checkpoint} contains only an adapter ({ADAPTER_SAFE_WEIGHTS_NAME}). Resume with the lora_rank of its "
+            "training run."
         )
 
 
 def describe_adapter(model: PreTrainedModel) -> dict[str, str]:
-    """Returns the rows of a card on the adapter of a model, none if it has none."""
+    """Return the rows of the model card about the adapter of a model; empty if it has none."""
     if not is_adapted(model):
         return {}
     config = model.peft_config[active_adapter(model)]
@@ -198,5 +198,5 @@ def describe_adapter(model: PreTrainedModel) -> dict[str, str]:
     learned = model.num_parameters(only_trainable=True)
     return {
         "adapter": f"{config.peft_type.value}, rank {config.r}, alpha {config.lora_alpha}, dropout "
-        f"{config.lora_dropout:g} in {layers} layers{heads}; {learned:,} parameters learned"
+        f"{config.lora_dropout:g} in {layers} layers{heads}; {learned:,} trained parameters"
     }

@@ -1,4 +1,4 @@
-"""The output folder of a training run: the names of its files, and the protection of files that are not its own."""
+"""The output folder of a training run: names of its files, and protection of other files and concurrent runs."""
 
 import json
 import os
@@ -32,12 +32,12 @@ from .checkpoints import chosen_checkpoint, flush_folder, last_checkpoint, on_fi
 
 
 logger = logging.get_logger(__name__)
-AVERAGE_FOLDER = "ema"  # of the model with averaged weights, next to the model
-ADAPTER_FOLDER = "adapter"  # of the adapter alone, beside the model that it is merged into
+AVERAGE_FOLDER = "ema"  # subfolder of the model with averaged weights
+ADAPTER_FOLDER = "adapter"  # subfolder of the LoRA adapter that is merged into the model
 CARD = "README.md"
 TRAINING_ARGS_JSON = "training_args.json"
 
-# Patterns of `fnmatch`. A saved model: configuration, weights, processors with tokenizers, and the code that travels.
+# Patterns of `fnmatch` for a saved model: configuration, weights, processors with tokenizers, and model code
 WEIGHT_FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, "model-?????-of-?????.safetensors")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -47,37 +47,37 @@ TOKENIZER_FILES = (
 CODE_FILES = tuple(sorted(file.name for file in Path(travelling.__path__[0]).glob("*.py") if file.stem != "__init__"))
 MODEL_FILES = (CONFIG_NAME, *WEIGHT_FILES, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, *TOKENIZER_FILES, *CODE_FILES)
 ADAPTER_FILES = (ADAPTER_CONFIG_NAME, ADAPTER_SAFE_WEIGHTS_NAME)
-# What stands beside it in the end: the card, its figures and pictures, and how the model was trained.
+# Files saved with a model: model card, scores, figures, and records of the training run
 REPORT_FILES = (
     *(CARD, RECIPE_NAME, TRAINING_ARGS_JSON, TRAINER_STATE_NAME, "train_results.json", "all_results.json"),
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
-SPLITS = ("train", "validation", "test")  # one of which reports begin with in place of the star
+SPLITS = ("train", "validation", "test")  # names that replace the star of a report file
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
-# Folders of a training that hold a model too, and what is in them.
+# Subfolders that hold a model or an adapter, with their files
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
 
-TOUCH_SECONDS = 30.0  # between a training's signs of life, which are the time stamps of its lock
-# What the library deletes, writes over, or makes and we delete, in the folder of a model that it saves.
+TOUCH_SECONDS = 30.0  # interval at which an active run renews the time stamp of its lock file
+# Files in the folder of a saved model that transformers deletes or overwrites, or that are deleted after saving
 DELETED = (TRAINING_ARGS_NAME, "model*-?????-of-?????.*")
 
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
-    """Returns whether a file name is one of those that trainings write, given as `OUTPUT_FILES` or a part of it."""
+    """Return whether a file name matches one of the patterns in `OUTPUT_FILES` or in a part of it."""
     kinds = {pattern.removeprefix("*") for pattern in patterns if pattern.startswith("*")}
     is_of_split = any(name == f"{split}{kind}" for split in SPLITS for kind in kinds)
     return is_of_split or any(fnmatchcase(name, pattern) for pattern in patterns if not pattern.startswith("*"))
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """Lists the files of a folder that have names which a training writes, in `ema/` and `adapter/` too, sorted.
+    """List the files in a folder and its subfolders `ema/` and `adapter/` whose names match those of training outputs.
 
     Args:
-        folder: Output folder of a training, which need not exist.
+        folder: Output folder of a training run. It may not exist.
 
     Returns:
-        Files and symbolic links; whoever uploads them has to refuse the latter.
+        Sorted paths, including symbolic links, which must not be uploaded.
     """
     places = {Path(folder): OUTPUT_FILES} | {Path(folder) / name: files for name, files in SUBFOLDERS.items()}
     return sorted(
@@ -90,18 +90,18 @@ def output_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def evaluation_files(folder: str | os.PathLike[str], split: str) -> list[Path]:
-    """Returns the files that an evaluation of a split may write into a folder."""
+    """Return the files that the evaluation of a split may write to a folder."""
     kinds = [pattern.removeprefix("*") for pattern in REPORT_FILES if pattern.startswith("*")]
     return [Path(folder) / f"{name}{kind}" for name in (split, "zero_shot") for kind in kinds]
 
 
 @contextmanager
 def occupied(args: TrainingArguments) -> Iterator[None]:
-    """Keeps other trainings out of the output folder while this lasts.
+    """Context manager that prevents other training runs from using the output folder.
 
     Raises:
-        ValueError: if a training runs there, or may.
-        OSError: if nothing can be written there.
+        ValueError: if a training run is active in the folder, or may be.
+        OSError: if the folder is not writable.
     """
     folder = Path(args.output_dir)
     made = on_first_process(args, lambda: lock(folder))
@@ -115,19 +115,19 @@ def occupied(args: TrainingArguments) -> Iterator[None]:
         if args.process_index == 0:
             (folder / LOCK_NAME).unlink(missing_ok=True)
             for place in made:
-                with suppress(OSError):  # it is no longer empty
+                with suppress(OSError):  # a folder that is not empty stays
                     place.rmdir()
 
 
 def lock(folder: Path) -> list[Path]:
-    """Writes host and process into a new file of a folder; returns the folders that were made for it, inner first."""
+    """Create a lock file with the host and process ID; return the folders created for it, innermost first."""
     file, this = folder / LOCK_NAME, psutil.Process()
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"host": socket.gethostname(), "process": this.pid, "started": this.create_time()}) + "\n"
     for _ in range(2):
         try:
-            with file.open("x", encoding="utf-8") as stream:  # fails if there is one
+            with file.open("x", encoding="utf-8") as stream:  # "x" fails if the file exists
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -138,32 +138,34 @@ def lock(folder: Path) -> list[Path]:
             if judged.state is FolderState.RUNNING:
                 raise ValueError(judged.reason) from None
             if file.read_text(encoding="utf-8") == content:
-                raise ValueError(f"This process trains in {folder} already. Choose another --output_dir.") from None
-            file.unlink(missing_ok=True)  # of a process that is no more
-    raise ValueError(f"Another training has just started in {folder}. Wait for it, or choose another --output_dir.")
+                raise ValueError(f"This process already trains in {folder}. Choose another --output_dir.") from None
+            file.unlink(missing_ok=True)  # left by a process that has ended
+    raise ValueError(
+        f"Another training run has just started in {folder}. Wait for it, or choose another --output_dir."
+    )
 
 
 def keep_touching(file: Path, ended: threading.Event) -> None:
-    """Renews the time stamp of a lock until its training ends."""
+    """Renew the time stamp of a lock file until the training run ends."""
     while not ended.wait(TOUCH_SECONDS):
-        with suppress(OSError):  # a folder may be out of reach for a while
+        with suppress(OSError):  # a network folder may be temporarily unavailable
             os.utime(file)
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:
-    """Returns the checkpoint that a training starts from.
+    """Return the checkpoint that a training run starts from.
 
     Args:
-        args: `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in `output_dir`, or the
-            folder of a checkpoint.
+        args: Training arguments. `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in
+            `output_dir`, the folder of a checkpoint, or None.
 
     Returns:
-        The folder, the same on all processes, or None for a training from scratch, as "last" does too where a training
-        has ended before its first checkpoint.
+        The folder of the checkpoint, the same on all processes. None to start from scratch, also with "last" if the
+        previous run ended before its first checkpoint.
 
     Raises:
-        ValueError: if the folder is no complete checkpoint, there is no training to resume, or it would write over
-            what is not its own.
+        ValueError: if the checkpoint is incomplete, there is no training run to resume, or files that do not belong to
+            the run would be overwritten.
     """
     wanted, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
 
@@ -176,22 +178,22 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
         if wanted is not None and checkpoint is None:
             if not (output_dir / RECIPE_NAME).is_file():
                 raise ValueError(
-                    f"{output_dir} holds no training to resume: no complete checkpoint, and no {RECIPE_NAME}. Correct "
-                    "--output_dir, or leave --resume_from_checkpoint out to start a new training."
+                    f"{output_dir} contains no training run to resume: no complete checkpoint and no {RECIPE_NAME}. "
+                    "Correct --output_dir, or remove --resume_from_checkpoint to start a new run."
                 )
-            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts from scratch.")
+            logger.warning(f"{output_dir} contains no complete checkpoint. Training starts from scratch.")
         return checkpoint
 
     return on_first_process(args, find)
 
 
 def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool) -> None:
-    """Raises `ValueError` if a training would write over, or delete, what is not its own.
+    """Raise `ValueError` if a training run would overwrite or delete files that do not belong to it.
 
     Args:
-        output_dir: Its output folder.
-        checkpoint: That it starts from, if any.
-        is_resumed: Whether it was asked to resume, from a checkpoint if there is one.
+        output_dir: Output folder of the run.
+        checkpoint: Checkpoint that the run starts from, if any.
+        is_resumed: Whether the run was started with `resume_from_checkpoint`.
     """
     continues = checkpoint is not None and Path(checkpoint).resolve().parent == output_dir.resolve()
     judged = judge_folder(output_dir)
@@ -201,33 +203,33 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     if continues:
         found = {file for file in found if not is_of_training(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
-        found.discard(output_dir / RECIPE_NAME)  # all that a training leaves that ends before its first checkpoint
+        found.discard(output_dir / RECIPE_NAME)  # a run that ended before its first checkpoint leaves only the recipe
     if not found:
         return
     names = ", ".join(sorted(file.relative_to(output_dir).as_posix() for file in found))
-    what = f"{output_dir} holds {names}, which a training would write over or delete."
+    what = f"{output_dir} contains {names}, which a training run would overwrite or delete."
     if judged.state is FolderState.FINISHED:
-        what += " That is a trained model, without a checkpoint to resume from."
-    raise ValueError(f"{what} Move it elsewhere, or choose another --output_dir.")
+        what += " It is a trained model without a checkpoint to resume from."
+    raise ValueError(f"{what} Move the files elsewhere, or choose another --output_dir.")
 
 
 def is_of_training(file: Path) -> bool:
-    """Returns whether a file in the folder of a training is of a training, as far as files tell of themselves."""
+    """Return whether a file in an output folder was written by a training run, judging by its content."""
     if file.name == CARD:
         text = file.read_text(encoding="utf-8", errors="replace")
         return not text.strip("\0 \n") or "`hf_vit`" in text or AUTOGENERATED_TRAINER_COMMENT in text
     if file.name == SAFE_WEIGHTS_INDEX_NAME:
-        return (file.parent / CONFIG_NAME).is_file()  # which is saved before
+        return (file.parent / CONFIG_NAME).is_file()  # transformers saves the configuration before the index
     if file.name != CONFIG_NAME:
         return True
     try:
         return json.loads(file.read_text(encoding="utf-8")).get("model_type") == "hf_vit"
-    except (ValueError, AttributeError):  # cut off, as by a training that was killed
+    except (ValueError, AttributeError):  # truncated, for example by a killed run
         return True
 
 
 def is_own_recipe(file: Path) -> bool:
-    """Returns whether a recipe was written by a training, or holds nothing that can be read."""
+    """Return whether a recipe was written by a training run or has no readable content."""
     try:
         text = file.read_text(encoding="utf-8")
         return text.startswith(RECIPE_HEADING) or not isinstance(yaml.safe_load(text), dict)

@@ -95,7 +95,7 @@ LIBRARY = [
     ("--report_to paper", "report_to=paper | none"),
     ("--report_to wandb", "report_to=wandb | pip install wandb | --report_to none"),
     ("--report_to none,trackio", "report_to=trackio | pip install trackio"),
-    ("--resume_from_checkpoint last", "output holds no training to resume | --output_dir"),
+    ("--resume_from_checkpoint last", "output contains no training run to resume | --output_dir"),
     ("--minutes 1e-9", "minutes=1e-09 must be at least 0.01"),
     ("--minutes nan", "minutes=nan"),
     ("--minutes inf", "minutes=inf"),

@@ -227,8 +227,8 @@ def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypa
     rows = load_unlabeled_images([str(tmp_path)])["train"]
     (note,) = data_notes.note_transparent("train", rows, args)
     assert note == (
-        f"{sum(expected.values())} train images have transparent pixels, which show the color that is stored for "
-        "them, here as in transformers' pipelines."
+        f"{sum(expected.values())} train images have transparent pixels. They are read with the color stored for "
+        "these pixels, as by the pipelines of transformers."
     )
     assert all(f"any/{name}" in messages[0] for name in ("rgba.png", "palette_alpha.png", "color_key.png"))
     opaque = [index for index, file in enumerate(rows["file"]) if not expected[Path(file).name]]

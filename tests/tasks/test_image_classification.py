@@ -325,7 +325,7 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
     ):
         checkpoint_to_resume(args)
     args.resume_from_checkpoint = "last"
-    with pytest.raises(ValueError, match="holds no training to resume"):
+    with pytest.raises(ValueError, match="contains no training run to resume"):
         checkpoint_to_resume(args)
     (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
     assert checkpoint_to_resume(args) is None  # there is only an incomplete one

@@ -69,7 +69,7 @@ def load(task: str, data: Path, *options: str) -> Task:
 @pytest.mark.parametrize("task", [SEMANTIC, UNIVERSAL])
 def test_masks_of_0_and_255_are_refused_unless_said_to_be_so(task: str, black_and_white: Path) -> None:
     out = black_and_white.parent / "out"
-    with pytest.raises(SystemExit, match=r"8 train masks all pixels are of the class 'floor', .*--binary_masks true"):
+    with pytest.raises(SystemExit, match=r"8 train masks have the class 'floor'; .*--binary_masks true"):
         run_task(task, black_and_white, out, *options_of(task))
     assert not out.exists()
     loaded = load(task, black_and_white, *options_of(task), "--binary_masks", "true")
@@ -89,7 +89,7 @@ def test_an_evaluation_alone_refuses_masks_of_0_and_255(black_and_white: Path) -
     arguments += ["--output_dir", str(folder / "scores"), "--disable_tqdm", "true", *options_of(SEMANTIC)]
     task, saved = plan_evaluation(evaluation_values(arguments))
     with pytest.raises(
-        ValueError, match=r"5 validation masks all pixels are of the class 'floor'.*any model scores 1"
+        ValueError, match=r"5 validation masks have the class 'floor'.*At least two classes are required"
     ):
         task.make_evaluation_trainer(saved)
     task, saved = plan_evaluation(evaluation_values([*arguments, "--binary_masks", "true"]))
@@ -128,7 +128,7 @@ def test_a_mask_of_no_class_among_others_is_named_also_in_the_card(
         "1 of 5 validation masks have no pixel of any class.",
     ]
     images = scenes.absolute() / "train" / "images"
-    assert warnings[0] == f"{notes[0][:-1]}, and count for nothing:\n  {images / '2.png'}\n  {images / '5.png'}"
+    assert warnings[0] == f"{notes[0][:-1]} and are not used:\n  {images / '2.png'}\n  {images / '5.png'}"
     assert "val/images/1.png" in warnings[1]
 
 
@@ -216,7 +216,7 @@ def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: li
         "Duplicates were not looked for, as the training images are a stream.",
         "Never seen in training (among the 4 that were read): 'cow'.",
     ]
-    with pytest.raises(ValueError, match=r"All 1 train images are of the class '.*', but two classes are the least"):
+    with pytest.raises(ValueError, match=r"All 1 train images have the class '.*'. At least two classes are required"):
         classify(tmp_path / "table", "--max_train_samples", "1")
 
 

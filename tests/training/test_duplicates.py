@@ -122,7 +122,7 @@ def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
 def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_notes, "DUPLICATES_SECONDS", -1.0)
     notes = classify(pets, "--train_val_split", "0").data_notes
-    assert notes == ["Duplicates were looked for among 16.7% of the images, for lack of time."]
+    assert notes == ["The search for duplicates covered 16.7% of the images within its time limit."]
 
 
 def test_streams_are_exempt_with_a_note(pets: Path, tmp_path: Path) -> None:

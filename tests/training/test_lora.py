@@ -137,9 +137,11 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     assert "adapter_model.safetensors" in find_fault(checkpoint)
     (tmp_path / "adapter_model.safetensors").rename(checkpoint / "adapter_model.safetensors")
     plain = digits_trainer(tmp_path / "plain", tmp_path / "base", **{**options, "lora_rank": None})
-    with pytest.raises(ValueError, match=r"checkpoint-6 holds an adapter alone .* with the lora_rank of its training"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint-6 contains only an adapter .* with the lora_rank of its training"
+    ):
         plain.train(resume_from_checkpoint=str(checkpoint))
-    with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Resume without lora_rank"):
+    with pytest.raises(ValueError, match=r"checkpoint-3 contains no adapter .* Resume without lora_rank"):
         again.train(resume_from_checkpoint=str(without))
 
 
@@ -302,13 +304,13 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, 
 
 
 def test_a_model_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"lora_rank=2 .* this one starts from scratch. Give .* --model_name_or_path"):
+    with pytest.raises(ValueError, match=r"lora_rank=2 .* is trained from scratch. Give .* --model_name_or_path"):
         HfViTTrainer(model=HfViTForImageClassification(small_config()), args=arguments(tmp_path))
 
 
 def test_names_of_no_layers_are_refused(tmp_path: Path) -> None:
     model = saved_base("class_numbers", tmp_path)
-    with pytest.raises(ValueError, match=r"lora_target_modules=\['q_proj'\] are the ends of no names"):
+    with pytest.raises(ValueError, match=r"lora_target_modules=\['q_proj'\] match no trainable linear layers"):
         HfViTTrainer(model=model, args=arguments(tmp_path, lora_target_modules=["q_proj"]))
 
 

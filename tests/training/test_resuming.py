@@ -261,14 +261,16 @@ def test_files_of_others_are_not_written_over(name: str, resumes: bool, place: P
         assert "There is no file or folder 'photos'" in refusal(*LAST)
         return
     message = refusal(*(LAST if resumes else ()))
-    assert f"output holds {name}, which a training would write over or delete. Move it elsewhere, or choose" in message
+    assert (
+        f"output contains {name}, which a training run would overwrite or delete. Move the files elsewhere" in message
+    )
 
 
 def test_last_in_a_folder_without_a_training_is_refused(place: Path) -> None:
     for output in ("mistyped", "empty"):
         Path("empty").mkdir(exist_ok=True)
         message = refusal(*LAST, "--output_dir", output)
-        assert f"{output} holds no training to resume: no complete checkpoint, and no recipe.yaml" in message
+        assert f"{output} contains no training run to resume: no complete checkpoint and no recipe.yaml" in message
         assert not Path("mistyped").exists()
         assert not any(Path("empty").iterdir())
 
@@ -299,7 +301,7 @@ def test_a_finished_model_is_not_trained_again_from_scratch(place: Path) -> None
     for checkpoint in Path("output").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     for options in ((), LAST):
-        assert "That is a trained model, without a checkpoint to resume from. Move it" in refusal(*options)
+        assert "It is a trained model without a checkpoint to resume from. Move the files" in refusal(*options)
 
 
 def test_a_checkpoint_from_elsewhere_does_not_continue_another_training(place: Path) -> None:
