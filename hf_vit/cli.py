@@ -1,4 +1,4 @@
-"""The command `hf-vit`: one for all that the scripts do.
+"""The command `hf-vit`: train, evaluate, predict, convert, export and publish.
 
 Usage: hf-vit COMMAND ...
 """

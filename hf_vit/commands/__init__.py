@@ -1,1 +1,1 @@
-"""The commands of `hf-vit`, a file each; the scripts are the same commands, one by one."""
+"""The commands of `hf-vit`, one file per command."""

@@ -56,9 +56,9 @@ OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # whose defaults follow
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training
 
-Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`
-and of the training scripts, keywords of `hf_vit.train`, and keys of a recipe. "(chosen)" marks options that follow the
-data and the device unless given. An option with several rows has other defaults or another effect in some tasks."""
+Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`,
+keywords of `hf_vit.train` and keys of a recipe. "(chosen)" marks options that follow the data and the device unless
+given. An option with several rows has other defaults or another effect in some tasks."""
 
 Option = dict[str, Any]
 

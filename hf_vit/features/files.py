@@ -51,7 +51,7 @@ class FeatureSettings:
         """Reads the settings of a folder of features, or raises `OSError`."""
         file = folder / SETTINGS_NAME
         if not file.is_file():
-            raise OSError(f"{folder} holds no features, as there is no {file}. Make some: extract_features.py.")
+            raise OSError(f"{folder} holds no features, as there is no {file}. Extract them: hf-vit features extract.")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def start(self, folder: Path) -> None:
@@ -160,8 +160,8 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     files = tuple(folder / shard.name for shard in shards)
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(
-            f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Let "
-            "extract_features.py finish them, by the same command."
+            f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Run "
+            "the same hf-vit features extract command again to complete them."
         )
     if "label" not in pq.read_schema(files[0]).names:
         raise ValueError(

@@ -89,8 +89,8 @@ def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = Tru
 
 
 def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
-    """Returns the checkpoint that `Trainer.train` shall resume from: True for the newest one, or a folder, or none."""
-    if wanted is True:
+    """Return the checkpoint that `Trainer.train` resumes from: True or "last" for the newest one, a folder, or none."""
+    if wanted in (True, "last"):
         newest = last_checkpoint(output_dir)
         if newest is None:
             raise ValueError(f"{output_dir} holds no complete checkpoint. Leave resume_from_checkpoint out.")

@@ -113,7 +113,7 @@ class UnlabeledTask(Task):
         """Raise `ValueError`: outside of a training run, only the features are evaluated."""
         raise ValueError(
             f"{saved.model_name_or_path} was trained without labels, and has no task of its own to evaluate. "
-            "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
+            "Evaluate its features: hf-vit features extract, then hf-vit features evaluate."
         )
 
     def count_training_images(self) -> int:
