@@ -1,12 +1,12 @@
-"""Trains a recipe and variants of it that differ in one thing, and measures what each difference is worth.
+"""Run an ablation: train variants of a recipe and compare their scores.
 
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10 --seeds 0 1 2
 
-The file names a training script, a recipe, the score to compare and the variants: arguments that take the place of the
-recipe's, null for those left out. The first variant is the one that others are compared with. Each training is one of
-the script's, in a folder of its own; those that have ended are not run again, so that a killed run resumes.
-The table, in Markdown, is printed and written beside them.
+The file contains a task of `hf-vit train`, a recipe, the score to compare, and the variants: options that override
+those of the recipe, or null to remove an option. All variants are compared with the first one. Each training run has
+its own output folder. Finished runs are skipped, so an interrupted ablation can be started again. The table of results
+is printed and written to `table.md` in the output folder.
 """
 
 import argparse
@@ -27,48 +27,50 @@ from hf_vit.options.recipe import read_recipe
 
 
 SCRIPTS = Path(__file__).parent
-FIELDS = {"script", "recipe", "score", "variants"}
+FIELDS = {"task", "recipe", "score", "variants"}
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
+    """Help formatter that shows defaults and keeps line breaks."""
 
 
 @dataclass
 class Arguments:
-    """Where the data are, and how often to train."""
+    """Data, output folder and seeds."""
 
-    dataset_name: str = field(metadata={"help": "Folder, or name on the Hub, as the training script takes it."})
+    dataset_name: str = field(metadata={"help": "Folder, or name of a dataset on the Hub."})
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Where all trainings and the table go; by default outputs/ablation/ and the file's name."},
+        metadata={"help": "Folder for runs and table. By default outputs/ablation/ and the name of the file."},
     )
-    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Train every variant with each of them."})
+    seeds: list[int] = field(
+        default_factory=lambda: [0], metadata={"help": "Seeds with which every variant is trained."}
+    )
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Reads a mapping; exits with what is wrong with the file."""
+    """Read a YAML mapping; exit with an error message if the file is invalid."""
     try:
         return read_recipe(file)
     except (OSError, ValueError) as error:
-        sys.exit(f"{file} can't be read: {error}")
+        sys.exit(f"{file} cannot be read: {error}")
 
 
 def read_ablation(file: Path) -> dict[str, Any]:
-    """Reads what to compare, and checks that all of it is there."""
+    """Read the file of an ablation; exit with an error message if a field is missing or unknown."""
     ablation = read(file)
     if ablation.keys() != FIELDS or not ablation["variants"]:
-        sys.exit(f"{file} must hold {', '.join(sorted(FIELDS))}, and holds {', '.join(map(str, ablation))}.")
+        sys.exit(f"{file} must have the fields {', '.join(sorted(FIELDS))}. It has {', '.join(map(str, ablation))}.")
     return ablation
 
 
 def variant_of(ablation: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the recipe of a variant."""
+    """Return the options of a variant."""
     return {**read(SCRIPTS / "recipes" / ablation["recipe"]), **ablation["variants"][name]}
 
 
 def train(ablation: dict[str, Any], name: str, seed: int, output_dir: Path, dataset_name: str) -> dict[str, float]:
-    """Trains a variant with a seed, unless that has been done, and returns what it came to."""
+    """Train a variant with a seed unless that run is finished; return its score, time and speed."""
     folder = output_dir / re.sub(r"\W+", "-", name.lower()).strip("-") / f"seed-{seed}"
     file = folder / "variant.yaml"
     variant = {**variant_of(ablation, name), "dataset_name": dataset_name}
@@ -77,25 +79,25 @@ def train(ablation: dict[str, Any], name: str, seed: int, output_dir: Path, data
         file.write_text(yaml.safe_dump(variant, sort_keys=False), encoding="utf-8")
         options = ["--output_dir", str(folder), "--seed", str(seed)]
         print(f"{name}, seed {seed}: {folder}", flush=True)
-        command = [sys.executable, str(SCRIPTS / ablation["script"]), str(file), *options]
+        command = [sys.executable, "-m", "hf_vit", "train", ablation["task"], str(file), *options]
         if subprocess.run(command).returncode:
-            sys.exit(f"The training of {name!r} failed. Mend it and start again: those that have ended stay.")
+            sys.exit(f"Training of {name!r} failed. Fix the error and start again; finished runs are skipped.")
     elif changed := changed_since(file, variant):
-        sys.exit(f"{folder} holds a training with another {', '.join(changed)}. Choose another --output_dir.")
+        sys.exit(f"{folder} has a training run with a different {', '.join(changed)}. Use another --output_dir.")
     return result_of(folder, ablation["score"])
 
 
 def changed_since(file: Path, variant: dict[str, Any]) -> list[str]:
-    """Returns the names of the arguments by which a variant differs from that in a file."""
+    """Return the names of the options of a variant that differ from those in the file of an earlier run."""
     then = read(file)
     return sorted(key for key in then.keys() | variant.keys() if then.get(key) != variant.get(key))
 
 
 def result_of(folder: Path, score: str) -> dict[str, float]:
-    """Returns the score of a training, its seconds, and how fast it was."""
+    """Return score, seconds, images per second and, if measured, model FLOPs utilization of a training run."""
     (scores,) = (json.loads(file.read_text()) for file in folder.glob("*_scores.json"))
     if score not in scores:
-        sys.exit(f"{folder} has no score {score!r}: it has {', '.join(scores)}.")
+        sys.exit(f"{folder} has no score {score!r}. It has {', '.join(scores)}.")
     ran = json.loads((folder / "train_results.json").read_text())
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     utilization = [entry["mfu"] for entry in history if "mfu" in entry]
@@ -104,7 +106,7 @@ def result_of(folder: Path, score: str) -> dict[str, float]:
 
 
 def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
-    """Returns a line for each variant: the mean over seeds, their range, the difference to the first variant."""
+    """Return a Markdown table with mean, range over seeds and difference from the first variant per variant."""
     means = {name: mean(run["score"] for run in runs) for name, runs in results.items()}
     first = next(iter(means.values()))
     lines = [f"| variant | {score} | seeds | difference | seconds | images/s | MFU |", "|---|---|---|---|---|---|---|"]
@@ -119,7 +121,7 @@ def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
 
 
 def main(file: Path, args: Arguments) -> None:
-    """Trains all variants, seed by seed, so that a table of all of them is there early."""
+    """Train all variants with one seed after another; print the table after each seed."""
     ablation = read_ablation(file)
     output_dir = Path(args.output_dir or Path("outputs", "ablation", file.stem))
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ablation["variants"]}
@@ -136,5 +138,5 @@ if __name__ == "__main__":
     parser = HfArgumentParser(Arguments, usage=usage, description=__doc__, formatter_class=HelpFormatter)
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
         parser.parse_args([*sys.argv[1:], "--dataset_name", ""])  # for --help
-        parser.error("the first argument is the file that names what to compare: scripts/ablations/cifar10.yaml")
+        parser.error("the first argument is the file of the ablation, such as scripts/ablations/cifar10.yaml")
     main(Path(sys.argv[1]), parser.parse_args_into_dataclasses(sys.argv[2:])[0])

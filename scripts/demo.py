@@ -1,7 +1,7 @@
-"""Trains a Vision Transformer on real handwritten digits in about a minute on two CPU cores, without a network.
+"""Train a Vision Transformer on real handwritten digits in about a minute on two CPU cores, without a network.
 
-Then it scores the model on images held out from training, saves it with its image processor and a model card, and has
-scripts/predict.py name the digits on a few image files, in a fresh process.
+The script evaluates the model on held-out test images, saves it with its image processor and a model card, and
+predicts ten image files with `hf-vit predict` in a new process.
 
 Examples:
     python scripts/demo.py
@@ -29,15 +29,17 @@ from hf_vit.evaluation.classification import majority_baseline
 
 @dataclass
 class DemoArguments:
-    """How the recipe below was chosen, and what it was compared with."""
+    """Options to reproduce how the hyperparameters were chosen and what the model is compared with."""
 
-    held_out: bool = field(default=False, metadata={"help": "Only score, on a tenth of the training images."})
-    peer: bool = field(default=False, metadata={"help": "Only score, transformers' own ViT of the same shape."})
+    held_out: bool = field(
+        default=False, metadata={"help": "Only evaluate, on a held-out tenth of the training images."}
+    )
+    peer: bool = field(default=False, metadata={"help": "Only evaluate, with transformers' ViT of the same shape."})
 
 
 @dataclass
 class Recipe(TrainingArguments):
-    """The library's arguments, with the values of this recipe."""
+    """transformers.TrainingArguments with the hyperparameters of this demo."""
 
     output_dir: str | None = "outputs/digits"
     learning_rate: float = 3e-3
@@ -55,7 +57,7 @@ class Recipe(TrainingArguments):
 
 
 def make_model(names: list[str], peer: bool) -> PreTrainedModel:
-    """Returns a fresh model of the MNIST shape, or its peer of the same shape."""
+    """Return a new model of the preset "mnist", or transformers' ViT of the same shape."""
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     config = HfViTConfig.from_preset("mnist", **labels)
     if not peer:
@@ -66,23 +68,23 @@ def make_model(names: list[str], peer: bool) -> PreTrainedModel:
 
 
 def predict_in_fresh_process(model: Path, images: Dataset) -> None:
-    """Writes the first image of each digit to a file, and prints and draws what predict.py predicts for them."""
-    scripts, folder, picture = Path(__file__).resolve().parent, model / "images", model / "predictions.png"
+    """Save the first image of each digit, predict the files in a new process, and print and draw the predictions."""
+    folder, picture = model / "images", model / "predictions.png"
     folder.mkdir(exist_ok=True)
     for digit in range(10):
         images[images["label"].index(digit)]["image"].save(folder / f"{digit}.png")
-    command = [sys.executable, *map(str, (scripts / "predict.py", model, folder, "--picture", picture))]
+    command = [sys.executable, "-m", "hf_vit", "predict", *map(str, (model, folder, "--picture", picture))]
     with tempfile.TemporaryDirectory() as elsewhere:
         environment = {**os.environ, "HF_HOME": elsewhere}
         answer = subprocess.run(command, cwd=elsewhere, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    print("\nA fresh process predicts:")
+    print("\nPredictions in a new process:")
     for prediction in map(json.loads, answer.stdout.splitlines()):
         print(f"  {Path(prediction['file']).name}: {prediction['label']} ({prediction['score']:.1%})")
-    print(f"The same as a picture: {picture}\nThe model, its image processor and its card: {model}")
+    print(f"Picture of the predictions: {picture}\nModel, image processor and model card: {model}")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains, scores, saves, and predicts in a fresh process."""
+    """Train, evaluate, save, and predict in a new process."""
     demo, recipe = HfArgumentParser((DemoArguments, Recipe)).parse_args_into_dataclasses(arguments)
     splits = data.load_digits_dataset()
     if demo.held_out:
@@ -115,11 +117,11 @@ def main(arguments: list[str] | None = None) -> None:
         usage=training.ImageClassification.usage,
         data=data.DIGITS_INFO,
         metrics={"accuracy": score},
-        baselines={"always the most frequent digit": majority},
+        baselines={"most frequent digit": majority},
         command=shlex.join(["python", *sys.argv]),
         seconds=seconds,
         recipe={"augmentation": "slight random rotation, shift, zoom and shear"},
-        limits="It knows single upright digits, light on dark, and answers with a digit whatever it is shown.",
+        limits="It was trained on single upright digits, light on dark, and predicts a digit for every image.",
         pictures={"Predictions": "predictions.png"},
     )
     training.write_model_card(recipe.output_dir, info)

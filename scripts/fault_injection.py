@@ -1,10 +1,11 @@
-"""Kills trainings, fills their disk and damages their checkpoints, and compares what comes out with undisturbed ones.
+"""Fault injection: test that interrupted training runs end with the weights of an uninterrupted run.
 
-Each case trains a tiny model of a task on drawn images, first undisturbed, then again while it is killed (SIGKILL) at
-random moments of the training and its saving, and resumed by the same command. Then, in trainings of their own, the
-disk is full in the middle of a checkpoint (files end at a size, RLIMIT_FSIZE), and bytes of every file of the newest
-checkpoint are flipped or zeroed. All final weights must be those of the undisturbed training, byte by byte. Prints a
-table in Markdown, and ends with exit code 1 where anything differs or is lost. For Linux and macOS.
+Each case trains a tiny model of a task on synthetic images. A first run is not disturbed. A second run is killed
+(SIGKILL) at random times, also while it saves a checkpoint, and resumed with the same command. For the first case,
+further runs simulate a full disk while a checkpoint is saved (by RLIMIT_FSIZE, a limit on the file size), and flip or
+zero bytes in every file of the newest checkpoint. The final weights of all runs must equal those of the first run byte
+by byte. The script prints a Markdown table and exits with code 1 if weights differ or a checkpoint is lost. It runs on
+Linux and macOS.
 
 Examples:
     python scripts/fault_injection.py
@@ -36,9 +37,9 @@ from PIL import Image
 from hf_vit import cli, training
 
 
-FORK = multiprocessing.get_context("fork")  # whose processes need not import the libraries again
-POLL = 0.005  # seconds
-LONGEST = 600  # seconds that one training may take
+FORK = multiprocessing.get_context("fork")  # forked processes do not import the libraries again
+POLL = 0.005  # seconds between checks of the output folder
+LONGEST = 600  # time limit of a training run in seconds
 COLORS = {"cat": (220, 60, 40), "dog": (40, 60, 220)}
 MODEL = {
     "hidden_size": 16,
@@ -58,7 +59,15 @@ DEFORMABLE = {"decoder": "deformable", "num_queries": 8, "num_layers": 1, "num_p
 
 @dataclass(frozen=True)
 class Case:
-    """A training: the name of its task, the kind of its data, options beside the common ones, and processes."""
+    """A training run.
+
+    Args:
+        task: Task of `hf-vit train`, with underscores.
+        data: Folder of the synthetic data: "photos", "scenes", "objects" or "captions".
+        options: Additional command line options.
+        detection: `detection_config` of the model.
+        processes: Number of processes.
+    """
 
     task: str
     data: str
@@ -67,7 +76,7 @@ class Case:
     processes: int = 1
 
     def command(self, place: Path, output: Path, steps: int) -> list[str]:
-        """Returns the arguments of its training, which resumes if it has begun."""
+        """Return the command line arguments, which resume the run if it has been started before."""
         model = (
             MODEL
             if self.task == "zero_shot_image_classification"
@@ -89,7 +98,7 @@ class Case:
         arguments += ["--dataset_name", str(place / self.data), "--output_dir", str(output), "--max_steps", str(steps)]
         arguments += ["--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "3"]
         arguments += ["--report_to", "none", "--eval_strategy", "no"]
-        if (output / "recipe.yaml").is_file():  # of a training that has begun
+        if (output / "recipe.yaml").is_file():  # the run has been started before
             arguments += ["--resume_from_checkpoint", "last"]
         arguments += ["--per_device_train_batch_size", str(8 // self.processes)]
         return [*arguments, "--per_device_eval_batch_size", "4", *self.options]
@@ -115,7 +124,17 @@ CASES = {
 
 @dataclass
 class Row:
-    """What came of a case: of a fault, how often it struck, how often during saving, and what followed."""
+    """The result of one kind of fault in one case.
+
+    Args:
+        case: Name of the case.
+        fault: Kind of fault.
+        faults: Number of injected faults.
+        saving: Number of faults while a checkpoint was saved.
+        resumed: Number of times the run resumed successfully.
+        lost: Number of complete checkpoints that were lost or not skipped although they were damaged.
+        equal: Whether the final weights equal those of the undisturbed run.
+    """
 
     case: str
     fault: str
@@ -127,23 +146,23 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        """Whether all was as if nothing had happened."""
+        """Whether the faults changed nothing."""
         return self.equal and not self.lost
 
     def __str__(self) -> str:
-        """Returns it as a row of a table."""
+        """Return a row of the Markdown table."""
         equal = "yes" if self.equal else "NO"
         cells = self.case, self.fault, self.faults, self.saving, self.resumed, equal, self.lost or "none"
         return f"| {' | '.join(map(str, cells))} |"
 
 
 HEADING = (
-    "| case | fault | times | while saving | resumed | final weights equal | lost |\n|---|---|---|---|---|---|---|"
+    "| case | fault | faults | while saving | resumed | final weights equal | lost |\n|---|---|---|---|---|---|---|"
 )
 
 
 def draw(place: Path) -> None:
-    """Draws photos of classes with captions, and scenes of a floor with an animal in a box of its color, as files."""
+    """Write images of colored rectangles with classes, captions, masks, depth maps, boxes and keypoints."""
     generator = np.random.default_rng(0)
     for split, count in (("train", 16), ("val", 4)):
         captions, images, annotations = [], [], []
@@ -174,27 +193,27 @@ def draw(place: Path) -> None:
 
 
 def save(image: Image.Image, file: Path) -> None:
-    """Saves an image and the folders above it."""
+    """Save an image and create its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     image.save(file)
 
 
 def train(case: Case, arguments: list[str], log: Path, environment: dict[str, str], file_size: int | None) -> None:
-    """Trains in a process of its own, as the script of the task does."""
+    """Run `hf-vit train` in a forked process, with its output in a log file."""
     with log.open("ab") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
     os.environ.update(environment)
-    sys.argv[0] = f"scripts/train_{case.task}.py"
+    sys.argv[0] = "hf-vit"
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails, as on a full disk
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes beyond the limit fail, as on a full disk
     cli.main(["train", case.task, *arguments])
 
 
 @contextmanager
 def started(case: Case, arguments: list[str], log: Path, file_size: int | None = None) -> Iterator[list[ForkProcess]]:
-    """Starts the processes of a training, which have ended afterwards, with the environment that torchrun gives."""
+    """Start the processes of a run with the environment variables of torchrun; kill them on exit."""
     processes = []
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -215,7 +234,7 @@ def started(case: Case, arguments: list[str], log: Path, file_size: int | None =
 
 
 def train_to_the_end(case: Case, arguments: list[str], log: Path, file_size: int | None = None) -> bool:
-    """Returns whether a training has ended well."""
+    """Run a training run to its end; return whether all processes exited with code 0."""
     with started(case, arguments, log, file_size) as processes:
         for process in processes:
             process.join(LONGEST)
@@ -223,87 +242,95 @@ def train_to_the_end(case: Case, arguments: list[str], log: Path, file_size: int
 
 
 def saved_steps(output: Path) -> list[int]:
-    """Returns the steps of all checkpoints, whole or not."""
+    """Return the steps of all checkpoints, complete or not."""
     return sorted(int(folder.name.rpartition("-")[2]) for folder in output.glob("checkpoint-*"))
 
 
 def newest_whole(output: Path) -> int:
-    """Returns the step of the checkpoint that a training resumes from, 0 without any."""
-    logging.disable(logging.WARNING)  # of checkpoints that are skipped: there are many
+    """Return the step of the newest complete checkpoint, or 0 if there is none."""
+    logging.disable(logging.WARNING)  # every skipped checkpoint logs a warning
     found = training.last_checkpoint(str(output))
     logging.disable(logging.NOTSET)
     return 0 if found is None else int(Path(found).name.rpartition("-")[2])
 
 
 def weights(output: Path) -> dict[str, bytes]:
-    """Returns the files of all final weights."""
+    """Return the contents of all files of final weights by name."""
     files = [*output.glob("*.safetensors"), *output.glob("ema/*.safetensors")]
     return {str(file.relative_to(output)): file.read_bytes() for file in files}
 
 
 @dataclass
 class Bench:
-    """The undisturbed training of a case, and where others of it are disturbed."""
+    """A case with its undisturbed run and the folders of its disturbed runs.
+
+    Args:
+        name: Name of the case.
+        place: Folder of data and outputs.
+        steps: Number of training steps.
+        generator: Random number generator for the times of the faults.
+        seconds_of_a_save: Mean time between two checkpoints in seconds, measured in the undisturbed run.
+    """
 
     name: str
     place: Path
     steps: int
-    dice: random.Random
+    generator: random.Random
     seconds_of_a_save: float = 0.0
 
     def __post_init__(self) -> None:
-        """Trains undisturbed; raises `RuntimeError` if that fails already."""
+        """Run the undisturbed training; raise `RuntimeError` if it fails."""
         self.case = CASES[self.name]
         start = time.monotonic()
         if not train_to_the_end(self.case, self.command("whole"), self.log):
-            raise RuntimeError(f"The undisturbed training of {self.name} failed: {self.log.read_text()[-2000:]}")
+            raise RuntimeError(f"The undisturbed run of {self.name} failed: {self.log.read_text()[-2000:]}")
         times = [folder.stat().st_mtime for folder in (self.place / "whole" / self.name).glob("checkpoint-*")]
         span = max(times) - min(times)
         self.seconds_of_a_save = span / max(len(times) - 1, 1) if span else time.monotonic() - start
 
     @property
     def log(self) -> Path:
-        """What the trainings have printed."""
+        """The log file of all runs of the case."""
         return self.place / f"{self.name}.log"
 
     def output(self, kind: str) -> Path:
-        """Returns the output folder of a training."""
+        """Return the output folder of a kind of run."""
         return self.place / kind / self.name
 
     def command(self, kind: str) -> list[str]:
-        """Returns the arguments of a training."""
+        """Return the command line arguments of a kind of run."""
         return self.case.command(self.place, self.output(kind), self.steps)
 
     def finish(self, kind: str, row: Row) -> Row:
-        """Resumes a training to its end, and compares it with the undisturbed one."""
+        """Resume a run to its end and compare its weights with those of the undisturbed run."""
         row.resumed += train_to_the_end(self.case, self.command(kind), self.log)
         row.equal = weights(self.output(kind)) == weights(self.output("whole"))
         return row
 
 
 def kill(bench: Bench, kills: int) -> Row:
-    """Kills a training again and again: within two checkpoints of when the next one begins, so also while it saves."""
+    """Kill a run repeatedly, at a random time within two checkpoint intervals after each new checkpoint."""
     row, output, steps = Row(bench.name, "kill"), bench.output("killed"), [0]
     while row.faults < kills and steps[-1] < bench.steps:
         with started(bench.case, bench.command("killed"), bench.log) as processes:
-            # The first kill comes before there is any checkpoint.
+            # The first kill happens before the first checkpoint.
             while row.faults and saved_steps(output)[-1:] <= steps[-1:] and all(p.is_alive() for p in processes):
                 time.sleep(POLL)
-            time.sleep(bench.dice.uniform(0, 2) * bench.seconds_of_a_save)
+            time.sleep(bench.generator.uniform(0, 2) * bench.seconds_of_a_save)
             if not all(process.is_alive() for process in processes):
                 break
         row.faults += 1
         row.resumed += 1
         before, steps = steps, [*saved_steps(output), 0][:-1] or [0]
         row.saving += newest_whole(output) < steps[-1]
-        # Of two checkpoints, the older one was whole before the newer one began.
+        # All checkpoints except the newest were complete before the newest was started.
         row.lost += newest_whole(output) < max([*steps[:-1], *before[:-1], 0])
-    row.resumed -= 1  # the last time is counted by its end
+    row.resumed -= 1  # `finish` counts the last one
     return bench.finish("killed", row)
 
 
 def fill_disk(bench: Bench) -> Row:
-    """Lets files end at a size while checkpoints are saved; the training says so, and goes on when there is space."""
+    """Limit the file size while a checkpoint is saved: the run must fail, and resume once the limit is removed."""
     row, output = Row(bench.name, "disk full"), bench.output("full")
     largest = max(file.stat().st_size for file in bench.output("whole").glob("checkpoint-*/*.pt"))
     with started(bench.case, bench.command("full"), bench.log) as processes:
@@ -316,20 +343,20 @@ def fill_disk(bench: Bench) -> Row:
 
 
 def flip(content: bytes) -> bytes:
-    """Returns a content of which a byte in the middle is another one."""
+    """Return a copy with all bits of the middle byte flipped."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
 
 def zero(content: bytes) -> bytes:
-    """Returns a content whose second half is zero, as after a loss of power."""
+    """Return a copy with the second half set to zero, as after a loss of power."""
     return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
 
 
 def damage(bench: Bench, change: Callable[[bytes], bytes], fault: str) -> Row:
-    """Changes every file of the newest checkpoint in turn; each time it is left out, and the one before resumed from.
+    """Damage one file of the newest checkpoint after another: each time, the previous checkpoint must be selected.
 
-    After the last file the training is resumed to its end.
+    Finally, resume the run from the previous checkpoint.
     """
     row, output = Row(bench.name, fault), bench.output(fault.replace(" ", "_"))
     with started(bench.case, bench.command(output.parent.name), bench.log) as processes:
@@ -345,18 +372,18 @@ def damage(bench: Bench, change: Callable[[bytes], bytes], fault: str) -> Row:
             row.faults += 1
             row.resumed += 0 < newest_whole(output) < newest
     row.lost = row.faults - row.resumed
-    row.resumed -= 1  # the last time is counted by its end
+    row.resumed -= 1  # `finish` counts the last one
     return bench.finish(output.parent.name, row)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Disturbs trainings and prints what came of it."""
+    """Run all cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subset", nargs="+", choices=CASES, default=list(CASES), help="cases (default: all)")
-    parser.add_argument("--kills", type=int, default=6, help="of each case (default: 6)")
-    parser.add_argument("--steps", type=int, default=80, help="of each training (default: 80)")
-    parser.add_argument("--minutes", type=float, default=30, help="after which no further fault begins (default: 30)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+    parser.add_argument("--subset", nargs="+", choices=CASES, default=list(CASES), help="cases to run (default: all)")
+    parser.add_argument("--kills", type=int, default=6, help="number of kills per case (default: 6)")
+    parser.add_argument("--steps", type=int, default=80, help="training steps per run (default: 80)")
+    parser.add_argument("--minutes", type=float, default=30, help="start no fault after this time (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of the faults (default: 0)")
     args = parser.parse_args(arguments)
     end, good = time.monotonic() + 60 * args.minutes, True
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -366,13 +393,15 @@ def main(arguments: list[str] | None = None) -> None:
         draw(place)
         for number, name in enumerate(args.subset):
             faults: list[Callable[[Bench], Row]] = [lambda bench: kill(bench, args.kills)]
-            if number == 0:  # what follows depends on files, and not on the task
+            if number == 0:  # these faults depend on the checkpoint files, not on the task
                 faults += [fill_disk, lambda bench: damage(bench, flip, "byte flipped")]
                 faults += [lambda bench: damage(bench, zero, "half zeroed")]
             bench = Bench(name, place, args.steps, random.Random(f"{args.seed} {name}"))
             for fault in faults:
                 if time.monotonic() > end:
-                    sys.exit(f"{parser.prog}: {args.minutes:g} minutes have passed; {name} and what follows are left.")
+                    sys.exit(
+                        f"{parser.prog}: stopped after {args.minutes:g} minutes. {name} and later cases were not run."
+                    )
                 row = fault(bench)
                 print(row, flush=True)
                 if not row.is_good:
@@ -381,7 +410,7 @@ def main(arguments: list[str] | None = None) -> None:
             for kind in place.glob(f"*/{name}"):
                 shutil.rmtree(kind)
     if not good:
-        sys.exit(f"{parser.prog}: a training was changed by what disturbed it.")
+        sys.exit(f"{parser.prog}: at least one fault changed the weights or lost a checkpoint.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runs on a GPU what this package says of GPUs: numbers, speed, learning, several processes, serving.
+"""Verify this package on a GPU: numerical accuracy, speed, training quality, distributed training, serving.
 
-Each part runs commands of this project under a time limit and leaves its output in the output folder. A part that has
-ended well is not run again, so that a run that was cut off goes on. The report has all tables and scores.
+Each part runs commands of this project with a time limit and writes their output to the output folder. Parts that have
+succeeded are skipped, so an interrupted run can be started again. `report.md` contains all tables and scores.
 
 Examples:
     python scripts/prove_on_gpu.py
@@ -26,62 +26,78 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.harness import make_photos  # without this package, which may not be installed
+from benchmarks.harness import make_photos  # does not import hf_vit, which may not be installed
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 
 ROOT = Path(__file__).resolve().parent.parent
-PART_SECONDS = 530  # a machine may be lent for commands of ten minutes
+PART_SECONDS = 530  # time limit of a part, so that it fits into a job of ten minutes
 PYTHON = [sys.executable]
 SCRIPTS = {name: [*PYTHON, str(ROOT / "scripts" / f"{name}.py")] for name in ("benchmark", "ablate")}
 TRAIN = [*PYTHON, "-m", "hf_vit", "train"]
 CLASSES = "image-classification"
 NOT_RUN = "not run"
 REPORTED = ("|", "Scores:", "Averaged weights:", "FAILED", "ERROR", "Equal:")
-LOSS_TOLERANCE = 1e-3  # relative, of float32 losses under another way to share the work
-# Repeatable to the last bit: what resumes a training has to end with its weights
+LOSS_TOLERANCE = 1e-3  # largest relative difference between float32 losses of distributed and plain training
+# Deterministic kernels: a resumed run must end with the weights of an uninterrupted one
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @dataclass
 class Result:
-    """How a part has ended: well, or by an error that says why."""
+    """The result of a part; `error` is None if it succeeded."""
 
     commands: list[str]
     seconds: float
     error: str | None
-    lines: list[str]  # of its output, that are reported
+    lines: list[str]  # of the output, for the report
 
 
 @dataclass(frozen=True)
 class Part:
-    """Commands that run one after the other, what they need, and what is compared when they have ended."""
+    """A sequence of commands.
+
+    Args:
+        title: Heading in the report.
+        commands: Commands to run one after another.
+        prepare: Called before the commands, to write their input.
+        compare: Called after the commands; returns a line for the report or raises `ValueError`.
+        needs: Packages without which the part is skipped.
+    """
 
     title: str
     commands: Sequence[Sequence[str]]
     prepare: Callable[[], None] = lambda: None
     compare: Callable[[], str] | None = None
-    needs: tuple[str, ...] = ()  # packages that a bare machine may lack
+    needs: tuple[str, ...] = ()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", help="which to run; by default all that have their data")
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/gpu-proof"), help="of outputs and report")
-    parser.add_argument("--dataset_name", help="folder of CIFAR-10, for cifar10, mae and regularization")
+    parser.add_argument("--parts", nargs="+", help="parts to run; by default all whose data is given")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("outputs/gpu-proof"), help="folder for outputs and report"
+    )
+    parser.add_argument("--dataset_name", help="folder of CIFAR-10, for the parts cifar10, mae and regularization")
     for task in ("semantic_segmentation", "depth_estimation", "object_detection"):
-        parser.add_argument(f"--{task}", help="folder to train on from scratch, ours and a peer")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for all; what is left is run by the next call")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu only shows that it runs")
-    parser.add_argument("--quick", action="store_true", help="smallest sizes, to see that it runs")
+        parser.add_argument(
+            f"--{task}", help="folder of training data, for a model of this package and one of transformers"
+        )
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, help="time limit; the next call runs the remaining parts"
+    )
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="cpu only tests that the commands run"
+    )
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, to test that the commands run")
     return parser.parse_args(arguments)
 
 
 def benchmarks(args: argparse.Namespace) -> dict[str, Part]:
-    """Returns what is timed beside other libraries."""
+    """Return the parts that compare speed with other libraries."""
     quick, rounds = args.quick, ["--rounds", "1" if args.quick else "5"]
 
     def run(subject: str, *options: str, device: bool = True) -> list[str]:
@@ -107,7 +123,7 @@ def benchmarks(args: argparse.Namespace) -> dict[str, Part]:
     return {
         "speed_base": Part("ViT-B/16, eager", [classify("base", "16", "1", "256")]),
         "speed_large": Part("ViT-L/14, eager", [classify("large", "14", "1", "64")]),
-        # Each batch size is compiled anew
+        # torch.compile compiles each batch size separately
         "compiled_base": Part("ViT-B/16, compiled", [[*classify("base", "16", "256"), "--compile"]]),
         "compiled_large": Part("ViT-L/14, compiled", [[*classify("large", "14", "64"), "--compile"]]),
         "dense": Part("Dense heads and detectors", [run("dense", *small), run("detection", *small)]),
@@ -117,14 +133,14 @@ def benchmarks(args: argparse.Namespace) -> dict[str, Part]:
 
 
 def write_photos(folder: Path) -> None:
-    """Writes JPEGs of the size of photos."""
+    """Write 128 synthetic JPEG files of 640 x 427 pixels."""
     folder.mkdir(parents=True)
     for number, photo in enumerate(make_photos((640, 427), count=128)):
         (folder / f"{number}.jpg").write_bytes(photo)
 
 
 def distributed(args: argparse.Namespace) -> Part:
-    """Returns trainings on digits by DDP and FSDP2 in one process, and one that resumes, beside a plain one."""
+    """Return the part that compares DDP, FSDP2 and resumed training runs on digits with a plain run."""
     folder = args.output_dir.resolve() / "distributed"
     options = ["--max_steps", "20", "--save_strategy", "steps", "--save_steps", "10", "--eval_strategy", "no"]
     options += ["--logging_steps", "1", "--use_muon", "true", "--ema_decay", "0.9", "--full_determinism", "true"]
@@ -150,11 +166,11 @@ def distributed(args: argparse.Namespace) -> Part:
     config = str(ROOT / "scripts" / "accelerate" / "eight_gpus_fsdp.yaml")
     fsdp = [*PYTHON, "-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", "1"]
     launchers = {"ddp": torchrun}
-    if args.device == "cuda":  # on CPUs the Trainer trains by DDP in place of FSDP2
+    if args.device == "cuda":  # on CPUs, the Trainer uses DDP instead of FSDP2
         launchers["fsdp"] = [*fsdp, "--mixed_precision", "no"]
     copy = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2])"
     return Part(
-        f"One process by {' and '.join(launchers)}, and resumed",
+        f"One process with {' and '.join(launchers)}, and resumed",
         [
             train("plain", PYTHON),
             *(train(name, launcher) for name, launcher in launchers.items()),
@@ -162,13 +178,13 @@ def distributed(args: argparse.Namespace) -> Part:
             train("resumed", PYTHON, "--resume_from_checkpoint", "last"),
         ],
         prepare=lambda: write_digits(folder / "digits"),
-        compare=lambda: compare_trainings(folder, list(launchers)),
+        compare=lambda: compare_training_runs(folder, list(launchers)),
         needs=("datasets",),
     )
 
 
 def write_digits(folder: Path) -> None:
-    """Writes the digits of scikit-learn as images in a folder for each class."""
+    """Write the digits of scikit-learn as images, with one folder per class."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         place = folder / str(label)
@@ -177,31 +193,31 @@ def write_digits(folder: Path) -> None:
 
 
 def losses(folder: Path) -> list[float]:
-    """Returns the losses of a training, step by step."""
+    """Return the logged losses of a training run."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
-def compare_trainings(folder: Path, launched: Sequence[str]) -> str:
-    """Returns that all trainings came to the same, and raises `ValueError` with what did not."""
+def compare_training_runs(folder: Path, launched: Sequence[str]) -> str:
+    """Return a line for the report if all runs agree; raise `ValueError` otherwise."""
     expected = losses(folder / "plain")
     if "fsdp" in launched and not any((folder / "fsdp").glob("checkpoint-*/pytorch_model_fsdp*")):
-        raise ValueError(f"{folder / 'fsdp'} has no checkpoint of FSDP: the Trainer trained in another way.")
+        raise ValueError(f"{folder / 'fsdp'} has no checkpoint of FSDP: the Trainer did not use FSDP.")
     for name in launched:
         found = losses(folder / name)
         error = max(abs(one - other) / other for one, other in zip(found, expected, strict=True))
         if not error <= LOSS_TOLERANCE:
-            raise ValueError(f"The losses by {name} differ by {error:.1e}: {found} in place of {expected}.")
+            raise ValueError(f"The losses with {name} differ by {error:.1e}: {found} instead of {expected}.")
     for place in (".", "ema"):
         one, other = (load_file(folder / name / place / "model.safetensors") for name in ("plain", "resumed"))
         if different := [name for name, weight in one.items() if not torch.equal(weight, other[name])]:
-            raise ValueError(f"Resumed weights are others in {place}: {', '.join(different)}.")
+            raise ValueError(f"Weights of the resumed run differ in {place}: {', '.join(different)}.")
     ways = " and ".join(("plain", *launched))
-    return f"Equal: {len(expected)} losses of {ways} within {LOSS_TOLERANCE:g}; resumed bit for bit."
+    return f"Equal: {len(expected)} losses of {ways} within {LOSS_TOLERANCE:g}; resumed weights are identical."
 
 
-def trainings(args: argparse.Namespace) -> dict[str, Part]:
-    """Returns what is learned from the folders that are given."""
+def training_parts(args: argparse.Namespace) -> dict[str, Part]:
+    """Return the parts that train on the given data."""
     parts, folder = dict[str, Part](), args.output_dir.resolve()
     needs = ("datasets",)
     few = ["--max_steps", "2", "--per_device_train_batch_size", "4", "--max_train_samples", "64"]
@@ -210,7 +226,10 @@ def trainings(args: argparse.Namespace) -> dict[str, Part]:
         data = ["--dataset_name", args.dataset_name]
 
         def recipe(part: str, task: str, name: str, *options: str) -> list[str]:
-            file, own = ROOT / "scripts" / "recipes" / f"{name}.yaml", folder / part / name  # cleaned with its part
+            file, own = (
+                ROOT / "scripts" / "recipes" / f"{name}.yaml",
+                folder / part / name,
+            )  # deleted before the part runs
             return [*TRAIN, task, str(file), *data, "--output_dir", str(own), *steps, *options]
 
         encoder = recipe("mae", "masked-image-modeling", "mae-cifar10")
@@ -219,31 +238,33 @@ def trainings(args: argparse.Namespace) -> dict[str, Part]:
         parts["cifar10"] = Part("ViT-S/4 on CIFAR-10", [recipe("cifar10", CLASSES, "cifar10-gpu")], needs=needs)
         parts["mae"] = Part("MAE, then labels", [encoder, tuned], needs=needs)
         table = str(ROOT / "scripts" / "ablations" / "cifar10-regularization.yaml")
-        # In a folder that stays: the trainings that have ended are not run again by the next call
+        # Not in the folder of the part, which is deleted: the next call skips finished training runs
         ablation = [*SCRIPTS["ablate"], table, *data, "--output_dir", str(folder / "ablation")]
         parts["regularization"] = Part("Regularization", [ablation], needs=needs)
     for task in ("semantic_segmentation", "depth_estimation", "object_detection"):
         if data_folder := getattr(args, task):
             own = folder / task
             words = [task.replace("_", "-"), data_folder, "--output_dir", str(own)]
-            limit = steps or ["--minutes", "1.9"]  # as the peer trains at three rates for as long
+            limit = steps or ["--minutes", "1.9"]  # the peer trains for the same time at each of three learning rates
             peer = ["learning", "--task", task, "--training", str(own)]
             commands = [[*TRAIN, *words, *limit], [*SCRIPTS["benchmark"], *peer]]
-            parts[task] = Part(f"{task.replace('_', ' ').capitalize()} beside a peer", commands, needs=needs)
+            parts[task] = Part(
+                f"{task.replace('_', ' ').capitalize()} compared with transformers", commands, needs=needs
+            )
     return parts
 
 
 def all_parts(args: argparse.Namespace) -> dict[str, Part]:
-    """Returns the parts by name, in the order in which they run."""
-    # Without the project's options, which are for plugins of pytest that may be missing
+    """Return the parts by name, in the order in which they run."""
+    # pytest options of the project need plugins that may not be installed
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(ROOT)]
     tests = [*PYTHON, "-m", "pytest", *options, str(ROOT / "tests" / "device")]
-    kernels = Part("Kernels beside the CPU in double precision", [tests], needs=("pytest",))
-    return {"kernels": kernels, "distributed": distributed(args), **benchmarks(args), **trainings(args)}
+    kernels = Part("Kernels compared with float64 on the CPU", [tests], needs=("pytest",))
+    return {"kernels": kernels, "distributed": distributed(args), **benchmarks(args), **training_parts(args)}
 
 
 def run_command(command: Sequence[str], log: Path, seconds: float) -> int | None:
-    """Runs a command, its output going to the log; returns its exit status, None if it took too long."""
+    """Run a command with its output in a log file; return its exit code, or None if it exceeds the time limit."""
     places = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **DETERMINISTIC, "PYTHONPATH": places}
     with log.open("a") as output:
@@ -253,13 +274,13 @@ def run_command(command: Sequence[str], log: Path, seconds: float) -> int | None
         try:
             return process.wait(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
             process.wait()
             return None
 
 
 def run_part(name: str, part: Part, folder: Path, seconds: float) -> Result:
-    """Runs a part within its time, from a clean folder."""
+    """Run a part within a time limit, with an empty folder for its output."""
     start, log, error = time.monotonic(), folder / f"{name}.log", None
     shutil.rmtree(folder / name, ignore_errors=True)
     log.unlink(missing_ok=True)
@@ -270,7 +291,7 @@ def run_part(name: str, part: Part, folder: Path, seconds: float) -> Result:
     for command in part.commands:
         status = run_command(command, log, start + seconds - time.monotonic())
         if status != 0:
-            reason = "was stopped by the time limit" if status is None else f"ended with status {status}"
+            reason = "exceeded the time limit" if status is None else f"exited with code {status}"
             error = f"{shlex.join(command)} {reason}; see {log}"
             break
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(REPORTED)]
@@ -283,7 +304,7 @@ def run_part(name: str, part: Part, folder: Path, seconds: float) -> Result:
 
 
 def write_report(folder: Path, parts: Mapping[str, Part], hardware: str) -> None:
-    """Writes what all parts that were run have come to."""
+    """Write the report with the results of all parts."""
     text = ["# Proof on a GPU", "", hardware]
     for name, part in parts.items():
         text += ["", f"## {part.title} (`{name}`)", ""]
@@ -292,19 +313,19 @@ def write_report(folder: Path, parts: Mapping[str, Part], hardware: str) -> None
             text.append("Not run.")
             continue
         result: dict[str, Any] = json.loads(file.read_text())
-        text += [*result["lines"], "", result["error"] or f"Ended well after {result['seconds']:.0f} s."]
+        text += [*result["lines"], "", result["error"] or f"Succeeded after {result['seconds']:.0f} s."]
     (folder / "report.md").write_text("\n".join(text) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs all parts that are left, and exits with status 1 if one has failed."""
+    """Run the remaining parts and write the report; exit with code 1 if a part fails."""
     args = parse(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("prove_on_gpu.py: There is no GPU here. --device cpu --quick shows that everything runs.")
+        sys.exit("prove_on_gpu.py: No GPU was found. --device cpu --quick tests that all commands run.")
     parts = all_parts(args)
     if unknown := sorted(set(args.parts or ()) - set(parts)):
-        named = f"{', '.join(unknown)}; there are {', '.join(parts)}"
-        sys.exit(f"prove_on_gpu.py: No such part, or no data given for it: {named}.")
+        named = f"{', '.join(unknown)}. Choose from {', '.join(parts)}"
+        sys.exit(f"prove_on_gpu.py: These parts are unknown or need data: {named}.")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     hardware = f"{device}; torch {torch.__version__}, transformers {transformers.__version__}"
@@ -312,14 +333,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in args.parts or parts:
         file, left = args.output_dir / f"{name}.json", end - time.monotonic()
         if file.exists() and json.loads(file.read_text())["error"] is None:
-            print(f"{name}: done before", flush=True)
+            print(f"{name}: skipped, has succeeded before", flush=True)
             continue
         if left < 1:
-            print(f"{name}: left for the next call, as {args.minutes:g} minutes have passed", flush=True)
+            print(f"{name}: not run, {args.minutes:g} minutes have passed; call again to run it", flush=True)
             continue
         result = run_part(name, parts[name], args.output_dir, min(PART_SECONDS, left))
         file.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        print(f"{name}: {result.error or 'ended well'} ({result.seconds:.0f} s)", flush=True)
+        print(f"{name}: {result.error or 'succeeded'} ({result.seconds:.0f} s)", flush=True)
         failed += [name] * (result.error is not None and not result.error.startswith(NOT_RUN))
     write_report(args.output_dir, parts, hardware)
     print(f"Report: {args.output_dir / 'report.md'}", flush=True)

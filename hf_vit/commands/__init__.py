@@ -1,1 +1,1 @@
-"""Commands of `hf-vit`, one module per group. The scripts in `scripts/` run the same commands."""
+"""Commands of `hf-vit`, one module per group."""

@@ -56,9 +56,9 @@ OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # Options whose default
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training
 
-Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`
-and of the training scripts, keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)"
-depend on the data and the device. An option with several rows has a different default or effect in some tasks."""
+Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`,
+keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)" depend on the data and the device.
+An option with several rows has a different default or effect in some tasks."""
 
 Option = dict[str, Any]
 

@@ -51,7 +51,7 @@ class FeatureSettings:
         """Reads the settings of a feature folder; raises `OSError` if there are none."""
         file = folder / SETTINGS_NAME
         if not file.is_file():
-            raise OSError(f"{folder} contains no features: there is no {file}. Run extract_features.py first.")
+            raise OSError(f"{folder} contains no features: there is no {file}. Run hf-vit features extract first.")
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def start(self, folder: Path) -> None:
@@ -161,7 +161,7 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(
             f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Run "
-            "extract_features.py again with the same options to complete them."
+            "hf-vit features extract again with the same options to complete them."
         )
     if "label" not in pq.read_schema(files[0]).names:
         raise ValueError(

@@ -46,6 +46,8 @@ def check_number(name: str, value: Any, legal: Range | None, default: Any) -> No
 class Names(list[str]):
     """A list of names, which may also be given as one text with commas between them, or as a JSON list."""
 
+    __args__ = (str,)  # the type of its items, as transformers.HfArgumentParser reads it
+
 
 COUNT = Range(least=1)
 NOT_NEGATIVE = Range(least=0)
@@ -78,10 +80,18 @@ def described(**metadata: Any) -> dict[str, Any]:
     return {**METADATA, **metadata}
 
 
+class Metadata(dict[str, Any]):
+    """Metadata of an option whose `keys` are those that transformers.HfArgumentParser may pass on to argparse."""
+
+    def keys(self) -> Any:
+        """Return the names of arguments of `ArgumentParser.add_argument` that are set."""
+        return [name for name in ("help", "choices") if self[name]]
+
+
 def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
     """Return the dataclass field of an option; see `METADATA`. A default list is copied."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(**given, metadata=described(help=help, range=range, **metadata))
+    return field(**given, metadata=Metadata(described(help=help, range=range, **metadata)))
 
 
 # Options of the groups that several tasks have

@@ -90,7 +90,7 @@ def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
     """Return the metadata of an option, declared by us or by the library, with all keys of `described`."""
     inherited = LIBRARY_FIELDS.get(item.name)
     if inherited is None:
-        return {**described(), **item.metadata}
+        return described() | dict(item.metadata.items())
     known = LIBRARY_OPTIONS.get(item.name) or described(group=LIBRARY_GROUP)
     library = {name: inherited.metadata[name] for name in ("help", "choices") if name in inherited.metadata}
     ours = {name: value for name, value in item.metadata.items() if name in known and value not in (None, "", False)}

@@ -68,9 +68,9 @@ def find_recipe(name: str) -> Path:
 
 def recipes_of(task: str) -> dict[str, str]:
     """Returns the first line on each recipe of a task, by their names."""
-    found, script = {}, task.replace("-", "_")
+    found = {}
     for name, file in named_recipes().items():
         heading = file.read_text(encoding="utf-8")
-        if re.search(rf"^# Command: .*scripts/(?:pre)?train_{script}\.py ", heading, flags=re.MULTILINE):
+        if re.search(rf"^# Command: .* train {task} ", heading, flags=re.MULTILINE):
             found[name] = heading.partition("\n")[0].lstrip("# ").rstrip(".")
     return found

@@ -3,6 +3,8 @@
 from ..evaluation.classification import image_classification_metrics
 from .checkpoints import last_checkpoint
 from .errors import NotFiniteError, Preempted
+from .evaluator_trainer import EvaluatorTrainer
+from .models import whole_image_processor
 from .optimizer import make_parameter_groups
 from .publishing.hub import publish
 from .publishing.model_card import TrainingInfo, write_model_card
@@ -11,17 +13,19 @@ from .tasks.base import Task
 from .tasks.image_classification import ImageClassification, make_trainer
 from .tasks.zero_shot_image_classification import train_tokenizer
 from .trainer import HfViTTrainer
-from .training_arguments import HfViTTrainingArguments
+from .training_arguments import HfViTTrainingArguments, TrainerArguments
 
 
 __all__ = [
     "TASKS",
+    "EvaluatorTrainer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "NotFiniteError",
     "Preempted",
     "Task",
+    "TrainerArguments",
     "TrainingInfo",
     "image_classification_metrics",
     "last_checkpoint",
@@ -29,5 +33,6 @@ __all__ = [
     "make_trainer",
     "publish",
     "train_tokenizer",
+    "whole_image_processor",
     "write_model_card",
 ]

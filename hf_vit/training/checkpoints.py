@@ -95,10 +95,10 @@ def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None
     """Return the checkpoint that `Trainer.train` resumes from, or None to start from scratch.
 
     Args:
-        wanted: Value of `resume_from_checkpoint`: True for the newest checkpoint, the folder of a checkpoint, or None.
+        wanted: Value of `resume_from_checkpoint`: True or "last" for the newest checkpoint, a folder, or None.
         output_dir: Output folder of the training run.
     """
-    if wanted is True:
+    if wanted in (True, "last"):
         newest = last_checkpoint(output_dir)
         if newest is None:
             raise ValueError(f"{output_dir} contains no complete checkpoint. Remove resume_from_checkpoint.")

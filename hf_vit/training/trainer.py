@@ -616,8 +616,8 @@ class HfViTTrainer(Trainer):
         upload = self._upload(files, commit_message, token=token, revision=revision, is_last=is_last)
         if not blocking:
             return upload
-        again = shlex.join(["python", "scripts/push_to_hub.py", self.args.output_dir, self.hub_model_id])
-        advice = f" The model is safe in {self.args.output_dir}, from where this uploads it: {again}"
+        again = shlex.join(["hf-vit", "push", self.args.output_dir, self.hub_model_id])
+        advice = f" The model is saved in {self.args.output_dir}. Upload it with: {again}"
         with clear_errors(self.hub_model_id, hf_api().endpoint, advice):
             return upload.result()
 

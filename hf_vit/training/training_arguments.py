@@ -295,6 +295,19 @@ class HfViTTrainingArguments(TrainingArguments):
         return 0 if num_training_steps == 1 else int(super().get_warmup_steps(num_training_steps))
 
 
+@dataclass
+class TrainerArguments(HfViTTrainingArguments):
+    """The options that `HfViTTrainer` applies, without those of `hf-vit train`, as HfArgumentParser parses them."""
+
+    minutes: float | None = field(default=None, init=False)
+    choose_defaults: bool | None = field(default=None, init=False)
+    early_stopping_patience: int | None = field(default=None, init=False)
+    dry_run: bool = field(default=False, init=False)
+    length_changes: list[str] | None = field(default=None, init=False)
+    report_to: str = "tensorboard" if is_tensorboard_available() else "none"
+    fsdp: bool | None = field(default=None, metadata={"nargs": "?", "const": True})
+
+
 def usable_cores() -> int:
     """Return the number of cores per process, dividing those of the job by the number of local processes.
 

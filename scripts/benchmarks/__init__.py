@@ -1,1 +1,1 @@
-"""The subjects of `scripts/benchmark.py`, a file each, and their harness."""
+"""Subjects of `scripts/benchmark.py`, one file per subject, and their shared harness."""

@@ -1,4 +1,4 @@
-"""Throughput of our image classifier beside transformers' and timm's; a ratio above 1 means that ours is faster."""
+"""Compare the throughput of image classifiers with transformers and timm. Above 1, this package is faster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,20 +32,24 @@ from .harness import (
 
 @dataclass(kw_only=True)
 class Arguments(StepArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     presets: list[str] = field(default_factory=lambda: ["base"], metadata={"help": "tiny, small, base, large, huge"})
-    patch_size: int | None = field(default=None, metadata={"help": "height and width; by default that of the preset"})
+    patch_size: int | None = field(
+        default=None, metadata={"help": "height and width in pixels; by default that of the preset"}
+    )
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
-    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
+    dtypes: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "float32, bfloat16, float16"}
+    )
     modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
-    rounds: int = field(default=6, metadata={"help": "rounds; each runs every library, in random order"})
-    attention: str = field(default="sdpa", metadata={"help": "of all models: sdpa, or eager for plain products"})
+    rounds: int = field(default=6, metadata={"help": "number of rounds; each runs every library in random order"})
+    attention: str = field(default="sdpa", metadata={"help": "attention implementation of all models: sdpa or eager"})
     compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
 
 
 def make_transformers_model(config: HfViTConfig) -> nn.Module:
-    """Returns the architecture from transformers, with fresh weights."""
+    """Return transformers' model of the same architecture with random weights."""
     names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"}
     names |= {"image_size", "patch_size", "num_channels"}
     shape = {name: value for name, value in config.to_dict().items() if name in names}
@@ -53,7 +57,7 @@ def make_transformers_model(config: HfViTConfig) -> nn.Module:
 
 
 def make_timm_model(config: HfViTConfig) -> nn.Module:
-    """Returns it from timm."""
+    """Return timm's model of the same architecture with random weights."""
     return VisionTransformer(
         img_size=to_pair(config.image_size),
         patch_size=to_pair(config.patch_size),
@@ -74,19 +78,19 @@ MAKE_MODEL: dict[str, Callable[[HfViTConfig], nn.Module]] = {
 
 
 def set_attention(model: nn.Module, attention: str) -> None:
-    """Sets the implementation of attention."""
+    """Set the attention implementation of a model."""
     if isinstance(model, PreTrainedModel):
         model.set_attn_implementation(attention)
     elif isinstance(model, VisionTransformer):
         for part in model.modules():
             if isinstance(part, Attention):
-                vars(part)["fused_attn"] = attention == "sdpa"  # no setter: timm chooses it once
+                vars(part)["fused_attn"] = attention == "sdpa"  # timm has no setter
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
-    """Returns one forward pass, or one whole training step with AdamW, on fixed images of 224 pixels.
+    """Return a function that runs a forward pass or a training step with AdamW on fixed images of 224 pixels.
 
-    Inference runs in weights of `dtype`; training keeps float32 weights and casts by autocast, as the Trainer does.
+    Inference uses weights of `dtype`. Training uses float32 weights and autocast, as the Trainer does.
     """
     training = mode == "train"
     model.to(device, torch.float32 if training else dtype).train(training)
@@ -114,20 +118,20 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
 def measure_gpu(
     steps: dict[str, Callable[[], object]], rounds: list[dict[str, float]], flops: int, batch_size: int
 ) -> dict[str, float]:
-    """Returns peak memory, and the share of the GPU's peak in half precision at so many operations an image."""
+    """Return peak memory in MiB and model FLOPs utilization, given the FLOPs of an image."""
     peak, found = peak_flops(torch.cuda.get_device_name()), dict[str, float]()
     for name, step in steps.items():
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
         step()
-        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - start) / 2**20  # beside weights and optimizer
+        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - start) / 2**20  # without weights and optimizer
         if peak is not None:
             found[f"{name} mfu"] = batch_size * flops / median_of(rounds, name) / peak
     return found
 
 
 def main(args: Arguments) -> None:
-    """Measures every combination, and prints a row as soon as it stands."""
+    """Measure all combinations of options and print a row for each."""
     run, rows = describe_run(args, transformers, timm), list[dict[str, Any]]()
     for preset in args.presets:
         torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Throughput of our dense models beside transformers', from pixels to maps of the image's size.
+"""Compare the throughput of segmentation and depth models with transformers, from pixels to maps of the image size.
 
-Backbones are alike: ViT-S/16 in all but SegFormer, whose b2 has as many weights. Each step is a forward pass and the
-post-processing of each library. A ratio above 1 means that ours is faster.
+All backbones are ViT-S/16, except for SegFormer-b2, which has a similar number of parameters. A step is a forward pass
+and the post-processing of each library. A ratio above 1 means that this package is faster.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from .harness import ModelArguments, compare_with_peer, describe_run, print_head
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
 NECK = {"neck_hidden_sizes": [48, 96, 192, 384], "fusion_hidden_size": 64}
-Models = dict[str, tuple[nn.Module, Callable[..., object]]]  # with fresh weights, and their post-processing
+Models = dict[str, tuple[nn.Module, Callable[..., object]]]  # models with random weights, and their post-processing
 
 
 @dataclass(kw_only=True)
 class Arguments(ModelArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     tasks: list[str] = field(default_factory=lambda: [*MAKE_MODELS], metadata={"help": "semantic, panoptic, depth"})
     image_size: int = field(default=512, metadata={"help": "height and width of the images in pixels"})
@@ -34,7 +34,7 @@ class Arguments(ModelArguments):
 
 
 def make_semantic(args: Arguments) -> Models:
-    """Returns our model and SegFormer."""
+    """Return the models for semantic segmentation: ours and SegFormer-b2."""
     config = hf_vit.HfViTConfig.from_preset("small", image_size=args.image_size, num_labels=args.num_labels)
     ours = hf_vit.HfViTForSemanticSegmentation(config)
     peer = transformers.SegformerConfig(
@@ -48,7 +48,7 @@ def make_semantic(args: Arguments) -> Models:
 
 
 def make_panoptic(args: Arguments) -> Models:
-    """Returns our model and EoMT."""
+    """Return the models for panoptic segmentation: ours and EoMT."""
     sizes = {"image_size": args.image_size, "num_labels": args.num_labels}
     options = {"num_queries": args.num_queries}
     config = hf_vit.HfViTConfig.from_preset(
@@ -65,7 +65,7 @@ def make_panoptic(args: Arguments) -> Models:
 
 
 def make_depth(args: Arguments) -> Models:
-    """Returns our model and DPT."""
+    """Return the models for depth estimation: ours and DPT."""
     options = {**NECK, "depth_estimation_type": "relative"}
     config = hf_vit.HfViTConfig.from_preset("small", image_size=args.image_size, depth_config=options)
     shape = {**SHAPE, "intermediate_size": 1536, "image_size": args.image_size}
@@ -84,7 +84,7 @@ MAKE_MODELS: dict[str, Callable[[Arguments], Models]] = {
 
 
 def main(args: Arguments) -> None:
-    """Measures every task, and prints a row as soon as it stands."""
+    """Measure all tasks and print a row for each."""
     run, rows = describe_run(args, transformers), list[list[Any]]()
     sizes = [(args.image_size, args.image_size)] * args.batch_size
     print_header("task", "peer", "hf_vit images/s", "peer images/s", "ratio")

@@ -1,8 +1,8 @@
-"""Throughput of our detection models beside transformers', from pixels to boxes in the image.
+"""Compare the throughput of object detectors with transformers, from pixels to boxes in the image.
 
-Backbones are alike, ViT-S/16, for the deformable decoder in 4 x 4 windows with 4 global blocks; so are queries, layers
-and points of the decoders. Each step is a forward pass and the post-processing of each library. A ratio above 1 means
-that ours is faster.
+All backbones are ViT-S/16; with deformable decoders, they use 4 x 4 windows and 4 blocks with global attention. The
+decoders have the same number of queries, layers and sampling points. A step is a forward pass and the post-processing
+of each library. A ratio above 1 means that this package is faster.
 """
 
 from dataclasses import dataclass, field
@@ -20,23 +20,23 @@ from .harness import ModelArguments, compare_with_peer, describe_run, print_head
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "patch_size": 16}
 GLOBAL_BLOCKS = [2, 5, 8, 11]
-NUM_WINDOWS = 4  # on each side
+NUM_WINDOWS = 4  # per side of the image
 NUM_LAYERS, NUM_POINTS = 3, 2
 PEERS = {"YOLOS": "queries", "LW-DETR": "deformable", "RF-DETR": "deformable"}
 
 
 @dataclass(kw_only=True)
 class Arguments(ModelArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     peers: list[str] = field(default_factory=lambda: [*PEERS], metadata={"help": ", ".join(PEERS)})
     image_size: int = field(default=640, metadata={"help": "height and width of the images in pixels"})
     num_labels: int = field(default=80, metadata={"help": "number of classes"})
-    num_queries: int = field(default=300, metadata={"help": "number of objects that an image can have"})
+    num_queries: int = field(default=300, metadata={"help": "number of queries"})
 
 
 def make_ours(decoder: str, args: Arguments) -> nn.Module:
-    """Returns our model with fresh weights."""
+    """Return our model with random weights."""
     fields: dict[str, Any] = {"image_size": args.image_size, "num_labels": args.num_labels}
     options: dict[str, Any] = {"decoder": decoder, "num_queries": args.num_queries}
     if decoder == "queries":
@@ -49,7 +49,7 @@ def make_ours(decoder: str, args: Arguments) -> nn.Module:
 
 
 def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
-    """Returns the model of transformers with fresh weights, and its image processor."""
+    """Return transformers' model with random weights, and its image processor."""
     shape: dict[str, Any] = {**SHAPE, "image_size": args.image_size}
     if name == "YOLOS":
         shape = {**shape, "image_size": [args.image_size, args.image_size], "intermediate_size": 1536}
@@ -75,7 +75,7 @@ def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
 
 
 def main(args: Arguments) -> None:
-    """Measures beside every peer, and prints a row as soon as it stands."""
+    """Measure all peers and print a row for each."""
     run, rows = describe_run(args, transformers), list[list[Any]]()
     sizes = torch.tensor([(args.image_size, args.image_size)] * args.batch_size, device=args.device)
     print_header("decoder", "peer", "hf_vit images/s", "peer images/s", "ratio")

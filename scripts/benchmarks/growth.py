@@ -1,11 +1,11 @@
-"""How time and memory of a forward pass grow with image size, batch, depth and queries, beside a prediction.
+"""Measure how time and memory of a forward pass scale with image size, batch size, depth and number of queries.
 
-The model is a detector whose queries pass through all blocks with the patches, as it has all four; the point that all
-curves share has --image_size, --batch_size, --depth and --queries. The time predicted is that of a machine which does
-so many operations and moves so many bytes a second, and takes so long for each block whatever its size: three numbers
-fitted to all points. The memory predicted is that of the tensors alive at once in the middle of an MLP, with nothing
-fitted. What is measured on a CPU is resident memory, which also has the buffers of kernels and what the allocator
-keeps: there the ratio lies above 1, and what counts is that it stays the same.
+The model is a detector whose queries are tokens of all blocks. One of the four sizes varies per curve; the others are
+--image_size, --batch_size, --depth and --queries. Measurements are compared with a prediction. The predicted time is a
+linear function of FLOPs, bytes moved and number of blocks, with three coefficients fitted to all measurements. The
+predicted memory is that of the tensors alive in the middle of an MLP, without fitted coefficients. On CPUs, resident
+memory is measured, which includes buffers of kernels and of the allocator, so ratios to the prediction are above 1;
+they should be constant.
 """
 
 import ctypes
@@ -30,23 +30,25 @@ from .harness import DTYPES, ModelArguments, describe_run, median_of, print_head
 
 @dataclass(kw_only=True)
 class Arguments(ModelArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     preset: str = field(default="tiny", metadata={"help": "width of the model", "choices": list(PRESETS)})
     depth: int = field(default=12, metadata={"help": "number of blocks"})
     queries: int = field(default=100, metadata={"help": "number of queries"})
-    image_sizes: list[int] = field(default_factory=lambda: [224, 384, 512, 768, 1024], metadata={"help": "in pixels"})
+    image_sizes: list[int] = field(
+        default_factory=lambda: [224, 384, 512, 768, 1024], metadata={"help": "image sizes in pixels"}
+    )
     batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16], metadata={"help": "images per step"})
     depths: list[int] = field(default_factory=lambda: [3, 6, 12, 24], metadata={"help": "numbers of blocks"})
     query_counts: list[int] = field(
         default_factory=lambda: [1, 100, 300, 900], metadata={"help": "numbers of queries"}
     )
-    picture: str | None = field(default=None, metadata={"help": "draw measured and predicted curves into this file"})
+    picture: str | None = field(default=None, metadata={"help": "file for a plot of measured and predicted curves"})
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model and its input."""
+    """Sizes of a model and its input."""
 
     image_size: int
     batch_size: int
@@ -54,7 +56,7 @@ class Point:
     queries: int
 
     def make_step(self, args: Arguments) -> Callable[[], object]:
-        """Returns a forward pass on noise."""
+        """Return a function that runs a forward pass on noise."""
         config = HfViTConfig.from_preset(
             args.preset,
             num_hidden_layers=self.depth,
@@ -66,29 +68,31 @@ class Point:
         return torch.inference_mode()(lambda: model(images))
 
     def costs(self, config: HfViTConfig, item_size: int) -> tuple[float, float, float]:
-        """Returns operations, bytes moved and blocks: what the time is a sum of."""
+        """Return FLOPs, bytes moved and number of blocks, the features of the time prediction."""
         width, inner, tokens = config.hidden_size, config.intermediate_size, self.num_tokens(config)
-        products = tokens * (4 * width**2 + 2 * width * inner) + 2 * tokens**2 * width  # of an image in a block
+        products = (
+            tokens * (4 * width**2 + 2 * width * inner) + 2 * tokens**2 * width
+        )  # multiply-adds of an image in a block
         embedding = (tokens - self.queries) * width * config.num_channels * math.prod(to_pair(config.patch_size))
         operations = 2.0 * self.batch_size * (self.depth * products + embedding)
         weights = 4 * width**2 + 2 * width * inner
-        # Read and written: qkv 4, attention 4, projection 2, norms 4, sums 6, into and out of the MLP 2 of width D.
+        # Tensors read and written per block: qkv 4, attention 4, projection 2, norms 4, residuals 6, MLP 2 of width D.
         states = self.batch_size * tokens * (22 * width + 4 * inner)
         return operations, float(item_size * self.depth * (weights + states)), float(self.depth)
 
     def memory(self, config: HfViTConfig, item_size: int) -> float:
-        """Returns the bytes of what is alive in the middle of an MLP: tokens, their norm, and both inner states."""
+        """Return the bytes alive in the middle of an MLP: tokens, normalized tokens, and both hidden states."""
         states = 2 * config.hidden_size + 2 * config.intermediate_size
         return float(item_size * self.batch_size * self.num_tokens(config) * states)
 
     def num_tokens(self, config: HfViTConfig) -> int:
-        """Returns the number L of tokens of an image."""
+        """Return the number of tokens L of an image."""
         rows, columns = (self.image_size // side for side in to_pair(config.patch_size))
         return config.num_prefix_tokens + rows * columns + self.queries
 
 
 def measure_memory(step: Callable[[], object], device: str) -> float | None:
-    """Returns the bytes that a step takes beyond what is there before; None where the system cannot tell."""
+    """Return the additional peak memory of a step in bytes, or None if the system does not report it."""
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -96,15 +100,15 @@ def measure_memory(step: Callable[[], object], device: str) -> float | None:
         return float(torch.cuda.max_memory_allocated() - before)
     if sys.platform != "linux":
         return None
-    ctypes.CDLL(None).malloc_trim(0)  # else what earlier steps freed would be used without being counted
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what there is now
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed by earlier steps would be reused without being measured
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current memory
     before = peak_memory()
     step()
     return float(peak_memory() - before) * 2**20
 
 
 def curves_of(args: Arguments) -> dict[str, list[Point]]:
-    """Returns the points of each curve."""
+    """Return the points of each curve."""
     shared = Point(args.image_size, args.batch_size, args.depth, args.queries)
     values = {
         "image_size": args.image_sizes,
@@ -116,7 +120,7 @@ def curves_of(args: Arguments) -> dict[str, list[Point]]:
 
 
 def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
-    """Returns what was measured and predicted at each point."""
+    """Return measurements and predictions of each point."""
     config, item_size = HfViTConfig.from_preset(args.preset), DTYPES[args.dtype].itemsize
     rows = []
     for point in points:
@@ -126,7 +130,7 @@ def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
     costs = np.array([point.costs(config, item_size) for point in points])
     times = np.array([row["seconds"] for row in rows])
     scale = costs.max(axis=0)
-    # Each point counts by its relative error, and none of the three can be negative.
+    # Least squares of the relative errors, with coefficients that are not negative
     rates = nnls(costs / scale / times[:, None], np.ones(len(points)))[0] / scale
     for row, point, predicted in zip(rows, points, costs @ rates, strict=True):
         row |= {"predicted_seconds": float(predicted), "predicted_bytes": point.memory(config, item_size)}
@@ -140,7 +144,7 @@ def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], file: str) -> None:
-    """Draws time and memory over each of the four, measured and predicted."""
+    """Plot measured and predicted time and memory of each curve."""
     figure = visualize.figures.new_figure(14, 6)
     grid = figure.subplots(2, len(curves))
     for column, (name, rows) in enumerate(curves.items()):
@@ -159,13 +163,13 @@ def draw(curves: dict[str, list[dict[str, Any]]], file: str) -> None:
 
 
 def main(args: Arguments) -> None:
-    """Measures all points, prints them beside the prediction, and draws the curves."""
+    """Measure all points, print them with the predictions, and plot the curves."""
     run = describe_run(args, transformers)
     torch.manual_seed(0)
     curves = curves_of(args)
     points = list(dict.fromkeys(point for column in curves.values() for point in column))
     rows = dict(zip(points, measure(points, args), strict=True))
-    print_header("curve", "value", "ms", "to predicted", "MiB", "to predicted")
+    print_header("curve", "value", "ms", "ratio to predicted", "MiB", "ratio to predicted")
     for name, column in curves.items():
         for row in map(rows.__getitem__, column):
             taken = row["bytes"]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, rounds in random order, ratios, tables, and results as JSON."""
+"""Shared parts of the benchmarks: options, rounds in random order, ratios, tables, results as JSON."""
 
 import io
 import json
@@ -24,41 +24,43 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(kw_only=True)
 class OutputArguments:
-    """Where to write the result."""
+    """Options of the output."""
 
-    output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
+    output: str | None = field(default=None, metadata={"help": "file for the result as JSON"})
 
 
 @dataclass(kw_only=True)
 class RoundArguments(OutputArguments):
-    """How often to measure."""
+    """Options of the rounds."""
 
-    rounds: int = field(default=7, metadata={"help": "rounds; each measures all that is compared, in random order"})
+    rounds: int = field(default=7, metadata={"help": "number of rounds; each measures all candidates in random order"})
 
 
 @dataclass(kw_only=True)
 class StepArguments(RoundArguments):
-    """How to time short steps."""
+    """Options of timed steps."""
 
-    min_seconds: float = field(default=0.5, metadata={"help": "least time per measurement; short steps are repeated"})
+    min_seconds: float = field(
+        default=0.5, metadata={"help": "minimum time per measurement; short steps are repeated"}
+    )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
 
 
 @dataclass(kw_only=True)
 class ModelArguments(StepArguments):
-    """Images for models."""
+    """Options of the images."""
 
     image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
     batch_size: int = field(default=1, metadata={"help": "images per step"})
     dtype: str = field(default="float32", metadata={"help": ", ".join(DTYPES)})
 
     def random_images(self) -> torch.Tensor:
-        """Returns a batch of noise, (B, 3, H, W) float32."""
+        """Return a batch of noise, (B, 3, H, W) float32."""
         return torch.randn(self.batch_size, 3, self.image_size, self.image_size).to(self.device)
 
 
 def make_photos(size: Sequence[int], count: int = 16) -> list[bytes]:
-    """Returns JPEGs of smooth random colors, which take about as long to decode as photos."""
+    """Return JPEG files of smooth random colors, which take about as long to decode as photos."""
     photos = []
     for number in range(count):
         noise = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(number))
@@ -69,7 +71,7 @@ def make_photos(size: Sequence[int], count: int = 16) -> list[bytes]:
 
 
 def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Iterator[dict[str, T]]:
-    """Makes each measurement once a round, in random order as its place in the round shows, and yields each round."""
+    """Yield the results of each round, in which every function is called once, in random order."""
     names, order = list(measurements), random.Random(0)
     for _ in range(rounds):
         found = {name: measurements[name]() for name in order.sample(names, len(names))}
@@ -77,7 +79,7 @@ def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Itera
 
 
 def time_steps(steps: Mapping[str, Callable[[], object]], args: StepArguments) -> list[dict[str, float]]:
-    """Returns the seconds of each step in each round; short steps are repeated."""
+    """Return the seconds of each step in each round; short steps are repeated."""
 
     def seconds(step: Callable[[], object], repeats: int = 1) -> float:
         start = time.perf_counter()
@@ -93,27 +95,27 @@ def time_steps(steps: Mapping[str, Callable[[], object]], args: StepArguments) -
 
 
 def median_of(rounds: Sequence[Mapping[str, float]], name: str) -> float:
-    """Returns the median of a measurement."""
+    """Return the median of a measurement."""
     return median(found[name] for found in rounds)
 
 
 def median_ratio(rounds: Sequence[Mapping[str, float]], name: str, to: str) -> float:
-    """Returns the median over the rounds of the ratio of two measurements within a round."""
+    """Return the median over the rounds of the ratio of two measurements."""
     return median(found[name] / found[to] for found in rounds)
 
 
 def compare_with_peer(
     task: str, models: Mapping[str, tuple[nn.Module, Callable[[Any], object]]], args: ModelArguments
 ) -> list[Any]:
-    """Times two models from pixels to decoded outputs, and prints a row of the table.
+    """Time two models from pixels to decoded outputs and print a row of the table.
 
     Args:
         task: First cell of the row.
-        models: "hf_vit" and a peer, each the model and the decoding of its outputs.
-        args: How to measure.
+        models: The models "hf_vit" and a peer, each with the function that decodes its outputs.
+        args: Options of the measurement.
 
     Returns:
-        The task, the peer, images per second of ours and of the peer, and their ratio; above 1 ours is faster.
+        Task, name of the peer, images per second of both, and their ratio, which is above 1 if "hf_vit" is faster.
     """
     images = args.random_images().to(DTYPES[args.dtype])
 
@@ -130,7 +132,7 @@ def compare_with_peer(
 
 
 def describe_run(args: OutputArguments, *libraries: ModuleType) -> dict[str, Any]:
-    """Prints and returns hardware, versions and options."""
+    """Print and return hardware, versions and options."""
     device = args.device if isinstance(args, StepArguments) else "cuda" if torch.cuda.is_available() else "cpu"
     run = {
         "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
@@ -142,18 +144,18 @@ def describe_run(args: OutputArguments, *libraries: ModuleType) -> dict[str, Any
 
 
 def print_header(*columns: str) -> None:
-    """Prints the head of a Markdown table."""
+    """Print the header of a Markdown table."""
     print_row(*columns)
     print_row(*["---"] * len(columns))
 
 
 def print_row(*values: Any) -> None:
-    """Prints a row of a Markdown table."""
+    """Print a row of a Markdown table."""
     cells = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in values)
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def save(result: dict[str, Any], output: str | None) -> None:
-    """Writes a result as JSON, if a file was asked for."""
+    """Write a result as JSON if a file is given."""
     if output:
         Path(output).write_text(json.dumps(result, indent=1) + "\n")

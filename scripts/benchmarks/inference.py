@@ -1,8 +1,8 @@
-"""Image classifiers eager, compiled, in 8 bits and in other runtimes; times as fast as the better peer.
+"""Compare the speed of eager, compiled and 8-bit image classifiers and of other runtimes.
 
-The better peer is the faster of transformers and timm, in float32 or bfloat16, uncompiled. Weights are random: int8
-is calibrated by noise: its speed does not depend on that. `--product` adds the linear layers of the blocks as bare
-matrix products of packed weights, which nothing can beat by much.
+Speeds are relative to the fastest uncompiled model of transformers and timm in float32 or bfloat16. Weights are
+random, and int8 is calibrated on noise, which does not affect its speed. `--product` adds a lower bound of the time:
+the matrix products of all linear layers with packed weights.
 """
 
 import copy
@@ -45,23 +45,25 @@ EAGER: dict[str, Make] = {"hf_vit": HfViTForImageClassification, **PEERS}
 
 @dataclass(kw_only=True)
 class Arguments(StepArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
-    presets: list[str] = field(default_factory=lambda: ["tiny", "small", "base"], metadata={"help": "sizes"})
+    presets: list[str] = field(
+        default_factory=lambda: ["tiny", "small", "base"], metadata={"help": "sizes of the model"}
+    )
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8], metadata={"help": "images per step"})
     image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
     extras: list[str] = field(
         default_factory=lambda: ["int8", "compiled_peers", "onnxruntime", "openvino"],
-        metadata={"help": "beside eager and optimized models: int8, compiled_peers, onnxruntime, openvino"},
+        metadata={"help": "additional candidates: int8, compiled_peers, onnxruntime, openvino"},
     )
-    product: bool = field(default=False, metadata={"help": "also the blocks as bare matrix products in bfloat16"})
-    rounds: int = field(default=9, metadata={"help": "rounds; each runs everything, in random order"})
+    product: bool = field(default=False, metadata={"help": "also time the matrix products of the blocks in bfloat16"})
+    rounds: int = field(default=9, metadata={"help": "number of rounds; each runs all candidates in random order"})
 
 
 def main(args: Arguments) -> None:
-    """Compiles what is to be compared, and measures it at each size and batch."""
+    """Measure all candidates for each preset and batch size."""
     run, rows = describe_run(args, transformers, timm), list[dict[str, Any]]()
-    print_header("preset", "batch", "what", "images/s", "times as fast as the better peer")
+    print_header("preset", "batch", "candidate", "images/s", "speed relative to the fastest peer")
     for preset, batch_size in product(args.presets, args.batch_sizes):
         torch.manual_seed(0)
         config = HfViTConfig.from_preset(preset, num_labels=1000, image_size=args.image_size)
@@ -75,13 +77,15 @@ def main(args: Arguments) -> None:
         for name in steps:
             speed, ratio = batch_size / median_of(rounds, name), median_ratio(rounds, best, to=name)
             print_row(preset, batch_size, name, speed, ratio)
-            rows.append({"preset": preset, "batch_size": batch_size, "what": name, "images/s": speed, "ratio": ratio})
+            rows.append(
+                {"preset": preset, "batch_size": batch_size, "candidate": name, "images/s": speed, "ratio": ratio}
+            )
         print(report, flush=True)
     save({**run, "rows": rows}, args.output)
 
 
 def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[dict[str, Callable[[], object]], object]:
-    """Returns what is to be timed, by name, and the report of what was optimized."""
+    """Return the functions to time by name, and the report of `optimize_for_inference`."""
     steps: dict[str, Callable[[], object]] = {}
     for library, make in EAGER.items():
         for name in ("float32", "bfloat16"):
@@ -96,7 +100,7 @@ def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[di
     for library, make in PEERS.items() if "compiled_peers" in args.extras else ():
         peer = make(config).eval().bfloat16()
         named = NamedInput(peer) if library == "timm" else peer
-        steps[f"{library}, bfloat16, compiled alike"] = partial(compile_flat(FlatOutputs(named), half, 600), half)
+        steps[f"{library}, bfloat16, compiled"] = partial(compile_flat(FlatOutputs(named), half, 600), half)
     for name, make_runtime in RUNTIMES.items():
         if name in args.extras:
             steps[f"hf_vit in {name}"] = make_runtime(model, images)
@@ -106,40 +110,42 @@ def make_steps(config: HfViTConfig, images: Tensor, args: Arguments) -> tuple[di
 
 
 class NamedInput(nn.Module):
-    """A model of timm that takes its images by our name."""
+    """Model of timm whose input is named `pixel_values`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, K)."""
+        """Map images (B, C, H, W) to logits (B, K)."""
         return self.model(pixel_values)
 
 
 def product_step(config: HfViTConfig, batch_size: int) -> Callable[[], object]:
-    """Returns the products of packed weights that the linear layers of all blocks amount to, in the shape of fc1."""
+    """Return a function that computes the matrix products of all blocks, in the shape of fc1, with packed weights."""
     num_tokens, width = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1], config.hidden_size
     rows = torch.randn(batch_size * num_tokens, width, dtype=torch.bfloat16)
     weight = torch.randn(4 * width, width, dtype=torch.bfloat16)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows.shape[0])
 
     def step() -> None:
-        for _ in range(3 * config.num_hidden_layers):  # query, key, value and projection are one, the MLP two
+        for _ in range(
+            3 * config.num_hidden_layers
+        ):  # per block: one for query, key, value and projection, two for the MLP
             torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
     return step
 
 
 def onnx_file(model: nn.Module, images: Tensor, folder: str) -> str:
-    """Writes a model for images of one shape to an ONNX file."""
+    """Export a model for images of one shape to an ONNX file; return its path."""
     file = str(Path(folder) / "model.onnx")
     torch.onnx.export(FlatOutputs(copy.deepcopy(model)), (images,), file, dynamo=True, verbose=False)
     return file
 
 
 def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    """Returns a run in onnxruntime, in float32, the precision that its CPU products have."""
+    """Return a function that runs the model in onnxruntime in float32, the precision of its CPU kernels."""
     onnxruntime = import_module("onnxruntime")
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
@@ -149,7 +155,7 @@ def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
 
 
 def openvino_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
-    """Returns a run in OpenVINO, in the precision that it chooses for the processor."""
+    """Return a function that runs the model in OpenVINO, in the precision that it selects for the CPU."""
     openvino = import_module("openvino")
     with tempfile.TemporaryDirectory() as folder:
         network = openvino.Core().read_model(onnx_file(model, images, folder))

@@ -1,14 +1,14 @@
-"""Scores of one of our trainings beside a model of transformers that trains for the same seconds on the same images.
+"""Train a model of transformers for the same time and on the same images as a training run of this package.
 
-The peer takes the place of our model in the training that a recipe describes: the same images, augmentation, image
-size, batch, precision and evaluation. It learns in a bare loop of PyTorch, by AdamW with warm-up and cosine decay,
-whose rate follows the clock, so that it has exactly the seconds of our training (`train_runtime` of its
-train_results.json) and no step more or less, or else a number of steps. Of several learning rates, tried with the
-first seed, the best counts; the other seeds repeat it.
+The peer replaces our model in the training run of a recipe: images, augmentation, image size, batch size, precision
+and evaluation are the same. It is trained in a PyTorch loop with AdamW, warmup and cosine decay. Its learning rate is
+a function of the elapsed time, so that the schedule ends after the seconds of our run (`train_runtime` in
+train_results.json); alternatively, it trains for a number of steps. Several learning rates are tried with the first
+seed; the best one is repeated with the other seeds.
 
-Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, LW-DETR of the same width and depth.
-Peers from a published DINOv2, all weights of which they train: `Dinov2ForImageClassification`, a linear head on
-`Dinov2Backbone`, DPT and RF-DETR.
+Peers from scratch: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and
+depth. Peers from a published DINOv2: `Dinov2ForImageClassification`, a linear head on `Dinov2Backbone`, DPT and
+RF-DETR. All their weights are trained.
 """
 
 import json
@@ -40,8 +40,8 @@ from hf_vit.training.publishing.report import evaluation_split
 from .harness import OutputArguments, describe_run, print_header, print_row, save
 
 
-# What in a recipe says how our own model learns.
-OWN_LEARNING = (
+# Options of a recipe that do not apply to the peer.
+OWN_OPTIONS = (
     *("learning_rate", "use_muon", "ema_decay", "layer_decay", "head_learning_rate", "progressive_sizes"),
     *("head_lr_multiplier", "probe_classifier", "trainable_blocks", "cached_views", "lora_rank", "token_drop_rate"),
 )
@@ -49,58 +49,64 @@ OWN_LEARNING = (
 
 @dataclass(kw_only=True)
 class Arguments(OutputArguments):
-    """What to compare."""
+    """Options of the benchmark."""
 
-    task: str = field(default="image_classification", metadata={"help": "name of the task"})
-    training: str = field(default="", metadata={"help": "output folder of our training, which has its recipe.yaml"})
-    seconds: float | None = field(default=None, metadata={"help": "of the peer's training; by default those of ours"})
+    task: str = field(default="image_classification", metadata={"help": "task of the training run, with underscores"})
+    training: str = field(default="", metadata={"help": "output folder of our training run, with recipe.yaml"})
+    seconds: float | None = field(
+        default=None, metadata={"help": "training time of the peer; by default that of our run"}
+    )
     steps: int | None = field(
         default=None,
-        metadata={"help": "of the peer's training in place of seconds, where the machine has other work meanwhile"},
+        metadata={"help": "training steps of the peer instead of a time, for a busy machine"},
     )
-    learning_rates: list[float] = field(default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "to try"})
-    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "the first tries all rates"})
+    learning_rates: list[float] = field(
+        default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "learning rates to try with the first seed"}
+    )
+    seeds: list[int] = field(
+        default_factory=lambda: [0], metadata={"help": "seeds; the first one is used to select the learning rate"}
+    )
 
 
 class Peer(nn.Module):
-    """A model of transformers in the place of one of ours, whose configuration and options of the task it shows.
+    """Wrapper of a model of transformers with the configuration and task options of our model.
 
     Args:
         ours: Our model.
-        peer: Takes its place, with the same implementation of attention.
+        peer: Model of transformers; it gets the attention implementation of our model.
     """
 
     def __init__(self, ours: Any, peer: transformers.PreTrainedModel) -> None:
         super().__init__()
-        if peer._supports_sdpa:  # else there is no choice
+        if peer._supports_sdpa:  # otherwise the implementation is fixed
             peer.set_attn_implementation(ours.config._attn_implementation)
         self.config, self.peer = ours.config, peer
         self.options: Any = vars(ours).get("options")
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model on the inputs that it knows; padding it does not."""
+        """Run the model without the padding mask, which it does not support."""
         return self.peer(pixel_values=pixel_values, labels=labels)
 
 
 class UniversalPeer(Peer):
-    """EoMT."""
+    """Peer for universal segmentation: EoMT."""
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model on images without padding."""
+        """Run the model on images without padding."""
         targets = {name: inputs.get(name) for name in ("mask_labels", "class_labels")}
         return self.peer(pixel_values, **targets)
 
 
 class DepthPeer(Peer):
-    """DPT, which has no loss of its own: it learns by ours."""
+    """Peer for depth estimation: DPT, with our loss, because it has none."""
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model; depth in the units of ours."""
+        """Run the model; the predicted depth has the units of our model."""
         outputs = self.peer(pixel_values=pixel_values)
         if labels is not None:
             outputs["loss"] = depth_loss(outputs.predicted_depth, labels, self.options)
@@ -108,20 +114,20 @@ class DepthPeer(Peer):
 
 
 class DetectionPeer(Peer):
-    """LW-DETR, whose probabilities are those of a sigmoid."""
+    """Peer for object detection: LW-DETR or RF-DETR, with sigmoid probabilities."""
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model."""
+        """Run the model."""
         outputs = self.peer(pixel_values=pixel_values, labels=labels)
         outputs["probabilities"] = outputs.logits.sigmoid()
         return outputs
 
 
 class KeypointPeer(Peer):
-    """ViTPose, which has no loss of its own: it learns by ours, which is that of its paper."""
+    """Peer for keypoint detection: ViTPose, with our loss (that of its paper), because it has none."""
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model."""
+        """Run the model."""
         outputs = self.peer(pixel_values)
         if labels is not None:
             size = (pixel_values.shape[-2], pixel_values.shape[-1])
@@ -129,12 +135,12 @@ class KeypointPeer(Peer):
         return outputs
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
-        """Returns the heatmaps of images as predicted from their mirror images."""
+        """Return the heatmaps predicted from mirrored images, mirrored back."""
         return flip_heatmaps(self(pixel_values.flip(-1)).heatmaps, self.options.flip_pairs)
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """Returns the fields that transformers' plain ViTs share with ours."""
+    """Return the configuration fields that transformers' plain ViTs share with ours."""
     (patch, patch_width), size = to_pair(config.patch_size), to_pair(config.image_size)
     assert patch == patch_width, "transformers' models have square patches"
     return {
@@ -149,31 +155,31 @@ def shape_of(config: Any) -> dict[str, Any]:
 
 
 def make_classifier(ours: Any) -> Peer:
-    """Returns transformers' ViT of the same shape."""
+    """Return transformers' ViT of the same shape."""
     config = transformers.ViTConfig(**shape_of(ours.config), num_labels=ours.config.num_labels)
     return Peer(ours, transformers.ViTForImageClassification(config))
 
 
 def make_segmenter(ours: Any) -> Peer:
-    """Returns SegFormer-b0, the smallest, which takes images of any size."""
+    """Return SegFormer-b0, the smallest SegFormer, which accepts images of any size."""
     config = transformers.SegformerConfig(num_labels=ours.config.num_labels, semantic_loss_ignore_index=255)
     return Peer(ours, transformers.SegformerForSemanticSegmentation(config))
 
 
 def make_universal_segmenter(ours: Any) -> Peer:
-    """Returns EoMT of the same shape, with as many queries and blocks that attend to them."""
+    """Return EoMT of the same shape, with the same number of queries and of blocks with queries."""
     options = {name: vars(ours.options)[name] for name in ("num_queries", "train_num_points")}
     options["num_blocks"] = ours.options.num_blocks or min(4, ours.config.num_hidden_layers)
     shape = {name: value for name, value in shape_of(ours.config).items() if name != "intermediate_size"}
     shape["mlp_ratio"] = ours.config.intermediate_size // ours.config.hidden_size
     config = transformers.EomtConfig(**shape, num_labels=ours.config.num_labels, **options)
     peer = transformers.EomtForUniversalSegmentation(config)
-    peer.attn_mask_probs.zero_()  # masked attention, which its annealing has to end with
+    peer.attn_mask_probs.zero_()  # the final state of mask annealing: no masked attention
     return UniversalPeer(ours, peer)
 
 
 def make_depth_estimator(ours: Any) -> Peer:
-    """Returns DPT of the same shape, with the same neck."""
+    """Return DPT of the same shape and neck."""
     config = transformers.DPTConfig(
         **shape_of(ours.config),
         neck_hidden_sizes=list(ours.options.neck_hidden_sizes),
@@ -190,7 +196,7 @@ def make_depth_estimator(ours: Any) -> Peer:
 
 
 def decoder_of(ours: Any) -> dict[str, Any]:
-    """Returns the fields of our decoder that LW-DETR and RF-DETR share with it."""
+    """Return the configuration fields that the decoders of LW-DETR and RF-DETR share with ours."""
     options = ours.options
     return {
         "d_model": options.hidden_size,
@@ -204,7 +210,7 @@ def decoder_of(ours: Any) -> dict[str, Any]:
 
 
 def make_detector(ours: Any) -> Peer:
-    """Returns LW-DETR of the same width and depth, with as many queries, groups and decoder layers."""
+    """Return LW-DETR with the same width, depth, queries, groups and decoder layers."""
     shape, options = shape_of(ours.config), ours.options
     blocks = ours.config.num_hidden_layers
     whole = ours.config.global_attention_layers
@@ -225,7 +231,7 @@ def make_detector(ours: Any) -> Peer:
 
 
 def make_pose_estimator(ours: Any) -> Peer:
-    """Returns ViTPose of the same shape, with its classic decoder; its patches must have more than 4 pixels."""
+    """Return ViTPose of the same shape with its classic decoder. Its patches must be larger than 4 pixels."""
     shape = shape_of(ours.config)
     patch, size = (to_pair(value) for value in (shape.pop("patch_size"), shape.pop("image_size")))
     shape["mlp_ratio"] = shape.pop("intermediate_size") // shape["hidden_size"]
@@ -238,7 +244,7 @@ def make_pose_estimator(ours: Any) -> Peer:
 
 
 class LinearSegmenter(Peer):
-    """Batch norm and a linear layer on the patches of a backbone."""
+    """Peer for semantic segmentation: batch norm and a linear layer on the patch tokens of a backbone."""
 
     def __init__(self, ours: Any, backbone: transformers.PreTrainedModel) -> None:
         super().__init__(ours, backbone)
@@ -246,7 +252,7 @@ class LinearSegmenter(Peer):
         self.classifier = nn.Conv2d(ours.config.hidden_size, ours.config.num_labels, 1)
 
     def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
-        """Runs the model; logits have the size of the grid of patches."""
+        """Run the model; the logits have the size of the patch grid."""
         logits = self.classifier(self.norm(self.peer(pixel_values).feature_maps[-1]))
         loss = None
         if labels is not None:
@@ -256,18 +262,18 @@ class LinearSegmenter(Peer):
 
 
 def open_classifier(ours: Any, name: str) -> Peer:
-    """Returns `Dinov2ForImageClassification` with the weights of a published encoder."""
+    """Return `Dinov2ForImageClassification` with the weights of a published encoder."""
     kind = transformers.Dinov2ForImageClassification
     return Peer(ours, kind.from_pretrained(name, num_labels=ours.config.num_labels))
 
 
 def open_segmenter(ours: Any, name: str) -> Peer:
-    """Returns a linear head on a published encoder."""
+    """Return a linear head on a published encoder."""
     return LinearSegmenter(ours, transformers.Dinov2Backbone.from_pretrained(name))
 
 
 def open_depth_estimator(ours: Any, name: str) -> Peer:
-    """Returns DPT on a published encoder, with the neck of ours."""
+    """Return DPT on a published encoder, with the neck of our model."""
     options = {"out_indices": list(ours.depth_head.out_indices), "reshape_hidden_states": False}
     config = transformers.DPTConfig(
         backbone_config=transformers.Dinov2Config.from_pretrained(name, **options),
@@ -285,7 +291,7 @@ def open_depth_estimator(ours: Any, name: str) -> Peer:
 
 
 def open_detector(ours: Any, name: str) -> Peer:
-    """Returns RF-DETR on a published encoder, without windows, with the width and queries of ours."""
+    """Return RF-DETR on a published encoder, without windows, with the decoder width and queries of our model."""
     encoder = transformers.Dinov2Config.from_pretrained(name).to_dict()
     blocks = encoder["num_hidden_layers"]
     whole: dict[str, Any] = {"num_windows": 1, "out_indices": [blocks // 2, blocks], "out_features": None}
@@ -315,7 +321,7 @@ MAKE_PEER: dict[str, Callable[[Any], Peer]] = {
     "object_detection": make_detector,
     "keypoint_detection": make_pose_estimator,
 }
-CHOOSES = {  # the learning rate
+CHOOSES = {  # score that selects the learning rate
     "image_classification": "accuracy",
     "semantic_segmentation": "mean_iou",
     "universal_segmentation": "pq",
@@ -323,21 +329,23 @@ CHOOSES = {  # the learning rate
     "object_detection": "map",
     "keypoint_detection": "nme",
 }
-START_DEPTH = 1.0  # of DPT, which else starts around 0, where its last ReLU can keep it
-SQUEEZED = {"universal_segmentation", "depth_estimation"}  # whose peers take images of one size
+START_DEPTH = 1.0  # initial depth of DPT in meters; near 0, the gradient of its last ReLU can vanish
+SQUEEZED = {"universal_segmentation", "depth_estimation"}  # tasks whose peers need images of one size
 
 
 def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
-    """Returns the task of our training, as a peer shall learn it."""
+    """Return the task of our training run with the options that apply to the peer."""
     recipe = read_recipe(Path(args.training) / "recipe.yaml")
-    kept = {name: value for name, value in recipe.items() if name not in OWN_LEARNING}
+    kept = {name: value for name, value in recipe.items() if name not in OWN_OPTIONS}
     shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
     kept |= {"seed": seed, "output_dir": folder, "eval_strategy": "no", "report_to": "none", **shape}
     return training.TASKS[args.task.replace("_", "-")].from_options(kept)
 
 
-def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None) -> int:
-    """Trains a model on what a trainer trains on, for so many seconds or steps; returns the number of steps."""
+def train_model(
+    model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None
+) -> int:
+    """Train a model on the data of a trainer for a time or a number of steps; return the number of steps."""
     args = trainer.args
     loader = DataLoader(
         trainer.train_dataset,
@@ -378,7 +386,7 @@ def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds
 
 
 def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[str, float]:
-    """Returns the scores of a peer that has trained for so many seconds."""
+    """Train a peer and return its scores, number of steps and number of parameters."""
     with tempfile.TemporaryDirectory() as folder:
         task = parse_recipe(args, seed, folder)
         task.load_data()
@@ -387,7 +395,7 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         name = task.options.model_name_or_path
         peer = MAKE_PEER[args.task](trainer.model) if name is None else OPEN_PEER[args.task](trainer.model, name)
         peer.to(trainer.args.device)
-        steps = learn(peer, trainer, rate, seconds, args.steps)
+        steps = train_model(peer, trainer, rate, seconds, args.steps)
         trainer.model = trainer.model_wrapped = peer
         scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
     size = sum(weight.numel() for weight in peer.parameters())
@@ -395,7 +403,7 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
 
 
 def main(args: Arguments) -> None:
-    """Trains the peer at all rates and then with all seeds, and prints a row for each training."""
+    """Train the peer with all learning rates, then with all seeds, and print a row for each run."""
     run = describe_run(args, transformers)
     ours = json.loads((Path(args.training) / "train_results.json").read_text())
     seconds = args.seconds or float(ours["train_runtime"])

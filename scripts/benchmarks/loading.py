@@ -1,7 +1,8 @@
-"""Time and memory of opening a checkpoint of transformers with transformers and with ours, in fresh processes.
+"""Compare time and memory to load a checkpoint of transformers with transformers and with this package.
 
-Two moments count: when `from_pretrained` returns, and when every weight has been read once, as the pages of the files
-wait for that. Peak memory includes imports. A ratio below 1 means that ours is better.
+Each measurement runs in a new process. Time and peak memory are measured when `from_pretrained` returns, and again
+when every weight has been read once, because memory-mapped files are read on first access. Peak memory includes
+imports. A ratio below 1 means that this package is better.
 """
 
 import json
@@ -29,16 +30,16 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediat
 
 @dataclass(kw_only=True)
 class Arguments(RoundArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     preset: str = field(default="large", metadata={"help": "size of the model", "choices": list(PRESETS)})
     measure: list[str] = field(
-        default_factory=list, metadata={"help": "library and folder: one measurement in this process"}
+        default_factory=list, metadata={"help": "library and folder of a single measurement in this process"}
     )
 
 
 def measure(library: str, folder: str) -> dict[str, float]:
-    """Opens the checkpoint in this process."""
+    """Load the checkpoint in this process; return seconds and peak memory in MiB."""
     start = time.perf_counter()
     model = LIBRARIES[library].from_pretrained(folder)
     load, peak = time.perf_counter() - start, peak_memory()
@@ -47,7 +48,7 @@ def measure(library: str, folder: str) -> dict[str, float]:
 
 
 def measure_fresh(library: str, folder: str) -> dict[str, float]:
-    """Opens the checkpoint in a process of its own."""
+    """Load the checkpoint in a new process; return seconds and peak memory in MiB."""
     script = Path(__file__).parents[1] / "benchmark.py"
     command = [sys.executable, str(script), "loading", "--measure", library, folder]
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -57,7 +58,7 @@ def measure_fresh(library: str, folder: str) -> dict[str, float]:
 
 
 def main(args: Arguments) -> None:
-    """Measures and prints the medians."""
+    """Measure and print the medians."""
     if args.measure:
         print(json.dumps(measure(*args.measure)))
         return
@@ -65,7 +66,7 @@ def main(args: Arguments) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = HfViTConfig.from_preset(args.preset).to_dict()
         transformers.ViTModel(transformers.ViTConfig(**{name: config[name] for name in SHAPE})).save_pretrained(folder)
-        # the file is in the system's cache, as it has just been written
+        # The file has just been written, so it is in the page cache.
         opened = {library: partial(measure_fresh, library, folder) for library in LIBRARIES}
         rounds = list(in_rounds(opened, args.rounds))
     summary = {}

@@ -1,9 +1,8 @@
-"""What masked image modeling costs: the encoder of MAE by the share that is masked, its training step beside a peer.
+"""Measure the speed of masked image modeling (MAE): the encoder by mask ratio, and training steps.
 
-The first table has the forward pass of the encoder alone, which sees the visible patches; beside the time relative to
-that of the whole image stands the number of tokens. The second one has a training step (forward, backward, AdamW) of
-our model and of transformers' ViTMAEForPreTraining, of one size; a ratio above 1 means that ours is faster. With
-bfloat16, the forward pass runs under autocast.
+The first table lists the time of the encoder, which processes only the visible patches, relative to its time without a
+mask. The second table compares a training step (forward, backward, AdamW) with transformers' ViTMAEForPreTraining of
+the same size; a ratio above 1 means that this package is faster. With bfloat16, the forward pass uses autocast.
 """
 
 from dataclasses import dataclass, field
@@ -36,16 +35,16 @@ PARTS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediat
 
 @dataclass(kw_only=True)
 class Arguments(ModelArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     preset: str = field(default="base", metadata={"help": "size of the encoder"})
     decoder_hidden_size: int = field(default=512, metadata={"help": "width of the decoder"})
-    decoder_num_hidden_layers: int = field(default=8, metadata={"help": "blocks of the decoder"})
+    decoder_num_hidden_layers: int = field(default=8, metadata={"help": "number of blocks of the decoder"})
     batch_size: int = field(default=8, metadata={"help": "images per step"})
 
 
 def make_models(args: Arguments) -> dict[str, nn.Module]:
-    """Returns our model and transformers' of the same size, with fresh weights."""
+    """Return our model and transformers' model of the same size, with random weights."""
     decoder = {
         "decoder_hidden_size": args.decoder_hidden_size,
         "decoder_num_hidden_layers": args.decoder_num_hidden_layers,
@@ -61,7 +60,7 @@ def make_models(args: Arguments) -> dict[str, nn.Module]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, args: Arguments) -> None:
-    """Makes one step."""
+    """Run a training step."""
     with torch.autocast(args.device, DTYPES[args.dtype], enabled=args.dtype != "float32"):
         loss = model(images).loss
     loss.backward()
@@ -71,13 +70,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, ar
 
 @torch.inference_mode()
 def encode(model: Any, images: Tensor, mask: Tensor, args: Arguments) -> None:
-    """Runs the encoder on what a mask leaves visible."""
+    """Run the encoder on the visible patches."""
     with torch.autocast(args.device, DTYPES[args.dtype], enabled=args.dtype != "float32"):
         model.encode_visible(images, mask)
 
 
 def measure_encoder(model: Any, images: Tensor, args: Arguments) -> list[list[float]]:
-    """Returns rows of ratio, tokens, their share, milliseconds, and the share of the time."""
+    """Return rows of mask ratio, number of tokens, their share, milliseconds, and relative time."""
     grid, steps = model.config.grid_size, {}
     for ratio in RATIOS:
         options = hf_vit.HfViTMaskedImageModelingConfig(mask_ratio=ratio or None)
@@ -93,12 +92,12 @@ def measure_encoder(model: Any, images: Tensor, args: Arguments) -> list[list[fl
 
 
 def main(args: Arguments) -> None:
-    """Measures both and prints the tables."""
+    """Measure and print both tables."""
     run = describe_run(args, transformers)
     torch.manual_seed(0)
     models, images = make_models(args), args.random_images()
     encoder = measure_encoder(models["hf_vit"], images, args)
-    print_header("masked", "tokens", "share", "encoder ms", "share of the time")
+    print_header("mask ratio", "tokens", "share of tokens", "encoder ms", "relative time")
     for row in encoder:
         print_row(*row)
     steps = {

@@ -1,9 +1,9 @@
-"""Images per second of our pipeline of image classification, from files to labels, beside the stock one.
+"""Compare our image classification pipeline with the stock pipeline of transformers, in images per second.
 
-Both run the same model and image processor: the stock class one by one and in batches, ours with what it chooses and
-with other numbers of threads. Beside them stand its parts: reading (decoding and resizing) alone, on all cores, and
-the forward pass alone. 1 / (1 / reading + 1 / forward) is what a CPU can reach that does either with all cores; the
-last column is the share of that.
+Both pipelines run the same model and image processor, from files to labels: the stock pipeline with several batch
+sizes, ours with its defaults and with other numbers of threads. Reading (decoding and resizing) and the forward pass
+are also measured alone. 1 / (1 / reading + 1 / forward) is the upper bound on a CPU that uses all cores for either;
+the last column is the ratio to this bound.
 """
 
 from collections.abc import Callable
@@ -36,28 +36,32 @@ from .harness import (
 
 @dataclass(kw_only=True)
 class Arguments(RoundArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     photos: str = field(metadata={"help": "folder of image files"})
     presets: list[str] = field(default_factory=lambda: ["tiny", "small"], metadata={"help": "sizes of the model"})
     dtype: str = field(default="float32", metadata={"help": ", ".join(DTYPES)})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
-    image_size: int = field(default=224, metadata={"help": "height and width that images are resized to in pixels"})
-    batch_sizes: list[int] = field(default_factory=lambda: [1, 16], metadata={"help": "of the stock pipeline"})
-    num_workers: list[int] = field(default_factory=lambda: [0, 2], metadata={"help": "further numbers of our threads"})
-    max_images: int = field(default=64, metadata={"help": "images of a measurement"})
-    optimize: bool = field(default=False, metadata={"help": "measure pipeline(..., optimize=True) too"})
+    image_size: int = field(default=224, metadata={"help": "height and width of resized images in pixels"})
+    batch_sizes: list[int] = field(
+        default_factory=lambda: [1, 16], metadata={"help": "batch sizes of the stock pipeline"}
+    )
+    num_workers: list[int] = field(
+        default_factory=lambda: [0, 2], metadata={"help": "additional numbers of threads of our pipeline"}
+    )
+    max_images: int = field(default=64, metadata={"help": "number of images per measurement"})
+    optimize: bool = field(default=False, metadata={"help": "also measure pipeline(..., optimize=True)"})
 
 
 def images_per_second(run: Callable[[], object], count: int) -> float:
-    """Runs once."""
+    """Return the images per second of a function that processes `count` images."""
     start = perf_counter()
     run()
     return count / (perf_counter() - start)
 
 
 def read_all(processor: HfViTImageProcessor, files: list[str], threads: int) -> list[Tensor]:
-    """Decodes and resizes, (C, h, w) each."""
+    """Return decoded and resized images, (C, h, w) each."""
     options = processor.call_options()
 
     def read(file: str) -> Tensor:
@@ -67,14 +71,14 @@ def read_all(processor: HfViTImageProcessor, files: list[str], threads: int) -> 
 
 
 def run_model(pipe: Any, batches: list[Tensor]) -> None:
-    """Runs the forward pass, and waits for its end."""
+    """Run the forward pass and wait for its result."""
     with torch.inference_mode():
         for batch in batches:
             pipe.model(batch).logits.cpu()
 
 
 def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Callable[[], object]]:
-    """Returns what is measured of a model, by name."""
+    """Return the functions to measure by name."""
     config = HfViTConfig.from_preset(preset, image_size=args.image_size, num_labels=1000)
     model = HfViTForImageClassification(config).to(args.device, DTYPES[args.dtype]).eval()
     processor = HfViTImageProcessor.for_model(config)
@@ -102,10 +106,10 @@ def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Ca
 
 
 def main(args: Arguments) -> None:
-    """Measures and prints."""
+    """Measure and print the table."""
     run = describe_run(args, transformers)
     files = sorted(str(file) for file in Path(args.photos).iterdir())[: args.max_images]
-    print_header("preset and dtype", "", "images/s", "to the better stock", "share of the bound")
+    print_header("preset and dtype", "", "images/s", "ratio to the fastest stock pipeline", "ratio to the bound")
     rows: list[list[Any]] = []
     for preset in args.presets:
         runs = measurements(args, preset, files)

@@ -1,8 +1,9 @@
-"""Images per second that reach a training from folders, parquet and tar files, as a list and as a stream.
+"""Measure how many images per second the training data loader reads from folders, parquet and tar files.
 
-Photos in class folders are written once more as parquet and tar shards. Each is then read by the loader of
-HfViTTrainer, decoded, cropped, flipped and normalized; no model is trained. Also measures how long a resumed training
-waits for the first batch after --resume_batches, beside how long it takes to read these.
+Photos in class folders are also written as parquet and tar shards. The data loader of `HfViTTrainer` reads each format
+as a dataset and as a stream, and decodes, crops, flips and normalizes the images; no model is trained. The benchmark
+also measures how long a resumed training run waits for its first batch after skipping --resume_batches, compared with
+reading these batches.
 """
 
 import tarfile
@@ -27,20 +28,22 @@ from .harness import RoundArguments, describe_run, in_rounds, median_of, print_h
 
 @dataclass(kw_only=True)
 class Arguments(RoundArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     photos: str = field(metadata={"help": "folder of train/<class>/<image>, or of <class>/<image>"})
     image_size: int = field(default=224, metadata={"help": "height and width in pixels"})
     batch_size: int = field(default=64, metadata={"help": "images per batch"})
-    num_workers: list[int] = field(default_factory=lambda: [0, 2], metadata={"help": "processes that read images"})
-    shards: int = field(default=8, metadata={"help": "parquet and tar files"})
-    max_images: int = field(default=1000, metadata={"help": "read so many"})
-    rounds: int = field(default=3, metadata={"help": "timed rounds, in random order"})
-    resume_batches: int = field(default=10, metadata={"help": "batches that are skipped"})
+    num_workers: list[int] = field(
+        default_factory=lambda: [0, 2], metadata={"help": "worker processes that read images"}
+    )
+    shards: int = field(default=8, metadata={"help": "number of parquet and tar files"})
+    max_images: int = field(default=1000, metadata={"help": "number of images to read"})
+    rounds: int = field(default=3, metadata={"help": "number of rounds, in random order"})
+    resume_batches: int = field(default=10, metadata={"help": "number of batches to skip"})
 
 
 def write_shards(args: Arguments, folder: Path) -> dict[str, str]:
-    """Writes the photos as parquet and tar files, and returns the path of each way that they lie."""
+    """Write the photos as parquet and tar files; return the path of each format."""
     train = data.load_image_classification(args.photos)["train"].cast_column("image", datasets.Image(decode=False))
     train = train.shuffle(seed=0).select(range(min(args.max_images, len(train))))
     for number in range(args.shards):
@@ -62,7 +65,7 @@ def write_shards(args: Arguments, folder: Path) -> dict[str, str]:
 
 
 def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done: int = 0) -> DataLoader[Any]:
-    """Returns the loader of a training that is at a batch."""
+    """Return the training data loader, positioned after a number of batches."""
     config = HfViTConfig.from_preset("tiny", image_size=args.image_size, num_hidden_layers=1, num_labels=2)
     trainer_args = training.HfViTTrainingArguments(
         output_dir="unused", max_steps=10**6, per_device_train_batch_size=args.batch_size,
@@ -82,7 +85,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
 
 
 def images_per_second(args: Arguments, path: str, mode: str, workers: int) -> float:
-    """Reads for an epoch of a list, or as many images of a stream; the first batch is not timed."""
+    """Return the images per second of about one epoch; the first batch is not timed."""
     iterator = iter(make_loader(args, path, mode == "stream", workers))
     next(iterator)
     start = time.perf_counter()
@@ -91,7 +94,7 @@ def images_per_second(args: Arguments, path: str, mode: str, workers: int) -> fl
 
 
 def seconds_to_resume(args: Arguments, path: str, is_skipped: bool) -> float:
-    """Returns how long the first batch takes after those that are done."""
+    """Return the seconds until the first batch after those that are skipped or read."""
     loader = make_loader(args, path, streaming=True, workers=0, done=args.resume_batches if is_skipped else 0)
     start = time.perf_counter()
     next(islice(loader, args.resume_batches, None))
@@ -99,7 +102,7 @@ def seconds_to_resume(args: Arguments, path: str, is_skipped: bool) -> float:
 
 
 def main(args: Arguments) -> None:
-    """Measures and prints."""
+    """Measure and print the tables."""
     run = describe_run(args, datasets)
     with tempfile.TemporaryDirectory() as folder:
         paths = write_shards(args, Path(folder))

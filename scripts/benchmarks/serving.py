@@ -1,8 +1,8 @@
-"""Images per second and latency under many clients at once: our pipeline with dynamic batches beside the stock one.
+"""Compare images per second and latency of our pipeline and the stock pipeline with many simultaneous clients.
 
-Each client sends one JPEG, waits for its labels, and sends the next. A server thread takes all images that wait, up to
-a limit, for one batch. Beside it stand the stock pipeline that takes requests one after the other, and the stock one
-behind the same server.
+Each client sends one JPEG, waits for its labels, and sends the next one. With dynamic batches, a server thread
+combines all waiting images, up to a limit, into one batch. The stock pipeline is measured behind the same server, and
+with one request after another.
 """
 
 import io
@@ -25,30 +25,30 @@ from .harness import DTYPES, RoundArguments, describe_run, in_rounds, make_photo
 
 
 PERCENTILES = (0.5, 0.95, 0.99)
-STOP = None  # in the place of a request
+STOP = None  # request that stops the server
 
 
 @dataclass(kw_only=True)
 class Arguments(RoundArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     preset: str = field(default="base", metadata={"help": "size of the model"})
     dtype: str = field(default="bfloat16", metadata={"help": ", ".join(DTYPES)})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
-    image_size: int = field(default=224, metadata={"help": "height and width that images are resized to in pixels"})
+    image_size: int = field(default=224, metadata={"help": "height and width of resized images in pixels"})
     photo_size: list[int] = field(default_factory=lambda: [640, 427], metadata={"help": "width and height of JPEGs"})
-    num_clients: int = field(default=64, metadata={"help": "that wait for an answer at the same time"})
-    num_requests: int = field(default=512, metadata={"help": "of all clients in a measurement"})
-    batch_size: int = field(default=64, metadata={"help": "most images of a batch"})
+    num_clients: int = field(default=64, metadata={"help": "number of simultaneous clients"})
+    num_requests: int = field(default=512, metadata={"help": "number of requests per measurement"})
+    batch_size: int = field(default=64, metadata={"help": "maximum number of images per batch"})
     rounds: int = 3
 
 
 class Server:
-    """Answers requests in batches of what waits.
+    """Server thread that answers all waiting requests in one batch.
 
     Args:
-        answer: From images to their answers.
-        batch_size: Most images of a batch.
+        answer: Function from images to their answers.
+        batch_size: Maximum number of images per batch.
     """
 
     def __init__(self, answer: Callable[[list[Any]], Sequence[Any]], batch_size: int) -> None:
@@ -65,13 +65,13 @@ class Server:
         self.thread.join()
 
     def __call__(self, image: Any) -> Any:
-        """Returns the answer to one image, when it is there; raises what went wrong with its batch."""
+        """Return the answer for one image; raise the error of its batch."""
         future = Future[Any]()
         self.requests.put((image, future))
         return future.result()
 
     def serve(self) -> None:
-        """Takes a request, and with it all that wait, until it is told to stop."""
+        """Answer all waiting requests in batches until the server is stopped."""
         while (request := self.requests.get()) is not STOP:
             batch = [request]
             while len(batch) < self.batch_size and not self.requests.empty():
@@ -83,20 +83,20 @@ class Server:
             try:
                 for future, answered in zip(futures, self.answer(list(images)), strict=True):
                     future.set_result(answered)
-            except Exception as error:  # of which each client has to hear
+            except Exception as error:  # raised in each client
                 for future in futures:
                     future.set_exception(error)
 
 
-def opened(answer: Callable[[Any], Any], photos: Any) -> Any:
-    """Answers photos that are opened before, as the stock pipeline takes no bytes."""
+def open_and_answer(answer: Callable[[Any], Any], photos: Any) -> Any:
+    """Open photos and return their answers: the stock pipeline does not accept bytes."""
     if isinstance(photos, bytes):
         return answer(Image.open(io.BytesIO(photos)))
     return answer([Image.open(io.BytesIO(photo)) for photo in photos])
 
 
-def ask(answer: Callable[[bytes], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Sends all requests; returns the seconds that each took, in rising order, and last those of all."""
+def send_requests(answer: Callable[[bytes], Any], photos: list[bytes], args: Arguments) -> list[float]:
+    """Send all requests; return the sorted seconds of each request, followed by the total seconds."""
 
     def request(number: int) -> float:
         start = perf_counter()
@@ -110,24 +110,24 @@ def ask(answer: Callable[[bytes], Any], photos: list[bytes], args: Arguments) ->
 
 
 def serve(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Sends all requests to a server."""
+    """Send all requests to a server with dynamic batches."""
     with Server(answer, args.batch_size) as server:
-        return ask(server, photos, args)
+        return send_requests(server, photos, args)
 
 
-def in_turn(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
-    """Sends all requests to what answers one at a time."""
+def answer_in_turn(answer: Callable[[Any], Any], photos: list[bytes], args: Arguments) -> list[float]:
+    """Send all requests to a function that answers one at a time."""
     lock = threading.Lock()
 
     def wait(photo: bytes) -> Any:
         with lock:
             return answer(photo)
 
-    return ask(wait, photos, args)
+    return send_requests(wait, photos, args)
 
 
 def main(args: Arguments) -> None:
-    """Measures and prints."""
+    """Measure and print the table."""
     run, photos = describe_run(args, transformers), make_photos(args.photo_size)
     config = HfViTConfig.from_preset(args.preset, image_size=args.image_size, num_labels=1000)
     model = HfViTForImageClassification(config).to(args.device, DTYPES[args.dtype]).eval()
@@ -135,14 +135,14 @@ def main(args: Arguments) -> None:
     stock = ImageClassificationPipeline(model=model, **options)
     ours = pipeline("image-classification", model=model, **options)
     ways: dict[str, Callable[[], list[float]]] = {
-        "stock, one by one": partial(in_turn, partial(opened, stock), photos, args),
+        "stock, one by one": partial(answer_in_turn, partial(open_and_answer, stock), photos, args),
         "stock, dynamic batches": partial(
-            serve, partial(opened, partial(stock, batch_size=args.batch_size)), photos, args
+            serve, partial(open_and_answer, partial(stock, batch_size=args.batch_size)), photos, args
         ),
         "ours, dynamic batches": partial(serve, ours, photos, args),
     }
     for way in ways.values():
-        way()  # once for what is prepared at first use
+        way()  # warm up
     rounds = list(in_rounds(ways, args.rounds))
     print_header("", "images/s", *(f"p{100 * share:.0f} ms" for share in PERCENTILES))
     rows: list[list[Any]] = []

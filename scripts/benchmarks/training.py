@@ -1,13 +1,13 @@
-"""Throughput of training through our Trainer beside loops of PyTorch and timm and the library's Trainer.
+"""Compare the training throughput of `HfViTTrainer` with loops of PyTorch and timm and with transformers' Trainer.
 
-Ours trains our model, as the bare loop of PyTorch does; timm's loop trains timm's model of the same shape, and the
-library's Trainer that of transformers. All see the same images, digits enlarged to the size of the model, through the
-same loader, for the same number of steps. The time counts from the first batch, without start-up (0.3 s with the
-Trainer). A ratio above 1 means that ours is faster. The gain of options is how many times as fast as without them ours
-is: --options '{"progressive_sizes": [48, 64, 96]}'.
+`HfViTTrainer` and the PyTorch loop train our model, the timm loop trains timm's model and transformers' Trainer trains
+transformers' model, all of the same shape. All use the same images (digits enlarged to the size of the model), the
+same data loader and the same number of steps. Time is measured from the first batch, without start-up (0.3 s with the
+Trainer). A ratio above 1 means that `HfViTTrainer` is faster. The gain of options is the speed with them relative to
+the speed without them: --options '{"progressive_sizes": [48, 64, 96]}'.
 
-On a machine that others use too, the fastest round of each loop says most: what disturbs makes slower, never faster.
-With a tiny model, such as --preset mnist --batch_size 2 --steps 500, what is left is what a step takes beside it.
+On a shared machine, compare the fastest rounds, because other load only slows a round down. With a tiny model, such as
+--preset mnist --batch_size 2 --steps 500, the overhead of a step dominates.
 """
 
 import json
@@ -38,22 +38,24 @@ from .harness import RoundArguments, describe_run, in_rounds, median_of, median_
 
 @dataclass(kw_only=True)
 class Arguments(RoundArguments):
-    """What to measure."""
+    """Options of the benchmark."""
 
     preset: str = field(default="tiny", metadata={"help": "tiny, small, base, large, huge, mnist"})
-    config_overrides: str = field(default="{}", metadata={"help": "fields of HfViTConfig that differ, as JSON"})
+    config_overrides: str = field(
+        default="{}", metadata={"help": "fields of HfViTConfig that differ from the preset, as JSON"}
+    )
     image_size: int = field(default=64, metadata={"help": "height and width in pixels"})
     batch_size: int = field(default=32, metadata={"help": "images per step"})
     steps: int = field(default=100, metadata={"help": "steps per measurement"})
-    num_workers: int = field(default=0, metadata={"help": "processes that read images"})
-    bf16: bool = field(default=False, metadata={"help": "train under autocast in bfloat16"})
+    num_workers: int = field(default=0, metadata={"help": "worker processes that read images"})
+    bf16: bool = field(default=False, metadata={"help": "train with autocast in bfloat16"})
     options: list[str] = field(
-        default_factory=list, metadata={"help": "arguments of ours to try too, as JSON; several sets one by one"}
+        default_factory=list, metadata={"help": "training arguments to measure in addition, as JSON objects"}
     )
 
 
 def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "{}") -> training.HfViTTrainer:
-    """Returns the trainer that scripts/train_image_classification.py would train with."""
+    """Return the trainer of `hf-vit train image-classification`."""
     torch.manual_seed(0)
     overrides = {**json.loads(args.config_overrides), "image_size": args.image_size, "num_labels": 10}
     config = HfViTConfig.from_preset(args.preset, **overrides)
@@ -73,37 +75,37 @@ def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "
 
 
 class Stopwatch(TrainerCallback):
-    """Counts the seconds from the first batch to the end of a training."""
+    """Measures the seconds from the first batch to the end of training."""
 
     start: float | None = None
     seconds = 0.0
 
     def on_step_begin(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Starts once."""
+        """Start at the first step."""
         if self.start is None:
             self.start = time.perf_counter()
 
     def on_train_end(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Stops when all work is done."""
+        """Stop when all GPU work is finished."""
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds = time.perf_counter() - (self.start or 0.0)
 
 
 def with_trainer(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Trains with our Trainer."""
+    """Train with `HfViTTrainer`."""
     trainer.add_callback(stopwatch)
     trainer.train()
 
 
 def with_library(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Trains the model of transformers with the library's Trainer."""
+    """Train transformers' model with transformers' Trainer."""
     how = {"train_dataset": trainer.train_dataset, "data_collator": trainer.data_collator}
     Trainer(MAKE_MODEL["transformers"](trainer.model.config), trainer.args, callbacks=[stopwatch], **how).train()
 
 
 def with_loop(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Trains our model in a loop of PyTorch."""
+    """Train our model in a PyTorch loop."""
     args, model = trainer.args, trainer.model
     optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, weight_decay=args.weight_decay, fused=True)
     schedule = get_cosine_schedule_with_warmup(optimizer, args.max_steps // 10, args.max_steps)
@@ -111,7 +113,7 @@ def with_loop(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
 
 
 def with_timm(trainer: HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Trains timm's model in a loop as timm's, with its optimizer and schedule."""
+    """Train timm's model with timm's optimizer and schedule."""
     args, model = trainer.args, MAKE_MODEL["timm"](trainer.model.config).to(trainer.args.device)
     optimizer = create_optimizer_v2(model, "adamw", args.learning_rate, args.weight_decay, fused=True)
     schedule = CosineLRScheduler(optimizer, args.max_steps, warmup_t=args.max_steps // 10, t_in_epochs=False)
@@ -130,7 +132,7 @@ def loop(
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[int], None],
 ) -> None:
-    """Trains a model by hand on what a trainer would train on."""
+    """Train a model in a loop on the data of a trainer."""
     args = trainer.args
     how = {"collate_fn": trainer.data_collator, "num_workers": args.dataloader_num_workers}
     how |= {"pin_memory": args.dataloader_pin_memory}
@@ -153,7 +155,7 @@ WAYS = {"hf_vit": with_trainer, "bare loop": with_loop, "timm": with_timm, "tran
 
 
 def measure(args: Arguments, images: Dataset, way: str) -> float:
-    """Returns the seconds of one training by a loop, or with ours with options."""
+    """Return the seconds of a training run of a loop, or of `HfViTTrainer` with options."""
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(args, images, folder, "{}" if way in WAYS else way)
@@ -162,7 +164,7 @@ def measure(args: Arguments, images: Dataset, way: str) -> float:
 
 
 def main(args: Arguments) -> None:
-    """Measures and prints a row for each loop."""
+    """Measure and print a row for each loop."""
     run = describe_run(args, transformers, timm)
     digits = data.load_digits_dataset(args.image_size)["train"]
     images = digits.select([*range(len(digits))] * -(-args.steps * args.batch_size // len(digits)))
@@ -175,7 +177,7 @@ def main(args: Arguments) -> None:
     fastest = {way: count / min(seconds[way] for seconds in timed) for way in ways}
     ratios = {way: median_ratio(timed, way, to="hf_vit") for way in WAYS if way != "hf_vit"}
     gains = {way: median_ratio(timed, "hf_vit", to=way) for way in args.options}
-    print_header("loop", "images/s", "fastest round", "ours to it", "gain")
+    print_header("loop", "images/s", "fastest round", "ratio of ours", "gain")
     for way in ways:
         print_row(way, rates[way], fastest[way], ratios.get(way, ""), gains.get(way, ""))
     result = {"images_per_second": rates, "fastest": fastest, "ratios": ratios, "gains": gains}

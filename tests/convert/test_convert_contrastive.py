@@ -12,10 +12,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor
+from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor, cli
 from hf_vit.convert.families import clip
 from hf_vit.training import train_tokenizer
-from scripts import convert_checkpoint as script
 
 from ..helpers import references
 from ..helpers.references import assert_close, draw_weights
@@ -234,7 +233,7 @@ def test_script_converts_and_compares_both_towers(
     save_source(kind, tmp_path / "theirs")
     if kind == "clip":
         train_tokenizer(["a dog", "a cat"], 300, 7).save_pretrained(tmp_path / "theirs")
-    script.main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     printed = capsys.readouterr().out
     for size in ("32x32", "24x40"):
         for output in ("hidden_states", "image_embeds", "text_embeds", "logits_per_image"):
@@ -243,5 +242,5 @@ def test_script_converts_and_compares_both_towers(
     if kind == "clip":
         processor = HfViTProcessor.from_pretrained(tmp_path / "ours")
         assert processor.tokenizer.eos_token == "<eos>"
-    script.main([str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
+    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
     assert HfViTModel.from_pretrained(tmp_path / "features").config.hidden_size == 32

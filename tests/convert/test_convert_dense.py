@@ -23,6 +23,7 @@ from hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
+    cli,
 )
 from hf_vit.convert import parity
 from hf_vit.convert.key_map import convert_weights, strip_prefix
@@ -30,7 +31,6 @@ from hf_vit.convert.loading import convert_checkpoint, shapes_of
 from hf_vit.convert.source import Weights, open_source
 from hf_vit.model.task_configurations import HfViTUniversalSegmentationConfig
 from hf_vit.model.task_universal_segmentation import universal_segmentation_loss
-from scripts import convert_checkpoint as script
 
 from ..helpers.fresh import run_without_package
 from ..helpers.models import pixels, small_config
@@ -363,7 +363,7 @@ def convert(name: str, processor: Any, folder: Path) -> Path:
     """By the script, with its image processor."""
     save_source(name, folder / "theirs")
     processor.save_pretrained(folder / "theirs")
-    script.main([str(folder / "theirs"), str(folder / "ours")])
+    cli.main(["convert", str(folder / "theirs"), str(folder / "ours")])
     return folder / "ours"
 
 

@@ -21,11 +21,11 @@ from hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTImageProcessor,
     HfViTModel,
+    cli,
 )
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.parity import run_lw_detr
 from hf_vit.convert.source import open_source
-from scripts import convert_checkpoint as script
 
 from ..helpers.references import assert_close, draw_weights
 
@@ -262,7 +262,7 @@ def test_logits_are_read_as_by_the_source(source: type[Any], tmp_path: Path) -> 
 
 def test_script_converts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_source("one level", tmp_path / "theirs", torch.float32)
-    script.main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     said = capsys.readouterr().out
     for output in ("hidden_states", "logits", "pred_boxes"):
         assert re.search(rf"32x32  {output} .* equal", said)

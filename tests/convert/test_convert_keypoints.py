@@ -11,10 +11,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_vit import HfViTBackbone, HfViTForKeypointDetection, HfViTForSemanticSegmentation, HfViTModel
+from hf_vit import HfViTBackbone, HfViTForKeypointDetection, HfViTForSemanticSegmentation, HfViTModel, cli
 from hf_vit.convert import parity
 from hf_vit.convert.image_processor import image_processor_options
-from scripts import convert_checkpoint as script
 
 from ..helpers.references import assert_close, draw_weights
 
@@ -188,7 +187,7 @@ def test_script_converts_one_expert_and_compares_it(tmp_path: Path, capsys: pyte
     source, output = tmp_path / "theirs", tmp_path / "ours"
     theirs = save_source("experts", source)
     hf.VitPoseImageProcessor(size={"height": 48, "width": 32}).save_pretrained(source)
-    script.main([str(source), str(output), "--dataset_index", "1"])
+    cli.main(["convert", str(source), str(output), "--dataset_index", "1"])
     assert re.search(r"48x32  heatmaps .* equal", capsys.readouterr().out)
     card = (output / "README.md").read_text()
     assert "pipeline_tag: keypoint-detection" in card

@@ -12,8 +12,13 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hf_vit import HfViTForImageClassification, HfViTForMaskedImageModeling, HfViTForSemanticSegmentation, HfViTModel
-from scripts import convert_checkpoint as script
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
+    HfViTForSemanticSegmentation,
+    HfViTModel,
+    cli,
+)
 
 from ..helpers import references
 from ..helpers.models import SMALL
@@ -219,10 +224,10 @@ def test_script_converts_and_compares_the_decoder(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_source(kind, tmp_path / "theirs")
-    script.main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "ours")])
     printed = capsys.readouterr().out
     assert re.search(rf"32x32  {'logits' if kind == 'mae' else 'reconstruction'} .* equal", printed)
     assert re.search(r"24x40  hidden_states .* equal", printed)
     assert "AutoModelForMaskedImageModeling" in (tmp_path / "ours" / "README.md").read_text()
-    script.main([str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
+    cli.main(["convert", str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
     assert HfViTModel.from_pretrained(tmp_path / "features").config.use_mask_token == (kind == "simmim")

@@ -11,13 +11,12 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, list_families
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, cli, list_families
 from hf_vit.convert import families_table, parity
 from hf_vit.convert.families import FAMILIES
 from hf_vit.training.publishing.hub import check_upload
-from scripts import convert_checkpoint
 
-from ..helpers.fresh import run_script, run_without_package
+from ..helpers.fresh import run_command, run_without_package
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 
@@ -39,7 +38,7 @@ def vit(tmp_path: Path) -> Path:
 
 
 def convert(*arguments: str | Path) -> None:
-    convert_checkpoint.main([str(argument) for argument in arguments])
+    cli.main(["convert", *map(str, arguments)])
 
 
 def test_converted_folder_is_whole_and_opens_without_the_package(
@@ -184,8 +183,8 @@ def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path)
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))
     model.to_empty(device="cpu").save_pretrained(tmp_path / "vit")
-    finished = run_script(
-        "convert_checkpoint", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity", fresh=True
+    finished = run_command(
+        "convert", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity", fresh=True
     )
     found = re.search(r"Peak memory of conversion: (\d+) MiB, (\d+) MiB", finished.stdout)
     assert found, finished.stderr

@@ -21,8 +21,8 @@ from hf_vit.features import evaluate_features, open_train_and_test
 
 from ..helpers.datasets import write_pictures
 from ..helpers.features import extract_to, rows_of, save_encoder
+from ..helpers.options import call_command
 from ..helpers.pretraining import write_colors
-from ..scripts.test_demo import load_script
 
 
 def test_average_precision_is_that_of_scikit_learn() -> None:
@@ -89,7 +89,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_script("evaluate_features").main([str(workplace / "features")])
+    call_command("features evaluate", [str(workplace / "features")])
     printed = capsys.readouterr().out.splitlines()
     found = json.loads((workplace / "features" / "evaluation.json").read_text())
     assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
@@ -111,7 +111,7 @@ def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Pa
     for split in ("train", "test"):
         extract_to(workplace / "encoder", workplace / "colors" / split, tmp_path / split, features=["mean", "pixels"])
     for _ in range(2):  # of which the second leaves what the first has written
-        load_script("evaluate_features").main([str(tmp_path / "train"), str(tmp_path / "test")])
+        call_command("features evaluate", [str(tmp_path / "train"), str(tmp_path / "test")])
     files = [tmp_path / "test" / f"evaluation-beside-train{end}" / "evaluation.json" for end in ("", "-2")]
     apart, again = (json.loads(file.read_text()) for file in files)
     assert apart == again
@@ -159,4 +159,4 @@ def test_what_cannot_be_evaluated_is_reported(
 ) -> None:
     folders = make(tmp_path, workplace / "encoder")
     with pytest.raises(SystemExit, match=message):
-        load_script("evaluate_features").main(list(map(str, folders)))
+        call_command("features evaluate", list(map(str, folders)))

@@ -17,10 +17,10 @@ from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 
 from ..helpers.datasets import dataset_of, picture, truncate, write_image, write_pictures
 from ..helpers.features import arguments_of, command_line, content_of, extract_to, rows_of, save_encoder
-from ..helpers.fresh import run_script, run_with_package, start_script
+from ..helpers.fresh import run_command, run_with_package, start_python
 from ..helpers.models import small_config
+from ..helpers.options import call_command
 from ..helpers.pretraining import NUM_TRAIN, write_colors
-from ..scripts.test_demo import load_script
 
 
 ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
@@ -103,7 +103,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     output_dir, script = tmp_path / "features", tmp_path / "stuck.py"
     script.write_text(STUCK)
     command = command_line(arguments_of(workplace / "encoder", workplace / "colors", output_dir, features=ALL))
-    process = start_script(str(script.with_suffix("")), tmp_path, *command)
+    process = start_python(str(script), *command, workdir=tmp_path)
     deadline = time.monotonic() + 120
     while not (output_dir / "train-00002-of-00004.part").exists():
         assert process.poll() is None, "The extraction ended before it could be killed."
@@ -120,7 +120,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
 
 def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -> None:
     command = command_line(arguments_of("encoder", "colors", tmp_path / "features", features=ALL))
-    finished = run_script("extract_features", workplace, *command, processes=2)
+    finished = run_command("features extract", workplace, *command, processes=2)
     assert finished.returncode == 0, finished.stderr
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
     assert said == [
@@ -136,7 +136,7 @@ def test_the_head_of_a_classifier_is_left_out_without_a_report(workplace: Path, 
     HfViTForImageClassification(config).save_pretrained(folder)
     HfViTImageProcessor.for_model(config).save_pretrained(folder)
     command = command_line(arguments_of(folder, workplace / "colors", tmp_path / "features"))
-    finished = run_script("extract_features", tmp_path, *command)
+    finished = run_command("features extract", tmp_path, *command)
     assert finished.returncode == 0, finished.stderr
     assert "LOAD REPORT" not in finished.stderr
 
@@ -205,7 +205,7 @@ def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, caplog
     truncate(tmp_path / "photos" / "b.png")
     command = command_line(arguments_of(encoder, tmp_path / "photos", tmp_path / "features"))
     with pytest.raises(SystemExit, match=r"photos/b\.png cannot be read: .*truncated"):
-        load_script("extract_features").main(command)
+        call_command("features extract", command)
     extract_to(encoder, tmp_path / "photos", tmp_path / "features", skip_unreadable=True)
     files = rows_of(tmp_path / "features", "train")["file"].to_pylist()
     assert [Path(file).name for file in files] == ["a.png", "c.png"]
@@ -252,4 +252,4 @@ def test_what_cannot_be_extracted_is_said(
     save_encoder(tmp_path / "bare", use_cls_token=False, pooling="mean")
     arguments = {**arguments_of(tmp_path / "bare", workplace / "colors", tmp_path / "features"), **options}
     with pytest.raises(SystemExit, match=message):
-        load_script("extract_features").main(command_line(arguments))
+        call_command("features extract", command_line(arguments))

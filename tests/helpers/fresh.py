@@ -6,6 +6,7 @@ import subprocess
 import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from .processes import NO_COUNTING, ROOT, Process
 
@@ -53,11 +54,18 @@ def run_script(
     return run_python(script, *arguments, workdir=workdir, processes=processes, **environment)
 
 
-def start_script(name: str, workdir: Path, *arguments: str) -> Process:
-    """Starts `scripts/{name}.py` in `workdir` and discards its output."""
+def run_command(
+    name: str, workdir: Path, *arguments: str, processes: int = 1, **environment: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m hf_vit {name}` in `workdir`, and returns what it printed and its exit code."""
+    environment["PYTHONPATH"] = str(ROOT)
+    return run_python("-m", "hf_vit", *name.split(), *arguments, workdir=workdir, processes=processes, **environment)
+
+
+def start_python(*arguments: str, workdir: Path) -> Process:
+    """Starts Python in `workdir`; its output is discarded."""
     nowhere, environment = Path(os.devnull), offline({"PYTHONPATH": str(ROOT)})
-    command = (str(ROOT / "scripts" / f"{name}.py"), *arguments)
-    return Process(*command, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
+    return Process(*arguments, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
 
 
 def run_python(

@@ -49,6 +49,11 @@ def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
     run_evaluation(values, report)
 
 
+def call_command(name: str, arguments: Sequence[str]) -> None:
+    """Runs `hf-vit {name}` in this process."""
+    cli.main([*name.split(), *arguments])
+
+
 def parse_arguments(types: Sequence[type], arguments: Arguments, **defaults: Any) -> tuple[Any, ...]:
     """Return dataclasses of options, built from a command line."""
     return build(types, with_recipe(values_of(types, arguments)), **defaults)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 
 
 class Row(NamedTuple):
@@ -41,12 +41,12 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
 
 
 def script(name: str) -> Callable[[list[str]], Any]:
-    """What runs a script here; where it prints how it is used, the error is the last line of that."""
+    """Return a function that runs a command in this process; of a usage message, the error is the last line."""
 
     def call(arguments: list[str]) -> Any:
         with redirect_stderr(io.StringIO()) as printed:
             try:
-                load_script(name).main(arguments)
+                call_command(name, arguments)
             except SystemExit as stopped:
                 sys.exit(printed.getvalue().splitlines()[-1] if stopped.code == 2 else stopped.code)
 

@@ -48,7 +48,7 @@ DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use
 def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
     """Rows of a training script: options, which are the name of the row too, and words of the error."""
     named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
-    return rows(script(f"train_{task}"), SystemExit, named)
+    return rows(script(f"train {task}"), SystemExit, named)
 
 
 LIBRARY = [
@@ -181,7 +181,7 @@ OF_TASKS = [
     ),
     *training_rows("zero_shot_image_classification", [("--text_preset giant", "text_preset='giant'")]),
     *rows(
-        script("pretrain_masked_image_modeling"),
+        script("train masked-image-modeling"),
         SystemExit,
         [
             ("pretrain: --mask_ratio 1", with_folder(*DATA, "--mask_ratio", "1"), "mask_ratio=1.0"),
@@ -218,7 +218,7 @@ TEACHERS = [
 ]
 
 
-@parametrize(rows(script("train_image_classification"), SystemExit, TEACHERS))
+@parametrize(rows(script("train image-classification"), SystemExit, TEACHERS))
 def test_a_training_refuses_a_teacher(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
 
@@ -272,7 +272,7 @@ OTHER_ARCHITECTURES = [
 ]
 
 
-@parametrize(rows(script("train_image_classification"), SystemExit, OTHER_ARCHITECTURES))
+@parametrize(rows(script("train image-classification"), SystemExit, OTHER_ARCHITECTURES))
 def test_a_training_is_not_resumed_with_another_architecture(row: Row, begun: Path, tmp_path: Path) -> None:
     copy_of(begun, tmp_path / "output")
 
@@ -287,7 +287,7 @@ def test_a_training_is_not_resumed_as_another_task(begun: Path, tmp_path: Path) 
     copy_of(begun, tmp_path / "output")
     arguments = with_folder(*DATA, "--resume_from_checkpoint", "last", *RESUMED, *model_of())
     words = ("HfViTForImageClassification", "HfViTForDepthEstimation")
-    assert_refused(Row("", arguments, script("train_depth_estimation"), SystemExit, words), tmp_path)
+    assert_refused(Row("", arguments, script("train depth-estimation"), SystemExit, words), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +310,7 @@ EVALUATED = ("--model_name_or_path", "SAVED/classifier", *DATA)
 EXTRACTED = (*EVALUATED[:-2], "--features", "mean")
 OTHER_SCRIPTS = [
     *script_rows(
-        "evaluate_model",
+        "evaluate",
         [
             ("--per_device_eval_batch_size 0", "per_device_eval_batch_size=0"),
             ("--max_eval_samples 0", "max_eval_samples=0"),
@@ -325,7 +325,7 @@ OTHER_SCRIPTS = [
         *EVALUATED,
     ),
     *script_rows(
-        "extract_features",
+        "features extract",
         [
             ("--batch_size 0", "batch_size=0"),
             ("--num_workers -1", "num_workers=-1"),
@@ -338,7 +338,7 @@ OTHER_SCRIPTS = [
         *EXTRACTED,
     ),
     *script_rows(
-        "evaluate_features",
+        "features evaluate",
         [
             ("FOLDER/nothing", "nothing"),
             ("FOLDER/data", "data"),
@@ -385,7 +385,7 @@ OTHER_SCRIPTS = [
         *("--output_dir", "FOLDER/maps"),
     ),
     *script_rows(
-        "convert_checkpoint",
+        "convert",
         [
             ("FOLDER/nothing FOLDER/output", "nothing"),
             ("FOLDER/data FOLDER/output", "data"),
@@ -398,7 +398,7 @@ OTHER_SCRIPTS = [
         ],
     ),
     *script_rows(
-        "push_to_hub",
+        "push",
         [
             ("FOLDER/nothing user/name --dry_run", "nothing"),
             ("FOLDER/data user/name --dry_run", "data"),

@@ -162,7 +162,7 @@ def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str
 
         return write_damaged
 
-    return rows(script(f"train_{task}"), SystemExit, [(name, make(damage), words) for name, damage, words in table])
+    return rows(script(f"train {task}"), SystemExit, [(name, make(damage), words) for name, damage, words in table])
 
 
 def evaluate_training_images(folder: Path) -> None:

@@ -15,7 +15,7 @@ from ..helpers.processes import Process
 
 # Whatever uses one of these is slow: a test, a fixture of it or a function of these folders that either calls.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
-TRAINS = {"load_script", "make_trainer", "run", "run_task"}
+TRAINS = {"call_command", "load_script", "make_trainer", "run", "run_task"}
 SWEEPS = ("convert", "visualize")  # models of many libraries one after another, and matplotlib's drawings
 OWN_PACKAGE = __name__.partition(".")[0]
 NEW_MODULES = 200  # after which imports are frozen again

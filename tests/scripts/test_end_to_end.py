@@ -1,4 +1,4 @@
-"""The whole way through the scripts: train, kill, resume, evaluate, predict, publish, open elsewhere."""
+"""From end to end: train, kill, resume, evaluate, predict, publish, open elsewhere."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from hf_vit import __version__
 
 from ..helpers import distributed
-from ..helpers.fresh import run_script, run_without_package, start_script
+from ..helpers.fresh import run_command, run_without_package, start_python
 from ..helpers.hub import TOKEN, Failure, serve
 from ..helpers.processes import ROOT
 
@@ -62,20 +62,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_script("train_image_classification", workplace, "recipe.yaml", *arguments)
+    return run_command("train image-classification", workplace, "recipe.yaml", *arguments)
 
 
-def launch(processes: int, script: str, workplace: Path, *arguments: str) -> None:
-    """Runs a script on one process or several."""
-    finished = run_script(script, workplace, *arguments, processes=processes)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
-def launch_on_two_nodes(script: str, workplace: Path, *arguments: str) -> None:
-    """Runs a script by two launchers of a process each, as on two machines."""
+def train_on_two_nodes(workplace: Path, *arguments: str) -> None:
+    """Trains by two launchers of one process each, as on two machines."""
     where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
     where += ["--master_port", str(get_free_port()), "--node_rank"]
-    command = (str(ROOT / "scripts" / f"{script}.py"), *arguments)
+    command = ("-m", "hf_vit", "train", "image-classification", *arguments)
     nodes = [distributed.launch(*where, str(rank), *command, folder=workplace, workdir=workplace) for rank in range(2)]
     for node in nodes:
         distributed.finish(node, workplace)
@@ -83,7 +77,8 @@ def launch_on_two_nodes(script: str, workplace: Path, *arguments: str) -> None:
 
 def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
     """Starts a training and kills it some time after its first checkpoint."""
-    process = start_script("train_image_classification", workplace, "recipe.yaml", "--output_dir", output_dir)
+    words = ("hf_vit", "train", "image-classification", "recipe.yaml", "--output_dir", output_dir)
+    process = start_python("-m", *words, workdir=workplace)
     deadline = time.monotonic() + 120
     while not (workplace / output_dir / "checkpoint-50" / "trainer_state.json").exists():
         assert process.poll() is None, "The training ended before it could be killed."
@@ -149,33 +144,22 @@ def test_training_learns_and_says_so_in_the_card(whole: Path) -> None:
 
 def test_evaluation_gives_the_scores_of_the_training(whole: Path, workplace: Path) -> None:
     for processes, batch_size, folder in (1, "64", "alone"), (2, "2", "two"):
-        launch(
-            processes,
-            "evaluate_model",
-            workplace,
-            *("--model_name_or_path", "whole", "--dataset_name", "photos", "--use_cpu", "--output_dir", folder),
-            *("--per_device_eval_batch_size", batch_size),
-        )
+        words = ("whole", "photos", "--use_cpu", "--output_dir", folder, "--per_device_eval_batch_size", batch_size)
+        finished = run_command("evaluate", workplace, *words, processes=processes)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
         assert scores(workplace / folder) == pytest.approx(scores(whole), abs=1e-6)
         assert (workplace / folder / "test_confusion_matrix.png").exists()
 
 
 def test_class_folders_without_splits_are_trained_on_evaluated_and_predicted(workplace: Path) -> None:
     write_photos(workplace / "unsplit", 8, seed=2)
-    for script, *arguments in (
-        (
-            "train_image_classification",
-            "recipe.yaml",
-            "--dataset_name",
-            "unsplit",
-            "--output_dir",
-            "out",
-            "--max_steps=5",
-        ),
-        ("evaluate_model", "--model_name_or_path", "out", "--dataset_name", "unsplit"),
+    words = ("recipe.yaml", "--dataset_name", "unsplit", "--output_dir", "out", "--max_steps=5")
+    for name, *arguments in (
+        ("train image-classification", *words),
+        ("evaluate", "out", "unsplit"),
         ("predict", "out", "unsplit"),
     ):
-        finished = run_script(script, workplace, *arguments)
+        finished = run_command(name, workplace, *arguments)
         assert finished.returncode == 0, finished.stdout + finished.stderr
     trained, scored = (
         [json.loads(line) for line in (workplace / folder / "validation_predictions.jsonl").read_text().splitlines()]
@@ -196,9 +180,10 @@ def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Pa
         arguments = ("recipe.yaml", "--output_dir", f"by-{nodes}", "--logging_steps", "1", *options)
         arguments += ("--per_device_train_batch_size", str(8 // nodes))
         if nodes == 1:
-            launch(1, "train_image_classification", workplace, *arguments)
+            finished = run_command("train image-classification", workplace, *arguments)
+            assert finished.returncode == 0, finished.stdout + finished.stderr
         else:
-            launch_on_two_nodes("train_image_classification", workplace, *arguments)
+            train_on_two_nodes(workplace, *arguments)
     one, two = (load_file(workplace / f"by-{nodes}" / "model.safetensors") for nodes in (1, 2))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
@@ -208,11 +193,11 @@ def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Pa
     losses = [[entry["loss"] for entry in state["log_history"] if "loss" in entry] for state in states]
     assert len(losses[0]) == 36
     assert losses[1] == pytest.approx(losses[0], abs=2e-4)  # they are rounded to four digits
-    assert "torchrun --nnodes 2 --nproc_per_node 1 " in (workplace / "by-2" / "README.md").read_text()
+    assert "torchrun --nnodes 2 --nproc_per_node 1 -m hf_vit" in (workplace / "by-2" / "README.md").read_text()
 
 
 def test_predictions_agree_with_the_evaluation(whole: Path, workplace: Path) -> None:
-    finished = run_script("predict", workplace, "whole", "photos/test", "--picture", "labeled.png")
+    finished = run_command("predict", workplace, "whole", "photos/test", "--picture", "labeled.png")
     assert finished.returncode == 0, finished.stderr
     answers = {line["file"]: line for line in map(json.loads, finished.stdout.splitlines())}
     lines = [json.loads(line) for line in (whole / "test_predictions.jsonl").read_text().splitlines()]
@@ -235,11 +220,11 @@ for name in ("blue", "green", "red"):
 
 
 def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path: Path) -> None:
-    listed = run_script("push_to_hub", workplace, "resumed", "user/colors", "--dry_run")
+    listed = run_command("push", workplace, "resumed", "user/colors", "--dry_run")
     assert listed.returncode == 0, listed.stderr
     assert "Nothing was uploaded" in listed.stdout
     with serve(tmp_path / "hub") as hub:
-        pushed = run_script("push_to_hub", workplace, "resumed", "user/colors", **hub.client)
+        pushed = run_command("push", workplace, "resumed", "user/colors", **hub.client)
         assert pushed.returncode == 0, pushed.stderr
         photos = str(workplace / "photos" / "test")
         opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colors", photos, **hub.client)
@@ -258,13 +243,13 @@ def test_training_itself_publishes_model_card_and_scores(workplace: Path, tmp_pa
     arguments = ("recipe.yaml", "--output_dir", "published", *options, "--hub_token", TOKEN)
     with serve(tmp_path / "hub") as hub:
         hub.failures = [Failure("commit", None, b"step 2"), Failure("commit", 503, b"End of training")]
-        finished = run_script("train_image_classification", workplace, *arguments, **hub.client)
+        finished = run_command("train image-classification", workplace, *arguments, **hub.client)
         assert finished.returncode == 1
         assert "An upload failed: " in finished.stderr
-        again = finished.stderr.splitlines()[-1].partition("The model is safe in published, from where ")[2]
-        assert again == "this uploads it: python scripts/push_to_hub.py published user/published"
+        again = finished.stderr.splitlines()[-1].partition("The model is saved in published. Upload it with: ")[2]
+        assert again == "hf-vit push published user/published"
         assert hub.tags == {}
-        repeated = run_script("push_to_hub", workplace, *again.split()[-2:], **hub.client)
+        repeated = run_command("push", workplace, *again.split()[-2:], **hub.client)
         assert repeated.returncode == 0, repeated.stderr
         commits = [commit for commit in hub.commits if commit.repo == "user/published"]
     assert hub.failures == []

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
-from ..helpers.fresh import run_script
 from ..helpers.options import evaluate
 
 
@@ -59,18 +58,6 @@ def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp
         files |= {"validation_classes.json", "validation_classes.png"}
         assert list(written(tmp_path, "classes")) == NAMES
     assert {path.name for path in tmp_path.iterdir()} == files
-
-
-def test_two_processes_score_as_one(workplace: Path, tmp_path: Path) -> None:
-    task, scenes = "universal_segmentation", str(workplace / "scenes")
-    options = ["--dataset_name", scenes, "--per_device_eval_batch_size", "1"]
-    arguments = arguments_of(workplace, task, tmp_path, *options)
-    finished = run_script("evaluate_model", workplace, *arguments, processes=2)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.count("5 validation images: ") == 1
-    assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(written(workplace / task)), rel=1e-5, nan_ok=True)
-    found, expected = ((folder / PREDICTIONS).read_text().splitlines() for folder in (tmp_path, workplace / task))
-    assert [json.loads(line)["file"] for line in found] == [json.loads(line)["file"] for line in expected]
 
 
 @pytest.mark.parametrize("task", ["semantic_segmentation", "universal_segmentation"])

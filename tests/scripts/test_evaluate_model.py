@@ -1,4 +1,4 @@
-"""The script that evaluates models finds the task of each, and offers the options of that task."""
+"""`hf-vit evaluate` finds the task of a model and offers the options of that task."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,7 @@ from hf_vit.options.recipe import with_recipe
 from hf_vit.training import TASKS
 from hf_vit.training.run import find_task, plan_evaluation, task_of_model
 
-from ..helpers.options import evaluation_values
-from .test_demo import load_script
+from ..helpers.options import call_command, evaluation_values
 
 
 def config_of(folder: Path, *architectures: str) -> str:
@@ -93,7 +92,7 @@ def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path, "HfViTModel")
     message = r"was saved as HfViTModel, which is of no task. .* --task, one of depth-estimation"
     with pytest.raises(SystemExit, match=message):
-        load_script("evaluate_model").main(["--model_name_or_path", model, "--dataset_name", "photos", "--use_cpu"])
+        call_command("evaluate", ["--model_name_or_path", model, "--dataset_name", "photos", "--use_cpu"])
 
 
 def test_a_pretrained_encoder_is_evaluated_by_its_features(tmp_path: Path) -> None:
@@ -101,14 +100,5 @@ def test_a_pretrained_encoder_is_evaluated_by_its_features(tmp_path: Path) -> No
     HfViTForMaskedImageModeling(config).save_pretrained(tmp_path)
     HfViTImageProcessor.for_model(config).save_pretrained(tmp_path)
     arguments = ["--model_name_or_path", str(tmp_path), "--dataset_name", "photos", "--use_cpu"]
-    with pytest.raises(SystemExit, match=r"Evaluate its features: scripts/extract_features\.py"):
-        load_script("evaluate_model").main(arguments)
-
-
-def test_help_lists_the_options_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script, model = load_script("evaluate_model"), config_of(tmp_path, "HfViTForDepthEstimation")
-    for arguments, is_listed in ((["--help"], False), (["--model_name_or_path", model, "--help"], True)):
-        script.main(arguments)
-        printed = capsys.readouterr().out
-        assert ("--min_eval_depth" in printed) is is_listed
-        assert "--model_name_or_path" in printed
+    with pytest.raises(SystemExit, match=r"Evaluate its features: hf-vit features extract"):
+        call_command("evaluate", arguments)

@@ -1,4 +1,4 @@
-"""The prediction script: what it reads, prints and draws, and what it says to mistakes."""
+"""`hf-vit predict`: inputs, output, pictures and error messages."""
 
 import json
 import re
@@ -9,13 +9,12 @@ from typing import Any, BinaryIO
 
 import datasets
 import numpy as np
-import predict
 import pytest
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
 import hf_vit
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, cli
 from hf_vit.inference.predict import find_images, open_image, predict_files
 from hf_vit.model import image_inputs
 from hf_vit.model.image_inputs import read_image
@@ -52,7 +51,7 @@ def lines_of(text: str) -> list[dict]:
 def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files, picture = write_images(tmp_path / "images", 10), tmp_path / "new" / "labeled.png"
     arguments = ["--top_k", "2", "--batch_size", "4", "--picture", str(picture)]
-    predict.main([str(saved), files[7], str(tmp_path / "images"), *arguments])
+    cli.main(["predict", str(saved), files[7], str(tmp_path / "images"), *arguments])
     lines = lines_of(capsys.readouterr().out)
     assert [line["file"] for line in lines] == [files[7], *files]
     for line in lines:
@@ -95,13 +94,13 @@ def test_bad_files_are_named_and_the_others_predicted(
 ) -> None:
     folder, picture = tmp_path / "images", tmp_path / "labeled.png"
     files = write_images(folder, 6)
-    predict.main([str(saved), str(folder), "--batch_size", "2"])
+    cli.main(["predict", str(saved), str(folder), "--batch_size", "2"])
     expected = lines_of(capsys.readouterr().out)
     Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])  # truncated
     (folder / "0-first.png").write_text("no image")
     (folder / "9-last.gif").touch()
     with pytest.raises(SystemExit) as stopped:
-        predict.main([str(saved), str(folder), "--batch_size", "2", "--picture", str(picture)])
+        cli.main(["predict", str(saved), str(folder), "--batch_size", "2", "--picture", str(picture)])
     assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")  # a text is exit code 1
     output = capsys.readouterr()
     lines = lines_of(output.out)
@@ -120,7 +119,7 @@ def test_bad_files_are_named_and_the_others_predicted(
 def test_bad_files_alone_end_in_their_names(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(SystemExit, match=r"1 of 1 files cannot be read as images\."):
-        predict.main([str(saved), str(tmp_path), "--picture", str(tmp_path / "labeled.jpg")])
+        cli.main(["predict", str(saved), str(tmp_path), "--picture", str(tmp_path / "labeled.jpg")])
     assert "broken.png cannot be read as an image" in capsys.readouterr().err
     assert not (tmp_path / "labeled.jpg").exists()
 
@@ -216,7 +215,7 @@ def test_mistakes_are_explained(
     arguments: Callable[[Path], list[str]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        predict.main(arguments(tmp_path))
+        cli.main(["predict", *arguments(tmp_path)])
     assert stopped.value.code not in (0, None)
     assert message in str(stopped.value.code) + capsys.readouterr().err
 
@@ -269,7 +268,7 @@ def test_models_of_others_leave_broken_files_out(tmp_path: Path) -> None:
 def test_the_report_of_an_optimization_is_logged(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    predict.main([str(saved), *write_images(tmp_path, 2), "--optimize"])
+    cli.main(["predict", str(saved), *write_images(tmp_path, 2), "--optimize"])
     assert len(lines_of(capsys.readouterr().out)) == 2
     (report,) = [record.getMessage() for record in caplog.records if record.name == "hf_vit.inference.predict"]
     assert "| tried | milliseconds | times as fast | difference | verdict |" in report

@@ -1,10 +1,9 @@
-"""The prediction script on models for segmentation and depth: what it prints, writes and draws."""
+"""`hf-vit predict` with models for segmentation and depth: output, files and pictures."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import predict
 import pytest
 import torch
 from PIL import Image
@@ -15,6 +14,7 @@ from hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
     HfViTModel,
+    cli,
 )
 from hf_vit.data.targets import read_depth
 from hf_vit.inference.predict import name_outputs
@@ -66,7 +66,7 @@ def run(
 ) -> list[dict]:
     """Predicts all images; returns the lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
-    predict.main([str(workplace / model), *images, "--output_dir", str(output_dir), *options])
+    cli.main(["predict", str(workplace / model), *images, "--output_dir", str(output_dir), *options])
     lines = lines_of(capsys.readouterr().out)
     assert [line["file"] for line in lines] == images
     for line, (name, (width, height)) in zip(lines, SIZES.items(), strict=True):
@@ -185,15 +185,16 @@ def test_one_picture_of_all_images(
 ) -> None:
     file = tmp_path / "new" / "all.png"
     options = ["--threshold", "0.1", "--picture", str(file)]
-    predict.main([str(workplace / model), str(workplace / "images"), *options])
+    cli.main(["predict", str(workplace / model), str(workplace / "images"), *options])
     assert [set(line) & {"classes", "segments", "unit"} for line in lines_of(capsys.readouterr().out)] == [{key}] * 2
     with Image.open(file) as picture:
         assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each beside its prediction
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
+    words = [str(workplace / "headless"), str(workplace / "images"), "--output_dir", str(tmp_path / "new")]
     with pytest.raises(SystemExit, match="was saved as HfViTModel, which is not supported"):
-        predict.main([str(workplace / "headless"), str(workplace / "images"), "--output_dir", str(tmp_path / "new")])
+        cli.main(["predict", *words])
     assert not (tmp_path / "new").exists()
 
 

@@ -1,16 +1,15 @@
-"""The prediction script on models of objects and of keypoints: what it prints, writes and draws."""
+"""`hf-vit predict` with models for objects and keypoints: output, files and pictures."""
 
 import csv
 import json
 from pathlib import Path
 
 import numpy as np
-import predict
 import pytest
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
+from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor, cli
 from hf_vit.inference.writers import CORNERS, WRITERS
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
@@ -59,7 +58,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
     """Predicts all images; returns the lines."""
     images = [str(workplace / "images" / name) for name in SIZES]
-    predict.main([str(workplace / model), *images, *options])
+    cli.main(["predict", str(workplace / model), *images, *options])
     lines = lines_of(capsys.readouterr().out)
     assert [line["file"] for line in lines] == images
     return lines
@@ -119,7 +118,7 @@ def test_objects_lead_to_keypoints(
     workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     image, pictures = str(workplace / "images" / "wide.png"), [tmp_path / "new" / f"{name}.png" for name in "ab"]
-    predict.main([str(workplace / "objects"), image, "--threshold", "0.9", "--picture", str(pictures[0])])
+    cli.main(["predict", str(workplace / "objects"), image, "--threshold", "0.9", "--picture", str(pictures[0])])
     (found,) = lines_of(capsys.readouterr().out)
     assert {"file", "objects", "best_score"} == set(found)
     objects = pipeline("object-detection", model=str(workplace / "objects"))(image, threshold=0.0)
@@ -129,7 +128,7 @@ def test_objects_lead_to_keypoints(
     found["objects"] += json.loads(boxes)["objects"]
     (tmp_path / "found.jsonl").write_text(json.dumps(found))
     boxes = ["--boxes", str(tmp_path / "found.jsonl")]
-    predict.main([str(workplace / "pose"), image, *boxes, "--picture", str(pictures[1])])
+    cli.main(["predict", str(workplace / "pose"), image, *boxes, "--picture", str(pictures[1])])
     (line,) = lines_of(capsys.readouterr().out)
     assert len(line["poses"]) == len(found["objects"]) >= 2
     assert all(picture.is_file() for picture in pictures)
@@ -149,12 +148,12 @@ def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path, cont
         (tmp_path / "boxes.jsonl").write_text(content)
     images = [str(workplace / "images" / name) for name in SIZES]
     with pytest.raises(SystemExit, match=message):
-        predict.main([str(workplace / "pose"), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
+        cli.main(["predict", str(workplace / "pose"), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
 
 
 def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
     with pytest.raises(SystemExit, match=r"requires a model for keypoint detection, but .*objects has another task"):
-        predict.main([str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
+        cli.main(["predict", str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
 
 
 def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:

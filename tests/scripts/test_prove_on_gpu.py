@@ -8,7 +8,7 @@ from pathlib import Path
 import prove_on_gpu
 import pytest
 import torch
-from prove_on_gpu import Part, compare_trainings, run_part
+from prove_on_gpu import Part, compare_training_runs, run_part
 from safetensors.torch import save_file
 
 
@@ -22,7 +22,7 @@ def test_a_part_reports_its_tables_and_ends_at_the_first_command_that_fails(tmp_
     result = run_part("table", part, tmp_path, seconds=60)
     assert result.lines == ["| a | 1 |", "Scores: accuracy 1"]
     assert result.error is not None
-    assert "ended with status 3" in result.error
+    assert "exited with code 3" in result.error
     assert run_part("table", Part("Table", [table]), tmp_path, seconds=60).error is None
 
 
@@ -76,28 +76,28 @@ def test_trainings_are_compared_by_losses_and_weights(tmp_path: Path) -> None:
         write_training(tmp_path / name, values, weight)
     write_training(tmp_path / "fsdp", [2.0, 1.01], 1.0)
     with pytest.raises(ValueError, match="no checkpoint of FSDP"):
-        compare_trainings(tmp_path, ["ddp", "fsdp"])
+        compare_training_runs(tmp_path, ["ddp", "fsdp"])
     (tmp_path / "fsdp" / "checkpoint-10").mkdir()
     (tmp_path / "fsdp" / "checkpoint-10" / "pytorch_model_fsdp.bin").touch()
-    with pytest.raises(ValueError, match=r"losses by fsdp differ by 1\.0e-02"):
-        compare_trainings(tmp_path, ["ddp", "fsdp"])
+    with pytest.raises(ValueError, match=r"losses with fsdp differ by 1\.0e-02"):
+        compare_training_runs(tmp_path, ["ddp", "fsdp"])
     (tmp_path / "fsdp" / "trainer_state.json").write_text((tmp_path / "ddp" / "trainer_state.json").read_text())
-    assert compare_trainings(tmp_path, ["ddp", "fsdp"]).startswith("Equal: 2 losses of plain and ddp and fsdp")
-    assert "fsdp" not in compare_trainings(tmp_path, ["ddp"])
+    assert compare_training_runs(tmp_path, ["ddp", "fsdp"]).startswith("Equal: 2 losses of plain and ddp and fsdp")
+    assert "fsdp" not in compare_training_runs(tmp_path, ["ddp"])
     save_file({"weight": torch.tensor([1.0 + 1e-6])}, tmp_path / "resumed" / "ema" / "model.safetensors")
-    with pytest.raises(ValueError, match="Resumed weights are others in ema: weight"):
-        compare_trainings(tmp_path, ["ddp"])
+    with pytest.raises(ValueError, match="Weights of the resumed run differ in ema: weight"):
+        compare_training_runs(tmp_path, ["ddp"])
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cpu", "--quick", "--parts", "serving", "--output_dir", str(tmp_path / "proof")]
     prove_on_gpu.main([*words, "--minutes", "0"])
-    assert "serving: left for the next call" in capsys.readouterr().out
+    assert "serving: not run" in capsys.readouterr().out
     prove_on_gpu.main(words)
-    assert "serving: ended well" in capsys.readouterr().out
+    assert "serving: succeeded" in capsys.readouterr().out
     prove_on_gpu.main(words)
-    assert "serving: done before" in capsys.readouterr().out
+    assert "serving: skipped" in capsys.readouterr().out
     report = (tmp_path / "proof" / "report.md").read_text()
     assert "| ours, dynamic batches |" in report
     assert "## ViT-B/16, eager (`speed_base`)\n\nNot run." in report
@@ -105,7 +105,7 @@ def test_a_run_goes_on_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--device", "cpu", "--parts", "cifar10"], "no data given for it: cifar10"), ([], "no GPU")],
+    [(["--device", "cpu", "--parts", "cifar10"], "unknown or need data: cifar10"), ([], "No GPU")],
 )
 def test_what_cannot_run_is_said(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -28,18 +28,6 @@ FOLDERS = ("hf_vit", "model_cards", "scripts")
 READMES = [ROOT / "README.md", *sorted(file for top in FOLDERS for file in (ROOT / top).rglob("README.md"))]
 CARDS = sorted(file for file in (ROOT / "model_cards").glob("*.md") if file.name not in ("README.md", "template.md"))
 MARKS = ("", "gpu", "network")
-# What each training script saves; an evaluation reads its task from there.
-MODEL_CLASSES = {
-    "train_image_classification": "HfViTForImageClassification",
-    "train_semantic_segmentation": "HfViTForSemanticSegmentation",
-    "train_universal_segmentation": "HfViTForUniversalSegmentation",
-    "train_depth_estimation": "HfViTForDepthEstimation",
-    "train_object_detection": "HfViTForObjectDetection",
-    "train_keypoint_detection": "HfViTForKeypointDetection",
-    "train_zero_shot_image_classification": "HfViTForZeroShotImageClassification",
-    "pretrain_masked_image_modeling": "HfViTForMaskedImageModeling",
-    "pretrain_joint_embedding": "HfViTForJointEmbedding",
-}
 
 
 class Block(NamedTuple):
@@ -104,8 +92,6 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         check_launcher(program, rest[:start])
         arguments = rest[start + 1 :]
         parse(partial(runpy.run_path, str(ROOT / script), run_name="__main__"), script, arguments, monkeypatch)
-        if Path(script).stem in MODEL_CLASSES and "--output_dir" in arguments:
-            save_config(MODEL_CLASSES[Path(script).stem], arguments)
 
 
 def check_launcher(program: str, options: list[str]) -> None:
@@ -222,7 +208,7 @@ def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkey
 def test_commands_of_cards_parse(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks_of(file):
         for words in commands_of(block.code) if block.language == "bash" else ():
-            if words[0] in ("python", "torchrun"):
+            if words[0] in ("hf-vit", "python", "torchrun"):
                 check_command(words, monkeypatch)
 
 
@@ -243,9 +229,8 @@ def test_links_lead_somewhere(file: Path) -> None:
 def test_the_first_readme_is_short_and_names_every_task() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 250
-    assert {file.stem for file in (ROOT / "scripts").glob("*train_*.py")} == set(MODEL_CLASSES)
-    for script, model_class in MODEL_CLASSES.items():
-        assert re.search(rf"^\| `{model_class}` \| `{script}` \|", text, flags=re.MULTILINE), script
+    for name, task in TASKS.items():
+        assert f"\n| `{task.model_class.__name__}` | `{name}` |" in text
 
 
 def test_the_tree_names_every_folder_of_the_package() -> None:

@@ -23,10 +23,10 @@ from hf_vit.training.tasks.zero_shot_image_classification import (
 )
 from hf_vit.training.teacher import open_teacher
 
-from ..helpers.fresh import run_script
+from ..helpers.fresh import run_command
 from ..helpers.models import small_config
+from ..helpers.options import call_command
 from ..helpers.teachers import SHAPE
-from .test_demo import load_script
 
 
 MARKER = "the code was here"
@@ -104,27 +104,27 @@ def change_json(file: Path, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments"),
+    ("name", "arguments"),
     [
         ("predict", ["foreign", "photo.png"]),
         ("visualize", ["foreign", "photo.png", "--output_dir", "output"]),
-        ("convert_checkpoint", ["foreign", "output"]),
-        ("push_to_hub", ["foreign", "user/foreign", "--dry_run"]),
-        ("evaluate_model", ["--model_name_or_path", "foreign", *DATA]),
-        ("extract_features", ["--model_name_or_path", "foreign", *DATA, "--output_dir", "output"]),
+        ("convert", ["foreign", "output"]),
+        ("push", ["foreign", "user/foreign", "--dry_run"]),
+        ("evaluate", ["--model_name_or_path", "foreign", *DATA]),
+        ("features extract", ["--model_name_or_path", "foreign", *DATA, "--output_dir", "output"]),
         (
-            "train_image_classification",
+            "train image-classification",
             ["--model_name_or_path", "foreign", *DATA, "--train_val_split", "0.5", "--output_dir", "output"],
         ),
     ],
 )
-def test_no_script_runs_the_code_of_a_model(
-    script: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_command_runs_the_code_of_a_model(
+    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_foreign(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        load_script(script).main(arguments)
+        call_command(name, arguments)
     (line,) = str(stopped.value.code).splitlines()
     assert "foreign" in line
     assert not (tmp_path / MARKER).exists()
@@ -144,13 +144,13 @@ def test_predictions_need_consent(changes: dict[str, object], tmp_path: Path, mo
     save_foreign(tmp_path, **changes)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"'foreign' brings code .* set --trust_remote_code\.$"):
-        load_script("predict").main(["foreign", "photo.png"])
+        call_command("predict", ["foreign", "photo.png"])
     assert not (tmp_path / MARKER).exists()
 
 
 def test_with_consent_the_code_runs(tmp_path: Path) -> None:
     save_foreign(tmp_path)
-    result = run_script("predict", tmp_path, "foreign", "photo.png", "--trust_remote_code")
+    result = run_command("predict", tmp_path, "foreign", "photo.png", "--trust_remote_code")
     assert json.loads(result.stdout)["label"].startswith("LABEL_"), result.stderr
     assert (tmp_path / MARKER).exists()
 
@@ -172,7 +172,7 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
     )  # as a saved pipeline writes it
     write_images(tmp_path)
     monkeypatch.chdir(tmp_path)
-    load_script("predict").main(["ours", "photo.png"])
+    call_command("predict", ["ours", "photo.png"])
     assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
     assert not (tmp_path / MARKER).exists()
 

@@ -3,7 +3,6 @@
 import logging
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from hf_vit.training.tasks.image_classification import ClassificationArguments, 
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
 from ..helpers.datasets import load_digits, write_class_folders
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -252,8 +251,8 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     monkeypatch.chdir(photos.parent)
     arguments = ["--dataset_name", "photos", "--use_cpu"]
     training = ["--model_name_or_path", "published", "--output_dir", "output", "--max_steps", "2"]
-    load_script("train_image_classification").main([*arguments, *SMALL_DATA, *training])
-    load_script("evaluate_model").main([*arguments, "--model_name_or_path", "output"])
+    call_command("train image-classification", [*arguments, *SMALL_DATA, *training])
+    call_command("evaluate", [*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
     assert model.classifier.bias.any()  # which starts at zero
@@ -266,12 +265,10 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
     weights = drawn("vit_base_patch16_224", num_classes=len(NAMES)).float().state_dict()
     torch.save(weights, "vit.pth")
     arguments = ["--dataset_name", "photos", "--use_cpu", "--model_name_or_path", "vit.pth"]
-    load_script("train_image_classification").main(
-        [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"]
-    )
+    call_command("train image-classification", [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"])
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
     with pytest.raises(SystemExit, match="LABEL_0"):  # the file itself names no classes
-        load_script("evaluate_model").main(arguments)
+        call_command("evaluate", arguments)
 
 
 def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
@@ -334,11 +331,6 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
         checkpoint_to_resume(args)
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return load_script("train_image_classification")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -374,20 +366,18 @@ def script() -> ModuleType:
 def test_training_explains_mistakes(
     arguments: list[str],
     message: str,
-    script: ModuleType,
     photos: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(photos.parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as stopped:
-        script.main([*SMALL_DATA, *arguments, "--output_dir", "output", "--use_cpu"])
+        call_command("train image-classification", [*SMALL_DATA, *arguments, "--output_dir", "output", "--use_cpu"])
     assert message in str(stopped.value.code)
     assert not (photos.parent / "output" / "model.safetensors").exists()
 
 
 def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
-    script = load_script("evaluate_model")
     for arguments, message in (
         ([], "Say what to evaluate: --model_name_or_path"),
         (["--model_name_or_path", str(saved[0])], "Set the location of the images"),
@@ -397,4 +387,4 @@ def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForI
         ),
     ):
         with pytest.raises(SystemExit, match=message):
-            script.main([*arguments, "--use_cpu"])
+            call_command("evaluate", [*arguments, "--use_cpu"])

@@ -15,9 +15,8 @@ from hf_vit.data.augmentation.views import MultiCrop, ViewColors
 from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, JointEmbeddingArguments
 
 from ..helpers.dense_trainings import scores_of
-from ..helpers.options import task_of
+from ..helpers.options import call_command, task_of
 from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
-from ..scripts.test_demo import load_script
 
 
 SIZES = {"projector_hidden_size": 32, "embedding_size": 8}
@@ -36,7 +35,7 @@ def arguments_of(objective: str, data: Path, output_dir: Path, *options: str) ->
 
 
 def pretrain(objective: str, data: Path, output_dir: Path, *options: str) -> None:
-    load_script("pretrain_joint_embedding").main(arguments_of(objective, data, output_dir, *STEPS, *options))
+    call_command("train joint-embedding", arguments_of(objective, data, output_dir, *STEPS, *options))
 
 
 @pytest.fixture(scope="module", params=OPTIONS)

@@ -21,9 +21,9 @@ from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training.class_weights import choose_weights
 from hf_vit.training.regularization import Mixing, WeightedLoss
 
-from ..helpers.fresh import run_script, run_without_package
+from ..helpers.fresh import run_command, run_without_package
+from ..helpers.options import call_command
 from ..helpers.references import assert_close
-from ..scripts.test_demo import load_script
 
 
 CONFIG = {
@@ -78,7 +78,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(tables: Path, table: str, output: Path, *options: str) -> dict[str, Any]:
     """Trains, and returns the scores of the test images."""
     places = ["--dataset_name", str(tables / f"{table}.csv"), "--output_dir", str(output)]
-    load_script("train_image_classification").main([*places, *SMALL, *options])
+    call_command("train image-classification", [*places, *SMALL, *options])
     scores: dict[str, Any] = json.loads((output / "test_scores.json").read_text())
     return scores
 
@@ -107,10 +107,10 @@ def test_several_labels_are_learned_evaluated_and_predicted(
     # The columns of the other table are in another order, and one of its tables lists names.
     other = tables / f"{'flags' if table == 'names' else 'names'}.csv"
     options = ["--model_name_or_path", str(output), "--dataset_name", str(other), "--use_cpu"]
-    load_script("evaluate_model").main([*options, "--output_dir", str(tmp_path / "evaluation")])
+    call_command("evaluate", [*options, "--output_dir", str(tmp_path / "evaluation")])
     again = json.loads((tmp_path / "evaluation" / "test_scores.json").read_text())
     assert again["mean_ap"] == pytest.approx(scores["mean_ap"], abs=0.1)
-    load_script("predict").main([str(output), str(tables / "3.png")])
+    call_command("predict", [str(output), str(tables / "3.png")])
     (answer,) = map(json.loads, capsys.readouterr().out.splitlines()[-1:])
     assert {found["label"] for found in answer["top_k"] if found["score"] > 0.5} == {"red", "green"}
 
@@ -138,15 +138,16 @@ def test_values_are_learned_evaluated_and_predicted(
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
     assert f"{error:.4f}" in card or f"{error:.3f}" in card  # of the baseline
-    load_script("evaluate_model").main(
+    call_command(
+        "evaluate",
         [
             *("--model_name_or_path", str(output), "--dataset_name", str(tables / "value.csv"), "--use_cpu"),
             *("--output_dir", str(tmp_path / "evaluation")),
-        ]
+        ],
     )
     again = json.loads((tmp_path / "evaluation" / "test_scores.json").read_text())
     assert again["mae"] == pytest.approx(scores["mae"], abs=0.2)
-    load_script("predict").main([str(output), str(tables / "7.png")])
+    call_command("predict", [str(output), str(tables / "7.png")])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (answer["label"], answer["score"]) == ("label", pytest.approx(1990 + 3 * 10.5, abs=8))
 
@@ -268,8 +269,8 @@ def test_a_balanced_training_resumes_and_is_the_same_on_two_processes(tables: Pa
     again = load_file(tmp_path / "one" / "model.safetensors")
     assert all(torch.equal(weight, again[name]) for name, weight in expected.items())
     places = ["--dataset_name", str(tables / "class.csv"), "--output_dir", str(tmp_path / "two"), *SMALL, *options]
-    process = run_script(
-        "train_image_classification", tmp_path / "work", *places, "--per_device_train_batch_size", "4", processes=2
+    process = run_command(
+        "train image-classification", tmp_path / "work", *places, "--per_device_train_batch_size", "4", processes=2
     )
     assert process.returncode == 0, process.stderr
     for name, weight in load_file(tmp_path / "two" / "model.safetensors").items():
@@ -280,8 +281,8 @@ def test_several_labels_on_two_processes_have_the_scores_of_one(tables: Path, tm
     options = [*STEPS, "6", "--balanced_sampling", "true", "--class_weights", "balanced", "--bf16", "false"]
     scores = train(tables, "flags", tmp_path / "one", *options)
     places = ["--dataset_name", str(tables / "flags.csv"), "--output_dir", str(tmp_path / "two"), *SMALL, *options]
-    process = run_script(
-        "train_image_classification", tmp_path / "work", *places, "--per_device_train_batch_size", "4", processes=2
+    process = run_command(
+        "train image-classification", tmp_path / "work", *places, "--per_device_train_batch_size", "4", processes=2
     )
     assert process.returncode == 0, process.stderr
     assert json.loads((tmp_path / "two" / "test_scores.json").read_text()) == pytest.approx(scores, abs=1e-4)

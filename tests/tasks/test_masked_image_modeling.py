@@ -20,7 +20,7 @@ from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
-from ..helpers.options import task_of
+from ..helpers.options import call_command, task_of
 from ..helpers.pretraining import (
     A_FEW,
     SMALL,
@@ -31,7 +31,6 @@ from ..helpers.pretraining import (
     train_all_ways,
     write_colors,
 )
-from ..scripts.test_demo import load_script
 
 
 STEPS = ["--max_steps", "60", "--eval_strategy", "steps", "--eval_steps", "30", "--save_strategy", "steps"]
@@ -43,7 +42,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Colored images, and a model that has been trained on them by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
-    load_script("pretrain_masked_image_modeling").main(arguments_of(folder / "colors", folder / "encoder", *STEPS))
+    call_command("train masked-image-modeling", arguments_of(folder / "colors", folder / "encoder", *STEPS))
     return folder
 
 
@@ -122,7 +121,7 @@ def test_a_classifier_is_trained_from_it(workplace: Path, tmp_path: Path) -> Non
         "--auto_augment",
         "none",
     ]
-    load_script("train_image_classification").main([*start, *options, "--output_dir", str(tmp_path / "colors")])
+    call_command("train image-classification", [*start, *options, "--output_dir", str(tmp_path / "colors")])
     encoder, classifier = (
         load_file(folder / "model.safetensors") for folder in (workplace / "encoder", tmp_path / "colors")
     )

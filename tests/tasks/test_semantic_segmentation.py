@@ -34,7 +34,7 @@ from ..helpers.dense_trainings import (
     train,
     write_scenes,
 )
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 
 
 TASK = "semantic_segmentation"
@@ -208,7 +208,7 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
     evaluated = ["--model_name_or_path", str(tmp_path / "larger"), "--dataset_name", str(scenes), "--use_cpu"]
     places = {name: tmp_path / f"evaluation-{name}" for name in ("chosen", "given")}
     for name, options in (("chosen", []), ("given", ["--eval_scales", "1"])):
-        load_script("evaluate_model").main([*evaluated, "--output_dir", str(places[name]), *options])
+        call_command("evaluate", [*evaluated, "--output_dir", str(places[name]), *options])
     chosen, given = (json.loads((place / "validation_scores.json").read_text()) for place in places.values())
     again = json.loads((tmp_path / "larger" / "validation_scores.json").read_text())
     assert chosen["mean_iou"] == again["mean_iou"] != given["mean_iou"]
@@ -292,6 +292,6 @@ def test_mistakes_are_explained(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as stopped:
-        load_script("train_semantic_segmentation").main(arguments_of(TASK, scenes, tmp_path / "out", *arguments))
+        call_command("train semantic-segmentation", arguments_of(TASK, scenes, tmp_path / "out", *arguments))
     assert message in str(stopped.value.code)
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from hf_vit.model.task_universal_segmentation import mask_probabilities
 from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
 from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, arguments_of, make_trainer, scores_of, train, write_scenes
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 
 
 TASK = "universal_segmentation"
@@ -48,7 +48,7 @@ def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path
     arguments = arguments_of(TASK, scenes, tmp_path / "out", *A_FEW_STEPS)
     place = arguments.index("--thing_classes")
     with pytest.raises(SystemExit, match=r'contain classes but no instances\. .* --thing_classes "dog"'):
-        load_script(f"train_{TASK}").main(arguments[:place] + arguments[place + 2 :])
+        call_command(f"train {TASK}", arguments[:place] + arguments[place + 2 :])
     assert not (tmp_path / "out").exists()
     for things, words in (("", "none, all are stuff"), ("cat,dog", "cat, dog")):
         train(TASK, scenes, tmp_path / things, *A_FEW_STEPS, "--thing_classes", things)

@@ -33,7 +33,7 @@ from ..helpers.image_text_trainings import (
     write_captions,
     write_labeled,
 )
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 
 
 STEPS = ["--max_steps", "80", "--eval_strategy", "steps", "--eval_steps", "40", "--save_strategy", "steps"]
@@ -46,8 +46,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")
-    load_script("train_zero_shot_image_classification").main(
-        arguments_of(folder / "halves", folder / "pairs", *STEPS, "--zero_shot_dataset", str(folder / "colors"))
+    call_command(
+        "train zero-shot-image-classification",
+        arguments_of(folder / "halves", folder / "pairs", *STEPS, "--zero_shot_dataset", str(folder / "colors")),
     )
     return folder
 
@@ -131,7 +132,7 @@ def test_an_evaluation_gives_the_scores_of_the_training(workplace: Path, tmp_pat
     options = ["--model_name_or_path", str(workplace / "pairs"), "--dataset_name", str(workplace / "halves")]
     options += ["--zero_shot_dataset", str(workplace / "colors"), "--use_cpu", "--disable_tqdm", "true"]
     options += ["--per_device_eval_batch_size", "11", "--output_dir", str(tmp_path)]
-    load_script("evaluate_model").main(options)
+    call_command("evaluate", options)
     for name in ("validation_scores.json", "zero_shot_scores.json"):
         assert read(tmp_path / name) == pytest.approx(read(workplace / "pairs" / name), rel=1e-4)
     assert (tmp_path / "validation_examples.png").is_file()

@@ -22,11 +22,10 @@ from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, TASKS, make_traine
 from ..helpers.distributed import finish, start
 from ..helpers.models import small_config
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import run
+from ..helpers.options import call_command, run
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.teachers import DISTILLED_CASES, TEACHER_LOSSES, save_teacher
 from ..helpers.trainings import splits, train_case, training_arguments
-from ..scripts.test_demo import load_script
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -272,7 +271,7 @@ def test_training_explains_mistakes(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     write_teachers_that_cannot_teach(place, arguments[1])
     with pytest.raises(SystemExit) as stopped:
-        load_script("train_image_classification").main([*SCRIPT, *NEW, *arguments, "--output_dir", "output"])
+        call_command("train image-classification", [*SCRIPT, *NEW, *arguments, "--output_dir", "output"])
     assert message in str(stopped.value.code)
     assert not (place / "output" / "model.safetensors").exists()
 

@@ -25,7 +25,7 @@ from hf_vit.convert.model_card import escape_markdown
 from hf_vit.training import publish
 from hf_vit.training.publishing.hub import additions, check_upload, list_upload
 
-from ..helpers.fresh import run_script, run_with_package, run_without_package
+from ..helpers.fresh import run_command, run_with_package, run_without_package
 from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve
 from ..helpers.models import pixels, small_config
 from ..helpers.references import draw_weights
@@ -68,7 +68,7 @@ def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A hub to which the script has published the model, and what it printed."""
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
-        process = run_script("push_to_hub", workdir, str(saved), "user/clothing", "--private", **hub.client)
+        process = run_command("push", workdir, str(saved), "user/clothing", "--private", **hub.client)
         assert process.returncode == 0, process.stderr
         yield hub, process.stdout
 
@@ -159,7 +159,7 @@ def test_card_that_goes_up_opens_the_model_from_the_hub(published: tuple[Hub, st
 
 
 def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Path) -> None:
-    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", "--dry_run", **NOWHERE)
+    process = run_command("push", tmp_path, str(saved), "user/clothing", "--dry_run", **NOWHERE)
     assert (process.returncode, process.stderr) == (0, "")
     lines = process.stdout.splitlines()
     sizes = {path.name: path.stat().st_size for path in list_upload(saved)}
@@ -227,7 +227,7 @@ def test_bad_name_is_refused(saved: Path) -> None:
 
 
 def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Path) -> None:
-    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", **NOWHERE)
+    process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
     assert process.returncode == 1
     assert process.stderr.startswith("push_to_hub.py: ")
     assert "hf auth login" in process.stderr
@@ -235,7 +235,7 @@ def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Pa
 
 
 def test_script_says_that_the_hub_cannot_be_reached(saved: Path, tmp_path: Path) -> None:
-    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
+    process = run_command("push", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
     assert process.returncode == 1
     assert process.stderr.startswith("push_to_hub.py: The Hub cannot be reached at http://127.0.0.1:9: ")
     assert "Check the network" in process.stderr
@@ -295,7 +295,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
 def test_an_upload_whose_tag_fails_is_complete(saved: Path, tmp_path: Path, status: int) -> None:
     with serve(tmp_path / "root") as hub:
         hub.failures = [Failure("tag", status)]
-        done = run_script("push_to_hub", tmp_path / "work", str(saved), "user/shirts", **hub.client)
+        done = run_command("push", tmp_path / "work", str(saved), "user/shirts", **hub.client)
         (commit,) = [commit for commit in hub.commits if commit.summary != "initial commit"]
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("user/shirts")

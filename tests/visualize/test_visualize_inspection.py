@@ -22,7 +22,7 @@ from hf_vit.visualize.patches import (
 )
 
 from ..helpers.models import small_config
-from ..scripts.test_demo import load_script
+from ..helpers.options import call_command
 from .test_visualize import columns, holds, texts
 
 
@@ -114,9 +114,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inspect(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
     """Runs the script; returns what it has written."""
-    load_script("visualize").main(
-        [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options]
-    )
+    call_command("visualize", [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options])
     return sorted(file.name for file in output.iterdir() if file.name != RECORD)
 
 

@@ -1,8 +1,9 @@
-"""The whole way of objects and keypoints: train by the script, look at what is left, resume, score, open elsewhere."""
+"""Segmentation, depth, objects and keypoints from end to end: train, check, resume, evaluate, open elsewhere."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,58 +12,75 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 
-from ..helpers.dense_trainings import OBJECT_TASKS, arguments_of, train
-from ..helpers.fresh import run_script, run_without_package
+from ..helpers.dense_trainings import NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
+from ..helpers.fresh import run_without_package
 from ..helpers.object_trainings import CLASSES, POINTS, write_figures, write_objects
-from .test_demo import load_script
+from ..helpers.options import call_command
 
 
-STEPS = ["--learning_rate", "3e-3", "--max_grad_norm", "1", "--photometric", "0"]
-STEPS += ["--eval_strategy", "steps", "--save_strategy", "steps", "--max_steps", "120"]
-STEPS += ["--eval_steps", "60", "--save_steps", "60", "--min_scale", "0.9", "--max_scale", "1.1"]
-OF_TASK = {"object_detection": [], "keypoint_detection": ["--max_rotation", "0", "--per_device_train_batch_size", "8"]}
-MAIN_SCORE = {"object_detection": "map_50", "keypoint_detection": "pck"}
-PARTS = {"object_detection": ("classes", CLASSES), "keypoint_detection": ("keypoints", POINTS)}
+STEPS = ["--learning_rate", "3e-3", "--photometric", "0", "--eval_strategy", "steps", "--save_strategy", "steps"]
+DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--min_scale", "0.8", "--max_scale", "1.2"]
+OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "60", "--max_grad_norm", "1"]
+OBJECTS += ["--min_scale", "0.9", "--max_scale", "1.1"]
+OPTIONS = {
+    **{task: [*STEPS, *DENSE, "--max_class_share", "1"] for task in TASKS},
+    "object_detection": [*STEPS, *OBJECTS],
+    "keypoint_detection": [*STEPS, *OBJECTS, "--max_rotation", "0", "--per_device_train_batch_size", "8"],
+}
+# The main score and the names of the classes or keypoints
+SCORES = {
+    "semantic_segmentation": ("mean_iou", NAMES),
+    "universal_segmentation": ("pq", NAMES),
+    "depth_estimation": ("abs_rel", []),
+    "object_detection": ("map_50", CLASSES),
+    "keypoint_detection": ("pck", POINTS),
+}
+PICTURES = {"depth_estimation": 2, "object_detection": 4}  # of the card; three by default
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn objects and figures, and a model of each task that has been trained on them by its script."""
+    """Images of each task, and a model that was trained on them."""
     folder = tmp_path_factory.mktemp("workplace")
+    write_scenes(folder / "scenes")
     write_objects(folder / "data" / "object_detection")
     write_figures(folder / "data" / "keypoint_detection")
-    for task in OBJECT_TASKS:
-        command = arguments_of(task, folder / "data" / task, folder / task, *STEPS, *OF_TASK[task])
-        load_script(f"train_{task}").main(command)
+    for task, options in OPTIONS.items():
+        call_command(f"train {task}", arguments_of(task, data_of(folder, task), folder / task, *options))
     return folder
 
 
-def read(folder: Path, what: str = "scores") -> dict:
+def data_of(workplace: Path, task: str) -> Path:
+    return workplace / "data" / task if task in OBJECT_TASKS else workplace / "scenes"
+
+
+def read(folder: Path, what: str = "scores") -> dict[str, Any]:
     return json.loads((folder / f"validation_{what}.json").read_text())
 
 
-def flat(scores: dict) -> dict[str, float]:
+def flat(scores: dict[str, Any]) -> dict[str, float]:
     """Scores, also those of each class, in one dictionary, NaN where there is none."""
     listed = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
     return {f"{name} {key}": np.nan if v is None else v for name, values in listed for key, v in values.items()}
 
 
-@pytest.mark.parametrize("task", OBJECT_TASKS)
+@pytest.mark.parametrize("task", OPTIONS)
 def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, workplace: Path) -> None:
-    folder, name = workplace / task, MAIN_SCORE[task]
+    folder, (name, parts) = workplace / task, SCORES[task]
     text = (folder / "README.md").read_text()
     ours, baseline = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
     assert float(ours) == pytest.approx(read(folder)[name], abs=1e-4)
-    assert float(ours) > float(baseline)
+    assert (float(ours) < float(baseline)) if name == "abs_rel" else (float(ours) > float(baseline))
     card = ModelCard.load(folder / "README.md")
-    assert card.data.pipeline_tag == task.replace("_", "-")
+    pipeline = "image-segmentation" if "segmentation" in task else task.replace("_", "-")
+    assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == (pipeline, "validation")
     pictures = re.findall(r"!\[.*\]\((.*)\)", text)
-    parts, names = PARTS[task]
-    assert f"validation_{parts}.png" in pictures
-    assert ("validation_precision_recall.png" in pictures) == (task == "object_detection")
-    pictures += [f"pictures/step-000{step}.png" for step in ("060", "120")]
+    assert len(pictures) == PICTURES.get(task, 3)
+    steps = (30, 60) if task in TASKS else (60, 120)
+    pictures += [f"pictures/step-{step:06}.png" for step in steps]
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
-    assert list(read(folder, parts)) == names
+    if parts:
+        assert list(read(folder, "keypoints" if parts is POINTS else "classes")) == parts
 
 
 def test_the_threshold_of_the_answers_is_chosen_and_saved(workplace: Path) -> None:
@@ -81,45 +99,27 @@ def test_a_model_knows_what_the_data_say_of_keypoints(workplace: Path) -> None:
     assert json.loads((workplace / "keypoint_detection" / "preprocessor_config.json").read_text())["do_affine_crop"]
 
 
-@pytest.mark.parametrize("task", OBJECT_TASKS)
+@pytest.mark.parametrize("task", OPTIONS)
 def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
-    checkpoint = str(workplace / task / "checkpoint-60")
-    options = [*STEPS, *OF_TASK[task], "--resume_from_checkpoint", checkpoint]
-    train(task, workplace / "data" / task, tmp_path / "resumed", *options)
+    checkpoint = str(workplace / task / f"checkpoint-{30 if task in TASKS else 60}")
+    options = [*OPTIONS[task], "--resume_from_checkpoint", checkpoint]
+    train(task, data_of(workplace, task), tmp_path / "resumed", *options)
     expected = load_file(workplace / task / "model.safetensors")
     resumed = load_file(tmp_path / "resumed" / "model.safetensors")
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
-
-
-def assert_scores_are_those_of_the_training(folder: Path, task: str, workplace: Path) -> None:
-    for what in ("scores", PARTS[task][0]):
-        ours, expected = (flat(read(place, what)) for place in (folder, workplace / task))
-        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
-
-
-def scoring(task: str, workplace: Path, output_dir: Path, batch_size: int) -> list[str]:
-    """A command line of the script that scores."""
-    options = ["--use_cpu", "--disable_tqdm", "true", "--per_device_eval_batch_size", str(batch_size)]
-    options += ["--model_name_or_path", str(workplace / task), "--dataset_name", str(workplace / "data" / task)]
-    return [*options, "--output_dir", str(output_dir)]
 
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
 def test_evaluation_writes_what_the_training_did(
     task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load_script("evaluate_model").main(scoring(task, workplace, tmp_path, batch_size=1))
+    options = ["--output_dir", str(tmp_path), "--use_cpu", "--per_device_eval_batch_size", "1"]
+    call_command("evaluate", [str(workplace / task), str(data_of(workplace, task)), *options])
     count = {"object_detection": "5 validation images", "keypoint_detection": "7 validation objects"}[task]
     assert f"{count}: loss " in capsys.readouterr().out
-    assert_scores_are_those_of_the_training(tmp_path, task, workplace)
-
-
-@pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_two_processes_score_as_one(task: str, workplace: Path, tmp_path: Path) -> None:
-    arguments = scoring(task, workplace, tmp_path, batch_size=2)
-    finished = run_script("evaluate_model", workplace, *arguments, processes=2)
-    assert finished.returncode == 0, finished.stderr
-    assert_scores_are_those_of_the_training(tmp_path, task, workplace)
+    for what in ("scores", "keypoints" if task == "keypoint_detection" else "classes"):
+        ours, expected = (flat(read(place, what)) for place in (tmp_path, workplace / task))
+        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
 OPENED = """
@@ -127,11 +127,27 @@ import re
 from pathlib import Path
 from PIL import Image
 
-for task in ("object_detection", "keypoint_detection"):
-    Image.open(f"data/{task}/val/images/2.png").save("image.png")
+def open_model(task, image):
+    image.save("image.png")
     card = (Path(task) / "README.md").read_text()
     print(task)
-    exec(re.findall("```python\\n(.*?)```", card, flags=re.DOTALL)[0].replace("path/to/this/folder", task))
+    exec(re.findall("```python\\n(.*?)```", card, flags=re.DOTALL)[0].replace("path/to/this/folder", task), globals())
+
+scene = Image.open("scenes/val/images/0.png")
+for task in ("semantic_segmentation", "universal_segmentation", "depth_estimation"):
+    open_model(task, scene)
+for task, subtasks in {"semantic": ["semantic"], "universal": ["semantic", "instance", "panoptic"]}.items():
+    segment = pipeline("image-segmentation", model=f"{task}_segmentation", trust_remote_code=True)
+    print(task, type(segment.model).__name__)
+    for subtask in subtasks:
+        parts = segment("image.png", subtask=subtask)
+        assert all(set(part) == {"label", "score", "mask"} for part in parts)
+        assert all(part["mask"].size == scene.size for part in parts)
+        assert subtask == "instance" or "floor" in [part["label"] for part in parts]
+depth = estimate("image.png")["predicted_depth"]
+print("depth", tuple(depth.shape), depth.dtype, bool(((depth > 1) & (depth < 8)).all()))
+for task in ("object_detection", "keypoint_detection"):
+    open_model(task, Image.open(f"data/{task}/val/images/2.png"))
 print(*sorted({found["label"] for found in detect("data/object_detection/val/images/2.png")}))
 (found,) = find_keypoints("data/keypoint_detection/val/images/0.png", boxes=[(1, 4, 21, 34)])
 print(type(detect.model).__name__, type(find_keypoints.model).__name__, *found["labels"])
@@ -139,16 +155,20 @@ print(type(detect.model).__name__, type(find_keypoints.model).__name__, *found["
 
 
 def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
+    width, height = Image.open(workplace / "scenes" / "val" / "images" / "0.png").size
     printed = run_without_package(OPENED, workplace).stdout.splitlines()
+    assert "semantic HfViTForSemanticSegmentation" in printed
+    assert "universal HfViTForUniversalSegmentation" in printed  # and not one of the other task, with a fresh head
+    assert f"depth {(height, width)} torch.float32 True" in printed
     assert "brick leaf" in printed
     assert "HfViTForObjectDetection HfViTForKeypointDetection top left_foot right_foot" in printed
 
 
-@pytest.mark.parametrize("task", OBJECT_TASKS)
+@pytest.mark.parametrize("task", OPTIONS)
 def test_the_cards_code_runs_with_the_package(
     task: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Image.open(workplace / "data" / task / "val" / "images" / "2.png").save(tmp_path / "image.png")
+    Image.open(data_of(workplace, task) / "val" / "images" / "2.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     own = re.findall("```python\n(.*?)```", (workplace / task / "README.md").read_text(), flags=re.DOTALL)[1]
     exec(own.replace("path/to/this/folder", str(workplace / task)), {})
@@ -167,19 +187,16 @@ def test_the_cards_code_runs_with_the_package(
 )
 def test_mistakes_are_explained(task: str, options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=message):
-        train(task, workplace / "data" / task, tmp_path / "out", *options)
+        train(task, data_of(workplace, task), tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_saved_model_of_other_keypoints_learns_these(workplace: Path, tmp_path: Path) -> None:
-    data = workplace / "data" / "keypoint_detection"
-    content = json.loads((data / "train" / "annotations.json").read_text())
-    assert content["categories"][0]["keypoints"] == POINTS
-    (tmp_path / "data").mkdir()
+    data = data_of(workplace, "keypoint_detection")
     for split in ("train", "val"):
         renamed = json.loads((data / split / "annotations.json").read_text())
         renamed["categories"][0] |= {"keypoints": ["head", "a", "b"], "skeleton": []}
-        (tmp_path / "data" / split).mkdir()
+        (tmp_path / "data" / split).mkdir(parents=True)
         (tmp_path / "data" / split / "images").symlink_to(data / split / "images")
         (tmp_path / "data" / split / "annotations.json").write_text(json.dumps(renamed))
     options = ["--model_name_or_path", str(workplace / "keypoint_detection"), "--max_steps", "2"]

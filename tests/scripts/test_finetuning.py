@@ -1,0 +1,130 @@
+"""The scripts to copy: each trains a new and a saved model on tiny data, evaluates it and saves it."""
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit import HfViTImageProcessor
+from hf_vit.training import TASKS
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.dense_trainings import write_scenes
+from ..helpers.fresh import ROOT, run_python, run_script
+from ..helpers.hub import TOKEN, serve
+from ..helpers.models import small_config
+from ..helpers.object_trainings import write_figures, write_objects
+
+
+# Data and score of each script
+SCRIPTS = {
+    "finetune_image_classification": ("photos", "accuracy"),
+    "finetune_semantic_segmentation": ("scenes", "mean_iou"),
+    "finetune_object_detection": ("objects", "map"),
+    "finetune_depth_estimation": ("scenes", "abs_rel"),
+    "finetune_keypoint_detection": ("figures", "nme"),
+    "pretrain_masked_image_modeling": ("photos", "knn_accuracy"),
+}
+SMALL = ["--image_size", "32", "--train_val_split", "0.25", "--per_device_train_batch_size", "2", "--max_steps", "2"]
+SMALL += ["--report_to", "none", "--disable_tqdm", "true", "--use_cpu"]
+CLASSIFIER, *OTHERS = SCRIPTS
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data of all tasks, and a saved model of each."""
+    folder = tmp_path_factory.mktemp("workplace")
+    write_class_folders(folder / "photos", ["cat", "dog"])
+    write_scenes(folder / "scenes")
+    write_objects(folder / "objects")
+    write_figures(folder / "figures")
+    for script in SCRIPTS:
+        model = class_of(script)(small_config())
+        model.save_pretrained(folder / "saved" / script)
+        HfViTImageProcessor.for_model(model).save_pretrained(folder / "saved" / script)
+    return folder
+
+
+def class_of(script: str) -> Any:
+    return TASKS[script.partition("_")[2].replace("_", "-")].model_class
+
+
+def arguments_of(script: str, output: Path, *options: str) -> list[str]:
+    return ["--dataset_name", SCRIPTS[script][0], "--output_dir", str(output), *SMALL, *options]
+
+
+def check(finished: subprocess.CompletedProcess[str], script: str, output: Path) -> Any:
+    """Checks the files of a run that has ended; returns the model."""
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    scores = json.loads((output / "all_results.json").read_text())
+    assert {"train_loss", "validation_loss", f"validation_{SCRIPTS[script][1]}"} <= scores.keys()
+    assert ("test_loss" in scores) == (script == CLASSIFIER)
+    assert {"README.md", "modeling_hf_vit.py", "preprocessor_config.json"} <= {file.name for file in output.iterdir()}
+    return class_of(script).from_pretrained(output)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_new_model_is_trained(script: str, workplace: Path, tmp_path: Path) -> None:
+    finished = run_script(script, workplace, *arguments_of(script, tmp_path / "out", "--preset", "mnist"))
+    model = check(finished, script, tmp_path / "out")
+    assert (model.config.hidden_size, model.config.image_size) == (64, 32)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_saved_model_is_fine_tuned(script: str, workplace: Path, tmp_path: Path) -> None:
+    options = ["--model_name_or_path", f"saved/{script}", "--learning_rate", "1e-3"]
+    options = options if script in (CLASSIFIER, *OTHERS[:-1]) else [*options[:2], "--base_learning_rate", "0.1"]
+    finished = run_script(script, workplace, *arguments_of(script, tmp_path / "out", *options))
+    tuned, saved = (
+        check(finished, script, tmp_path / "out"),
+        class_of(script).from_pretrained(f"{workplace}/saved/{script}"),
+    )
+    moved = [
+        (one - other).abs().max() for one, other in zip(*(m.model.parameters() for m in (tuned, saved)), strict=True)
+    ]
+    assert 0 < torch.stack(moved).max() < 0.02
+
+
+def test_torchrun_and_accelerate_launch_them(workplace: Path, tmp_path: Path) -> None:
+    script, config = OTHERS[0], ROOT / "scripts" / "accelerate" / "one_cpu.yaml"
+    saved = ("--model_name_or_path", f"saved/{script}")
+    launchers = (
+        ("torch.distributed.run", "--nproc_per_node", "2"),
+        ("accelerate.commands.launch", "--config_file", str(config)),
+    )
+    for name, (module, *options) in zip(("two", "one"), launchers, strict=True):
+        words = (str(ROOT / "scripts" / f"{script}.py"), *arguments_of(script, tmp_path / name, *saved))
+        finished = run_python("-m", module, *options, *words, workdir=workplace, PYTHONPATH=str(ROOT))
+        check(finished, script, tmp_path / name)
+
+
+def test_a_run_is_resumed_and_uploaded(workplace: Path, tmp_path: Path) -> None:
+    words = arguments_of(CLASSIFIER, tmp_path / "out", "--model_name_or_path", f"saved/{CLASSIFIER}")
+    check(run_script(CLASSIFIER, workplace, *words, "--save_steps", "1"), CLASSIFIER, tmp_path / "out")
+    words += ["--max_steps", "3", "--resume_from_checkpoint", "last"]
+    words += ["--push_to_hub", "--hub_model_id", "user/photos", "--hub_token", TOKEN]
+    with serve(tmp_path / "hub") as hub:
+        check(run_script(CLASSIFIER, workplace, *words, **hub.client), CLASSIFIER, tmp_path / "out")
+        files = hub.find("user/photos").files
+    assert {"README.md", "model.safetensors", "modeling_hf_vit.py"} <= files.keys()
+    assert not [name for name in files if name.startswith("checkpoint")]
+    assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 3
+
+
+def test_options_of_the_command_are_refused(workplace: Path, tmp_path: Path) -> None:
+    finished = run_script(CLASSIFIER, workplace, *arguments_of(CLASSIFIER, tmp_path / "out", "--minutes", "3"))
+    assert "not used by the HfArgumentParser: ['--minutes', '3']" in finished.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_they_are_short_and_use_public_names(script: str) -> None:
+    text = (ROOT / "scripts" / f"{script}.py").read_text()
+    assert 60 <= len(text.splitlines()) <= 150
+    for node in ast.walk(ast.parse(text)):
+        names = [node.attr] if isinstance(node, ast.Attribute) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom | ast.Import) else []
+        assert not [name for name in names if name.startswith("_")]

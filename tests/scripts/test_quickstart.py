@@ -1,0 +1,41 @@
+"""The notebook, from top to bottom with a tiny model."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.fresh import ROOT, offline
+from ..helpers.hub import serve
+from ..helpers.models import small_config
+
+
+NOTEBOOK = ROOT / "scripts" / "quickstart.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_uploads_a_model(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "photos", ["cat", "dog"])
+    model = HfViTForImageClassification(small_config())
+    model.save_pretrained(tmp_path / "tiny")
+    HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "tiny")
+    settings = {"PHOTOS": "photos", "MODEL": "tiny", "MINUTES": "0.05", "OUTPUT": "out", "REPOSITORY": "user/photos"}
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}})
+    with serve(tmp_path / "hub") as hub:
+        client.execute(env=offline({**hub.client, **settings, "PYTHONPATH": str(ROOT)}))
+        assert {"README.md", "model.safetensors"} <= hub.find("user/photos").files.keys()
+    outputs = {cell["id"]: json.dumps(cell["outputs"]) for cell in notebook.cells if cell["cell_type"] == "code"}
+    assert "accuracy" in outputs["fine-tune"]
+    assert all("image/png" in outputs[name] for name in ("predict", "attention"))
+    assert "'from scratch': " in outputs["from-scratch"]
+
+
+def test_the_notebook_is_saved_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
