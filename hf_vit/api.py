@@ -83,7 +83,7 @@ def train(
     name = task.replace("_", "-")
     if name not in TASKS:
         raise ValueError(f"There is no task {task!r}.{nearest(task, TASKS)} Choose one of {', '.join(TASKS)}.")
-    given = {**unguarded(), **with_places(options, model, data)}
+    given = {**options_without_workers(), **with_model_and_data(options, model, data)}
     ended = run_training(TASKS[name], given, report, program=("train", name))
     args, splits = ended.task.args, ended.task.loaded.splits
     return TrainingResult(
@@ -116,7 +116,9 @@ def evaluate(
         OSError: if the model or a file is missing, or results cannot be written.
         ImportError: if a package is missing.
     """
-    return complete_evaluation(*prepare_evaluation({**unguarded(), **with_places(options, model, data)}), report)
+    return complete_evaluation(
+        *prepare_evaluation({**options_without_workers(), **with_model_and_data(options, model, data)}), report
+    )
 
 
 def predict(model: str | os.PathLike[str], images: Paths, **options: Any) -> list[dict[str, Any]]:
@@ -149,7 +151,9 @@ def as_list(paths: Paths) -> list[str]:
     return [os.fspath(path) for path in several]
 
 
-def with_places(options: Mapping[str, Any], model: str | os.PathLike[str] | None, data: Paths) -> dict[str, Any]:
+def with_model_and_data(
+    options: Mapping[str, Any], model: str | os.PathLike[str] | None, data: Paths
+) -> dict[str, Any]:
     """Return the options with model and data added; raise `ValueError` if one of them is given twice."""
     places = {"model_name_or_path": model, "dataset_name": data[0] if len(data := as_list(data)) == 1 else data}
     if twice := [name for name in places if name in options]:
@@ -157,7 +161,7 @@ def with_places(options: Mapping[str, Any], model: str | os.PathLike[str] | None
     return {**options, **places}
 
 
-def unguarded() -> dict[str, Any]:
+def options_without_workers() -> dict[str, Any]:
     """Return options that disable data loader workers if workers would be spawned, which needs a `__main__` guard."""
     default, *_ = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or default

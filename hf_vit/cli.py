@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
     if words[0] == "--version":
         say(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
         return
-    with exit_in_one_line():
+    with exit_with_error_line():
         if words[0] not in COMMANDS:
             meant = " or ".join(get_close_matches(words[0], COMMANDS))
             question = f" Did you mean {meant}?" if meant else ""
@@ -98,7 +98,7 @@ def help_page() -> str:
 
 
 @contextmanager
-def exit_in_one_line() -> Iterator[None]:
+def exit_with_error_line() -> Iterator[None]:
     """Exit with the program name and a one-line message if an error occurs that the user can fix."""
     try:
         yield
@@ -140,11 +140,11 @@ def split_name(words: Sequence[str]) -> tuple[str, list[str]]:
 def prepare(name: str, words: Sequence[str], description: str | None) -> tuple[Page | None, dict[str, Any]]:
     """Return the page of a command and its option values, or print the help page and return None."""
     help_wanted, words = split_help(words)
-    is_help, page = help_wanted is not None, merged() if name == "evaluate" else page_of(name)
+    is_help, page = help_wanted is not None, merged() if name == "evaluate" else load_page(name)
     values, unknown = ({}, []) if is_help and name != "evaluate" else read(page, words)
     if name == "evaluate":
         task = find_task(values, is_help)
-        page = page_of(f"evaluate {task}") if task else merged(shared=is_help)
+        page = load_page(f"evaluate {task}") if task else merged(shared=is_help)
         values |= {"task": TASKS.get(values["task"], values["task"])} if "task" in values else {}
     if is_help:
         say(page_text(name, page, description, has_all=help_wanted == "all"))
@@ -161,7 +161,7 @@ def run(page: Page, values: Mapping[str, Any]) -> None:
     """
     module_name, _, name = page["call"].partition(":")
     function = getattr(import_module(module_name), name)
-    with nullcontext() if page["recipe"] else exit_in_one_line():
+    with nullcontext() if page["recipe"] else exit_with_error_line():
         function(**page.get("given", {}), **values, report=say)
 
 
@@ -227,7 +227,7 @@ def read(page: Page, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return values, unknown
 
 
-def page_of(name: str) -> Page:
+def load_page(name: str) -> Page:
     """Return the page of a command, with its options in a dict by name."""
     page: Page = table()["pages"][name]
     options = [table()["options"][key] for key in page["options"]]
@@ -236,7 +236,7 @@ def page_of(name: str) -> Page:
 
 def merged(shared: bool = False) -> Page:
     """Return the evaluation page with the options of all tasks, or, if `shared`, only those that all tasks have."""
-    pages = [page_of(name) for name in table()["pages"] if name.startswith("evaluate ")]
+    pages = [load_page(name) for name in table()["pages"] if name.startswith("evaluate ")]
     options = {name: option for page in pages for name, option in page["options"].items()}
     if shared:
         options = {name: options[name] for name in options if all(name in page["options"] for page in pages)}
@@ -352,7 +352,7 @@ def page_text(name: str, page: Page, description: str | None, has_all: bool) -> 
     text = (description or page["text"]).strip()
     options: dict[str, Option] = page["options"]
     if "Usage:" not in text:
-        words = [usage_of(word, options[word]) for word in page["words"]]
+        words = [usage_notation(word, options[word]) for word in page["words"]]
         program = os.path.basename(sys.argv[0])
         program = f"{program} {name}" if program == "hf-vit" else program
         text = f"Usage: {' '.join([program, *words])} [options]\n\n{text}"
@@ -368,7 +368,7 @@ def page_text(name: str, page: Page, description: str | None, has_all: bool) -> 
     return "\n\n".join(parts)
 
 
-def usage_of(name: str, option: Option) -> str:
+def usage_notation(name: str, option: Option) -> str:
     """Return the notation of a positional argument in the usage line."""
     word = f"{name.upper()}{' ...' if option.get('list') else ''}"
     return word if option.get("required") else f"[{word}]"
@@ -381,7 +381,7 @@ def row(option: Option, page: Page, is_short: bool) -> str:
     is_word = name in page["words"] and option.get("required")
     flag = name.upper() if is_word else ", ".join([f"--{name}", *ALIASES.get(name, [])])
     flag = f"  {' '.join([flag, *([] if is_word else takes(option))])}"
-    ending = ["(chosen)"] if is_short and option.get("chosen") else default_of(option)
+    ending = ["(chosen)"] if is_short and option.get("chosen") else default_notation(option)
     help_text = (is_short and option.get("brief")) or option.get("help", "")
     lines = [" " * COLUMN + line for line in textwrap.wrap(" ".join([help_text, *ending]), width - COLUMN)]
     if len(flag) > COLUMN - 2 or not lines:
@@ -400,7 +400,7 @@ def takes(option: Option) -> Iterator[str]:
     yield f"{name} ..." if option.get("list") else name
 
 
-def default_of(option: Option) -> Iterator[str]:
+def default_notation(option: Option) -> Iterator[str]:
     """Yield the default of an option in parentheses, if it has one."""
     value = option.get("default")
     if value not in (None, "", [], False, -1):

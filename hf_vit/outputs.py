@@ -17,7 +17,7 @@ import psutil
 
 
 LOCK_NAME = "training.lock"  # File with the host and process of an active training run.
-SILENT_SECONDS = 300.0  # Lock file age after which a run on another host counts as dead.
+LOCK_TIMEOUT_SECONDS = 300.0  # Lock file age after which a run on another host counts as dead.
 RECORD = ".hf_vit_outputs"  # Checksums of the files written to a folder, in the format of sha256sum.
 
 
@@ -39,7 +39,7 @@ class Judgment(NamedTuple):
     reason: str = ""
 
 
-def judge_folder(path: str | os.PathLike[str]) -> Judgment:
+def find_folder_state(path: str | os.PathLike[str]) -> Judgment:
     """Return the state of an output folder, without writing to the folder."""
     folder = Path(path)
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -59,7 +59,7 @@ def judge_folder(path: str | os.PathLike[str]) -> Judgment:
 
 def check_writable(folder: str | os.PathLike[str]) -> None:
     """Raise `OSError` unless a folder is writable or can be created."""
-    state, reason = judge_folder(folder)
+    state, reason = find_folder_state(folder)
     if state is FolderState.UNWRITABLE:
         raise OSError(reason)
 
@@ -67,7 +67,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 def check_new_folder(path: str | os.PathLike[str]) -> None:
     """Raise `OSError` if `path` is not writable, and `ValueError` if it exists and is not an empty folder."""
     check_writable(path)
-    if judge_folder(path).state is not FolderState.FREE:
+    if find_folder_state(path).state is not FolderState.FREE:
         raise ValueError(f"{str(path)!r} exists and is not empty, or is a link. Choose a new folder.")
 
 
@@ -105,10 +105,10 @@ def _numbered_folders(wanted: Path) -> Iterator[Path]:
 
 
 def _is_taken(folder: Path) -> bool:
-    return os.path.lexists(folder) and judge_folder(folder).state is not FolderState.FREE
+    return os.path.lexists(folder) and find_folder_state(folder).state is not FolderState.FREE
 
 
-def seconds_untouched(file: Path) -> float:
+def file_age_seconds(file: Path) -> float:
     """Return the age of a file by the clock of its file system, which may be on another host."""
     with tempfile.NamedTemporaryFile(dir=file.parent) as now:
         return os.stat(now.name).st_mtime - file.stat().st_mtime
@@ -119,11 +119,11 @@ def _describe_running(lock: Path) -> str | None:
     try:
         holder = json.loads(lock.read_text(encoding="utf-8"))
         host, process, started = holder["host"], holder["process"], holder["started"]
-        silence = seconds_untouched(lock)
+        silence = file_age_seconds(lock)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        host, process, silence = "an unknown host", "unknown", seconds_untouched(lock)
+        host, process, silence = "an unknown host", "unknown", file_age_seconds(lock)
     if host == socket.gethostname():
         with suppress(psutil.NoSuchProcess):
             if process != os.getpid() and psutil.Process(process).create_time() == started:  # Ids are reused
@@ -131,11 +131,11 @@ def _describe_running(lock: Path) -> str | None:
                     f"A training run (process {process}) is using {lock.parent}. Wait until it ends, or choose "
                     "another --output_dir."
                 )
-    elif silence < SILENT_SECONDS:
+    elif silence < LOCK_TIMEOUT_SECONDS:
         return (
             f"A training run (process {process} on {host}) is using {lock.parent}. Its lock file was updated "
             f"{max(silence, 0):.0f} seconds ago. If the run has ended, delete {lock}, or wait until the file is "
-            f"{SILENT_SECONDS:.0f} seconds old. Otherwise choose another --output_dir."
+            f"{LOCK_TIMEOUT_SECONDS:.0f} seconds old. Otherwise choose another --output_dir."
         )
     return None
 

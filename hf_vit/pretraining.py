@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from .api import Paths, TrainingResult, as_list, train
 from .options.resolve import convert
-from .outputs import FolderState, free_folder, judge_folder
+from .outputs import FolderState, find_folder_state, free_folder
 from .training.tasks import TASKS
 from .training.tasks.base import file_name
 from .training.tasks.unlabeled import UnlabeledTask
@@ -26,7 +26,7 @@ LABELED_TASKS = tuple(name for name in TASKS if name not in METHODS)
 PRETRAINING_SHARE = 0.6  # Share of the time; the two fine-tuning runs have equal shares of the rest.
 GEOMETRY = ("image_size", "patch_size")  # Configuration fields that the tuned model copies from the baseline.
 REFUSED = ("model_name_or_path", "preset", "whiten_patches")  # Options that do not apply to all three training runs.
-ADAPTED = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # Options of pretraining only.
+PRETRAINING_ONLY = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")  # Options of pretraining only.
 CHANCE = 2.0  # Standard errors; smaller differences between two models may be due to chance.
 DEFAULT_TASK = "image-classification"
 
@@ -98,7 +98,7 @@ def pretrain(
         ValueError: if an option, the data or the labels are invalid, before any training starts.
         OSError: if a file is missing or cannot be written, or an image cannot be read.
     """
-    adapted = {name: options.pop(name) for name in ADAPTED if name in options}
+    adapted = {name: options.pop(name) for name in PRETRAINING_ONLY if name in options}
     options["seed"] = seed
     check(task, method, minutes, options, [] if model else [*adapted])
     first = file_name(as_list(data)[0])
@@ -108,7 +108,7 @@ def pretrain(
     has_labels = find_labels(task, method, data, labels, dry_run, report)
     task = task or DEFAULT_TASK
     shared = (1 - PRETRAINING_SHARE) / 2 * minutes
-    run = partial(train_part, partial(train, report=report, **options), folder)
+    run = partial(run_or_resume, partial(train, report=report, **options), folder)
     if has_labels:
         report(f"Baseline without pretraining: {task} from {model or 'scratch'}, {shared:g} min.")
     baseline = run("baseline", task, known, shared, model=model) if has_labels else None
@@ -118,13 +118,13 @@ def pretrain(
         report(f"Encoder, usable as --model_name_or_path of any task: {encoder.output_dir}")
         return PretrainingResult(encoder)
     report(f"Fine-tuning: {task} from the encoder, {shared:g} min.")
-    fields = keep_geometry(options, baseline.model.config)
+    fields = with_geometry_of(options, baseline.model.config)
     tuned = run("tuned", task, known, shared, model=encoder.output_dir, config_overrides=fields)
     report(describe_gain(encoder, tuned, baseline))
     return PretrainingResult(encoder, tuned, baseline)
 
 
-def train_part(
+def run_or_resume(
     run: Callable[..., TrainingResult], folder: Path, name: str, task: str, data: Paths, minutes: float, **given: Any
 ) -> TrainingResult:
     """Run one of the three training runs, or resume it.
@@ -168,7 +168,7 @@ def check(task: str | None, method: str, minutes: float, options: Mapping[str, A
 def place(output_dir: str | os.PathLike[str] | None, name: str, resume: bool) -> Path:
     """Return the output folder; raise `ValueError` if it is empty when resuming, or not empty otherwise."""
     folder = Path(output_dir) if output_dir is not None else free_folder(Path("outputs") / f"{name}-pretraining")
-    state, reason = judge_folder(folder)
+    state, reason = find_folder_state(folder)
     if state is FolderState.UNWRITABLE:
         raise OSError(reason)
     if resume == (state is FolderState.FREE):
@@ -194,7 +194,7 @@ def find_labels(
     return True
 
 
-def keep_geometry(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+def with_geometry_of(options: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """Return the given `config_overrides`, with image and patch size of a model added unless they are given."""
     fields = convert("config_overrides", options.get("config_overrides") or {}, dict)
     settled = {*fields, *(name for name, value in options.items() if value is not None)}

@@ -112,8 +112,8 @@ def main() -> None:
         scale_range=(1.0, 1.0),
     )
     # Relative depth is known up to scale and shift, which are fitted to the targets before scoring.
-    alignment = "scale_shift" if model.options.depth_estimation_type == "relative" else None
-    metric = DepthMetric(max_depth=model.options.max_depth, alignment=alignment)
+    is_relative = model.options.depth_estimation_type == "relative"
+    metric = DepthMetric(max_depth=model.options.max_depth, alignment="scale_shift" if is_relative else None)
     trainer = EvaluatorTrainer(
         model=model,
         args=training_args,

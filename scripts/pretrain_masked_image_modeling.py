@@ -93,8 +93,9 @@ def main() -> None:
             splits["train"], splits["validation"] = held_out["train"], held_out["test"]
     datasets = {split: TargetDataset(rows, masked_image_target) for split, rows in splits.items()}
     has_classes = "class_number" in splits["train"].column_names
-    labeled = np.flatnonzero(np.array(splits["train"]["class_number"][:]) >= 0) if has_classes else []
-    neighbors = datasets["train"].select(np.random.default_rng(0).permutation(labeled)[:10_000].astype(int))
+    numbers = np.array(splits["train"]["class_number"][:]) if has_classes else np.array([], dtype=int)
+    labeled = np.random.default_rng(0).permutation(np.flatnonzero(numbers >= 0))
+    neighbors = datasets["train"].select(labeled[:10_000])
 
     model, image_processor = load_model(script_args)
     augmentation = cropped_example_augmentation(

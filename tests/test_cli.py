@@ -89,8 +89,8 @@ def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everythi
     names = set(options_of(task))
     for option in ("dataset_name", "model_name_or_path", "learning_rate", "output_dir", "dry_run"):
         assert re.search(rf"^  --{option}\b", short, flags=re.MULTILINE)
-    listed = re.findall(r"^  --(\w+)", long, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(names)
+    joined = re.findall(r"^  --(\w+)", long, flags=re.MULTILINE)
+    assert sorted(joined) == sorted(names)
     ours, of_library = long.split("Options of the library's Trainer")
     assert "--adam_epsilon" in of_library
     assert set(re.findall(r"^  --(\w+)", short, flags=re.MULTILINE)) <= {
@@ -186,16 +186,16 @@ def test_words_before_options_are_values_of_options() -> None:
     assert unknown == ["x"]
     _, values = cli.prepare("evaluate", ["m", "d", "--task", "image-text"], None)
     assert values["task"] == "zero-shot-image-classification"
-    values, _ = cli.read(cli.page_of("train depth-estimation"), ["r.yaml", "d", "--recipe", "r.yaml"])
+    values, _ = cli.read(cli.load_page("train depth-estimation"), ["r.yaml", "d", "--recipe", "r.yaml"])
     assert values == {"dataset_name": "d", "recipe": "r.yaml"}
     with pytest.raises(ValueError, match=r"r\.yaml and mnist are given"):
-        cli.read(cli.page_of("train depth-estimation"), ["r.yaml", "--recipe", "mnist"])
+        cli.read(cli.load_page("train depth-estimation"), ["r.yaml", "--recipe", "mnist"])
 
 
 def test_text_becomes_values_of_the_declared_types() -> None:
     words = "--learning_rate 1 --max_steps 3 --bf16 --no_check_images --progressive_sizes 16 32 --use-cpu no --fsdp"
     words += ' --lr_scheduler_kwargs {"power":2} --fsdp_config file.json --label_names a b'
-    values, unknown = cli.read(cli.page_of("train image-classification"), words.split())
+    values, unknown = cli.read(cli.load_page("train image-classification"), words.split())
     assert not unknown
     assert values == {
         **{"learning_rate": 1.0, "max_steps": 3, "bf16": True, "check_images": False, "progressive_sizes": [16, 32]},
@@ -203,16 +203,16 @@ def test_text_becomes_values_of_the_declared_types() -> None:
         "label_names": ["a", "b"],
     }
     words = "m a.png b.png --output_dir out --point 3,4.5"
-    values, _ = cli.read(cli.page_of("visualize"), words.split())
+    values, _ = cli.read(cli.load_page("visualize"), words.split())
     photos = [Path("a.png"), Path("b.png")]
     assert values == {"model": "m", "photos": photos, "output_dir": Path("out"), "point": (3.0, 4.5)}
 
 
 def test_a_missing_word_is_left_out() -> None:
-    values, unknown = cli.read(cli.page_of("features evaluate"), ["features", "--overwrite"])
+    values, unknown = cli.read(cli.load_page("features evaluate"), ["features", "--overwrite"])
     assert values == {"train": Path("features"), "overwrite": True}
     assert not unknown
-    assert cli.read(cli.page_of("convert"), ["--list"]) == ({"list": True}, [])
+    assert cli.read(cli.load_page("convert"), ["--list"]) == ({"list": True}, [])
 
 
 def test_faults_of_the_program_keep_their_traceback_in_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

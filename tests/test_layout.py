@@ -27,13 +27,13 @@ LONG_FUNCTIONS = {"preprocess"}
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 21, 700, 60
 
 
-def name_of(path: Path) -> str:
+def get_name(path: Path) -> str:
     """The name of a file as a module."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in FILES}
+MODULES = {get_name(path): path for path in FILES}
 
 
 @cache
@@ -84,7 +84,7 @@ def imported_by(path: Path) -> Iterator[str]:
             continue
         source = node.module or ""
         if node.level:
-            folders = name_of(path).split(".")
+            folders = get_name(path).split(".")
             folders = folders[: len(folders) - node.level + is_folder]
             source = ".".join((*folders, *filter(None, [node.module])))
         for alias in node.names:

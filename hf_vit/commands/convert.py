@@ -81,11 +81,11 @@ def convert(
         return
     if given:
         raise ValueError(f"--to exports a model unchanged. Leave out {', '.join(f'--{name}' for name in given)}.")
-    export_ours(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
+    export_hf_vit_model(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
     report(f"Saved {output} in the layout {to!r}.")
 
 
-def export_ours(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
+def export_hf_vit_model(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
     """Export an hf_vit model to the layout of another library."""
     model_class = conversion.TASKS["image-classification" if is_classifier else "features"]
     model = model_class.from_pretrained(source, revision=revision)

@@ -48,17 +48,17 @@ WORDS: dict[Callable[..., None], tuple[str, ...]] = {
 TRAINING = ("Data", "Model", "Training", "Output")
 EVALUATION = ("Evaluation", "Data", "Hardware", "Output")
 EXTRACTION = ("Extraction", "Data", "Output")
-NOT_IN_EVALUATIONS = ("resume_from_checkpoint", "dry_run")  # Not essential in evaluation.
+NOT_ESSENTIAL_IN_EVALUATION = ("resume_from_checkpoint", "dry_run")  # Not essential in evaluation.
 # Options whose default depends on data and device; the declared default is only a fallback.
 CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
-OF_THE_MACHINE = {"dataloader_pin_memory", "report_to"}  # Options whose default depends on the installation.
+INSTALLATION_DEPENDENT = {"dataloader_pin_memory", "report_to"}  # Options whose default depends on the installation.
 
 TABLE_HEADER = ("| option | type or choices | default | effect | tasks |", "|---|---|---|---|---|")
 INTRODUCTION = """# Options of training
 
 Generated from the option fields by `python -m hf_vit.commands.generate`. The options are flags of `hf-vit train TASK`,
-keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)" depend on the data and the device.
-An option with several rows has a different default or effect in some tasks."""
+keyword arguments of `hf_vit.train`, and keys of a recipe. Defaults marked "(chosen)" depend on data and device. An
+option with several rows has a different default or effect in some tasks."""
 
 Option = dict[str, Any]
 
@@ -78,7 +78,7 @@ def generate() -> str:
             key=lambda title: title == LIBRARY_GROUP,  # The group of the Trainer comes last
         )
         call = f"{function.__module__}:{function.__name__}"
-        start = {"call": call, "recipe": False, "text": text_of(function), "words": words}
+        start = {"call": call, "recipe": False, "text": command_text(function), "words": words}
         pages[name] = {**start, **page, "groups": groups, "options": keys}
 
     saved = ("model_name_or_path", "dataset_name")
@@ -95,7 +95,7 @@ def generate() -> str:
     tasks = textwrap.indent("\n".join(sorted(TASKS)), "    ")
     sections: dict[str, Mapping[str, Any]] = {
         "groups": {
-            "train": f"{text_of(models.train)}\n{tasks}\n\nhf-vit train TASK --help lists the options of a task.",
+            "train": f"{command_text(models.train)}\n{tasks}\n\nhf-vit train TASK --help lists the options of a task.",
             "features": (features.__doc__ or "").strip(),
         },
         "options": options,
@@ -170,7 +170,7 @@ def table_row(option: Option, tasks: Sequence[str]) -> str:
 # --- Texts
 
 
-def text_of(function: Callable[..., Any]) -> str:
+def command_text(function: Callable[..., Any]) -> str:
     """Return the text above the options of a command: the docstring of its module or of its function."""
     module = inspect.getmodule(function)
     described = function if module in (models, features) else module
@@ -210,7 +210,7 @@ def evaluation_options(task: type[Task]) -> Iterator[Option]:
     for option in chain(own, (option for option in shared if option["group"] in EVALUATED)):
         if option["name"] in (defaults := task.evaluation_defaults()):
             option["default"] = defaults[option["name"]]
-        if option["name"] in NOT_IN_EVALUATIONS:
+        if option["name"] in NOT_ESSENTIAL_IN_EVALUATION:
             option.pop("essential", None)
         yield option
 
@@ -231,8 +231,12 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
     """Return the option that a dataclass field declares."""
     metadata = metadata_of(item)
     default = item.default_factory() if item.default_factory is not MISSING else item.default
-    group = metadata["group"] or title_of(kind, item.name)
-    found = {"default": None if item.name in OF_THE_MACHINE else default, "range": metadata["range"], "group": group}
+    group = metadata["group"] or group_title(kind, item.name)
+    found = {
+        "default": None if item.name in INSTALLATION_DEPENDENT else default,
+        "range": metadata["range"],
+        "group": group,
+    }
     found |= {name: item.metadata[name] for name in ("const",) if name in item.metadata}
     found |= {name: metadata[name] for name in ("help", "brief", "choices", "essential", "synonyms")}
     found["chosen"] = item.name in CHOSEN and group != LIBRARY_GROUP
@@ -240,7 +244,7 @@ def option_of_field(item: Field[Any], annotation: Any, kind: type) -> Option:
     return compact({**kinds, **{name: value for name, value in found.items() if value is not None}})
 
 
-def title_of(kind: type, name: str) -> str:
+def group_title(kind: type, name: str) -> str:
     """Return the first docstring line of the dataclass that declares a field."""
     declaring = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
     return (declaring.__doc__ or "").partition("\n")[0].rstrip(".")

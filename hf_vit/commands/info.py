@@ -27,7 +27,7 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import read_config
 from ..options.names import PACKAGE, named_recipes
-from ..training.errors import in_words
+from ..training.errors import format_bytes
 from ..training.lora import count_parameters
 from ..training.tasks import TASKS
 
@@ -58,7 +58,7 @@ def describe_installation() -> Iterator[str]:
     libraries = requirements()
     yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in libraries)
     yield from untested_versions(libraries)
-    memory = in_words(psutil.virtual_memory().total)
+    memory = format_bytes(psutil.virtual_memory().total)
     yield f"Hardware: {os.cpu_count()} CPU cores, {memory} memory, {', '.join(accelerators()) or 'no GPU'}"
     for extra in sorted(metadata.metadata("hf-vit").get_all("Provides-Extra") or []):
         versions = {name: version_of(name) for name in requirements(extra)}
@@ -112,7 +112,7 @@ def describe_model(name_or_path: str) -> Iterator[str]:
     architecture = (content.get("architectures") or ["unknown architecture"])[0]
     yield f"{name_or_path}: {architecture} ({content.get('model_type', 'no type')})"
     if content.get("model_type") == "hf_vit":
-        yield from describe_ours(content)
+        yield from describe_hf_vit_model(content)
     names = list((content.get("id2label") or {}).values())
     if names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -122,7 +122,7 @@ def describe_model(name_or_path: str) -> Iterator[str]:
         yield f"Training options: {file}"
 
 
-def describe_ours(content: dict[str, Any]) -> Iterator[str]:
+def describe_hf_vit_model(content: dict[str, Any]) -> Iterator[str]:
     """Yield the task, size and geometry of an hf_vit model, given the content of its config.json."""
     config = HfViTConfig.from_dict(content)
     architecture = str((config.architectures or ["HfViTModel"])[0])

@@ -149,20 +149,20 @@ def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
 
 
 # Functions that draw a picture of one photo, by kind of picture
-OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
+PHOTO_DRAWINGS: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
 # Functions that draw one picture of all photos, by kind of picture
-OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
+JOINT_DRAWINGS: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {"pca": _draw_pca}
 
 
 def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
     """Return the kinds of pictures that can be drawn for a model: saliency needs a classifier."""
     is_classifier = isinstance(model, HfViTForImageClassification)
-    return [kind for kind in (*OF_EACH, *OF_ALL) if is_classifier or kind != "saliency"]
+    return [kind for kind in (*PHOTO_DRAWINGS, *JOINT_DRAWINGS) if is_classifier or kind != "saliency"]
 
 
 def visualize(
@@ -170,7 +170,7 @@ def visualize(
     photos: list[Path],
     *,
     output_dir: Path,
-    kinds: Annotated[list[str] | None, (*OF_EACH, *OF_ALL)] = None,
+    kinds: Annotated[list[str] | None, (*PHOTO_DRAWINGS, *JOINT_DRAWINGS)] = None,
     image_size: Annotated[int | None, COUNT] = None,
     point: tuple[float, float] | None = None,
     class_name: str | None = None,
@@ -202,11 +202,11 @@ def visualize(
     inspections = [Inspection(opened, processor, open_image(file), point, class_name) for file in files]
     drawn: dict[Path, Callable[[Path], None]] = {}
     for kind in kinds or kinds_of(opened):
-        if kind in OF_ALL:
-            drawn[output_dir / f"{kind}.png"] = partial(OF_ALL[kind], inspections)
+        if kind in JOINT_DRAWINGS:
+            drawn[output_dir / f"{kind}.png"] = partial(JOINT_DRAWINGS[kind], inspections)
             continue
         for inspection, name in zip(inspections, name_outputs(files), strict=True):
-            drawn[output_dir / f"{name}_{kind}.png"] = partial(OF_EACH[kind], inspection)
+            drawn[output_dir / f"{name}_{kind}.png"] = partial(PHOTO_DRAWINGS[kind], inspection)
     check_outputs(drawn, files, overwrite)
     output_dir.mkdir(parents=True, exist_ok=True)
     for file, draw_file in drawn.items():

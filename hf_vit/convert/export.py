@@ -37,7 +37,7 @@ logger = logging.get_logger(__name__)
 RESAMPLING = ("position_interpolation", "position_antialias", "position_interpolation_offset")
 # Fields that no layout can store and whose loss is accepted: they affect neither the outputs at the native image size
 # nor inference, or belong to heads that are not exported.
-NOT_CARRIED = {
+NOT_EXPORTED_FIELDS = {
     *TASK_CONFIGS,
     *RESAMPLING,
     *("drop_path_rate", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
@@ -274,7 +274,7 @@ def check_expressible(
     changed = {name for name in own.keys() | back.keys() if own.get(name) != back.get(name)}
     if not is_classifier:
         changed.discard("id2label")
-    if lost := sorted(changed - NOT_CARRIED):
+    if lost := sorted(changed - NOT_EXPORTED_FIELDS):
         ours, theirs = config.to_dict(), read.to_dict()
         described = ", ".join(f"{name}={ours.get(name)!r} (read back as {theirs.get(name)!r})" for name in lost)
         raise ValueError(f"The layout {layout!r} does not support {described}.")

@@ -80,7 +80,7 @@ class Family:
     adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
-    refuse_texts: Callable[[Config, Shapes], str] = lambda config, shapes: ""
+    unsupported_text_reason: Callable[[Config, Shapes], str] = lambda config, shapes: ""
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_experts: bool = False
@@ -124,7 +124,7 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     validate_typed_dict(TYPES, {name: value for name, value in fields.items() if name in TYPES.__annotations__})
     if config.get("attention_dropout") is not None:
         fields["attention_probs_dropout_prob"] = config["attention_dropout"]
-    fields["image_size"] = whole_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
+    fields["image_size"] = round_to_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default. Without an explicit value, it adapts to a reduced number of blocks.
         del fields["out_features"], fields["out_indices"]
@@ -166,7 +166,7 @@ def label_fields(config: Config) -> dict[str, Any]:
     return fields
 
 
-def whole_patches(image_size: Size, patch_size: Size) -> Size:
+def round_to_patches(image_size: Size, patch_size: Size) -> Size:
     """Return an image size rounded down to whole patches: the source's convolution ignores the remaining pixels."""
     image, patch = ([size] * 2 if isinstance(size, int) else list(size) for size in (image_size, patch_size))
     if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # `HfViTConfig` reports invalid sizes.

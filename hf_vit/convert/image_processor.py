@@ -131,7 +131,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         ValueError: if the class is unknown, or an option is not supported.
     """
     name = _class_name(preprocessor_config, model_type)
-    options = {**class_defaults(name), **_with_effect(preprocessor_config)}
+    options = {**class_defaults(name), **_drop_ignored_keys(preprocessor_config)}
     if name == "Siglip2":
         side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
         options["size"] = {"height": side, "width": side}
@@ -165,12 +165,12 @@ def class_defaults(name: str) -> Options:
     if name == "DINOv3ViT":  # These defaults are a copy, because the class of transformers requires torchvision.
         return {**SHARED_DEFAULTS, "default_to_square": True, "size": 224, **IMAGENET}
     original = getattr(transformers, f"{name}ImageProcessorPil")
-    options = _with_effect(original().to_dict())
+    options = _drop_ignored_keys(original().to_dict())
     known = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
     return {**SHARED_DEFAULTS, "default_to_square": original.default_to_square, **known}
 
 
-def _with_effect(options: Mapping[str, Any]) -> Options:
+def _drop_ignored_keys(options: Mapping[str, Any]) -> Options:
     return {key: value for key, value in options.items() if value is not None and not WITHOUT_EFFECT.fullmatch(key)}
 
 

@@ -158,7 +158,7 @@ def convert_weights(
     unknown = sorted(theirs[name] for name in theirs.keys() - used - set().union(*left_out.values()))
     missing = sorted(used - theirs.keys()) + sorted(name for name, rule in rules.items() if rule is None)
     if missing or unknown:
-        raise ValueError(describe_misfit(weights, missing, unknown))
+        raise ValueError(mismatch_message(weights, missing, unknown))
     for pattern, names in left_out.items():
         if names:
             logger.info(f"Ignored {len(names)} tensors {pattern} of {str(weights.files[0])!r}: {dropped[pattern]}.")
@@ -195,14 +195,14 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
         case Zeros():
             return torch.zeros(shape)
         case Joined(names):
-            return torch.cat(weights.read_to_change([theirs[name] for name in names]))
+            return torch.cat(weights.read_temporary([theirs[name] for name in names]))
         case Rows(names, start, stop, of):
-            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            (tensor,) = weights.read_temporary([theirs[name] for name in names])
             return tensor.unflatten(0, (of, -1))[start:stop].flatten(0, 1).clone()
         case Made(names, make):
-            return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
+            return make(*weights.read_temporary([theirs[name] for name in names])).contiguous()
         case Reshaped(names, order, _):
-            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            (tensor,) = weights.read_temporary([theirs[name] for name in names])
             if tensor.numel() != math.prod(shape):
                 return tensor
             order = order or tuple(range(len(shape)))
@@ -247,15 +247,15 @@ def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> 
     return f"{str(file)!r}: {', '.join(f'{name!r} {shape}' for name, shape in shapes.items())}"
 
 
-def describe_misfit(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
+def mismatch_message(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
     """Return an error message that lists at most `limit` missing and `limit` left over tensors."""
 
-    def listed(names: list[str]) -> str:
+    def joined(names: list[str]) -> str:
         return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
     parts = [f"The weights in {', '.join(repr(str(file)) for file in weights.files)} do not match the configuration."]
     if missing:
-        parts.append(f"Missing: {listed(missing)}.")
+        parts.append(f"Missing: {joined(missing)}.")
     if unknown:
-        parts.append(f"Left over: {listed(unknown)}.")
+        parts.append(f"Left over: {joined(unknown)}.")
     return " ".join([*parts, "The file is incomplete or belongs to another model."])

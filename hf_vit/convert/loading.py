@@ -111,15 +111,15 @@ def convert_pretrained(
     config, weights = override(converted.config, overrides), converted.weights
     if issubclass(model_class, TASKS["zero-shot-image-classification"]):
         if "text_config" in overrides:
-            weights = without_other_texts(converted, config)
+            weights = drop_incompatible_text_tower(converted, config)
         else:
-            check_texts(source, converted)
+            check_text_tower(source, converted)
     return {"config": config, "state_dict": weights, **kwargs}
 
 
-def check_texts(source: Source, converted: Converted) -> None:
+def check_text_tower(source: Source, converted: Converted) -> None:
     """Raises `ValueError` if the text tower of a checkpoint cannot be converted and would have random weights."""
-    reason = converted.family.refuse_texts(source.config, shapes_of(source, converted.family))
+    reason = converted.family.unsupported_text_reason(source.config, shapes_of(source, converted.family))
     if reason:
         raise ValueError(
             f"The text tower of {source.name!r} is not supported and would have random weights: {reason}. Load only "
@@ -127,7 +127,7 @@ def check_texts(source: Source, converted: Converted) -> None:
         )
 
 
-def without_other_texts(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
+def drop_incompatible_text_tower(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
     """Returns the weights without text tower and contrastive head if `config` has a different text tower."""
     before, after = (HfViTTextConfig.of(part.text_config) for part in (converted.config, config))
     other = [name for name in TEXT_SHAPE if vars(before)[name] != vars(after)[name]]
@@ -236,7 +236,7 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 def find_family(source: Source) -> Family:
     """Returns the family of a checkpoint, found by its configuration or the names of its tensors."""
-    if source.config and (configured := find_configured(source.config)) is not None:
+    if source.config and (configured := find_family_by_config(source.config)) is not None:
         return configured
     for family in FAMILIES:
         if not source.config and family.marks and set(family.marks) <= shapes_of(source, family).keys():
@@ -258,7 +258,7 @@ def find_family(source: Source) -> Family:
     )
 
 
-def find_configured(config: Config) -> Family | None:
+def find_family_by_config(config: Config) -> Family | None:
     """Returns the family of a configuration, or None if no family supports it."""
     for family in FAMILIES:
         is_of_type = not family.model_types or config.get("model_type") in family.model_types

@@ -246,7 +246,7 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
         images = torch.randn(1, converted.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = run_source(images)
-            actual = run_ours(model, images, expected.get("input_ids"))
+            actual = run_converted(model, images, expected.get("input_ids"))
         names = [name for name in expected if name in actual and name not in skipped]
         if not names:
             raise ValueError(f"{source.name!r} and {type(model).__name__} have no output in common to compare.")
@@ -275,7 +275,7 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
     return [(rows * height, columns * width) for rows, columns in grids]
 
 
-def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
+def run_converted(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
     """Returns all outputs of a model of hf_vit and of its base model for images and texts."""
     outputs = named(model.base_model(images, output_hidden_states=True))
     # With a mask, hidden states cover only the visible patches, so those of the base model without mask are compared.

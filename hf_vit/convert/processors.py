@@ -13,7 +13,7 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.processing_hf_vit import HfViTProcessor
-from ..model.remote_code import refusing_code
+from ..model.remote_code import raising_remote_code_error
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
 from .family import Size
 from .image_processor import (
@@ -46,7 +46,7 @@ def load_image_processor(
         image_size: Height and width in pixels of the model's input; None keeps the size of the checkpoint.
         num_channels: Number of image channels of the model; None keeps the number of the checkpoint.
         patch_size: Height and width in pixels of the model's patches. Image sizes that are not a multiple of it are
-            rounded down: see `in_whole_patches`. None keeps them.
+            rounded down: see `round_image_size_to_patches`. None keeps them.
         given: Further arguments of `from_pretrained`: fields of `HfViTConfig`, or timm's `architecture`. A file of
             weights without a configuration may need them.
         **hub: Location of the checkpoint on the Hub, see `HUB_ARGUMENTS`.
@@ -64,14 +64,14 @@ def load_image_processor(
         source = open_source(name_or_path, known.pop("architecture", None), **hub)
         if source.config.get("model_type") == HfViTConfig.model_type:
             raise
-        options = usual_options(source, **known)
+        options = default_image_processor_options(source, **known)
     options = resize_image_processor(options, image_size, num_channels)
     if patch_size is not None:
-        options = in_whole_patches(options, patch_size)
+        options = round_image_size_to_patches(options, patch_size)
     return HfViTImageProcessor(**options)
 
 
-def usual_options(source: Source, **given: Any) -> dict[str, Any]:
+def default_image_processor_options(source: Source, **given: Any) -> dict[str, Any]:
     """Returns image processor options, at the native image size, for a checkpoint without an image processor file."""
     family, native = describe(source, **given)
     if source.config.get("preprocess_cfg"):
@@ -88,7 +88,7 @@ def usual_options(source: Source, **given: Any) -> dict[str, Any]:
     return resize_image_processor(options, native.image_size, native.num_channels)
 
 
-def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
+def round_image_size_to_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
     """Returns image processor options whose fixed image size is rounded down to whole patches.
 
     Published models with patches of 14 pixels and images of 384 ignore the last 6 pixels at the right and at the
@@ -137,7 +137,7 @@ def load_tokenizer(
         OSError: if the checkpoint has no tokenizer.
         ValueError: if the tokenizer needs custom code, or its padding token is not the one of the text tower.
     """
-    with refusing_code(name_or_path, "Use a tokenizer class of transformers."):
+    with raising_remote_code_error(name_or_path, "Use a tokenizer class of transformers."):
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
     options = model.text_options
     if options.pad_token_id not in (None, tokenizer.pad_token_id):

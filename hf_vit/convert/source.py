@@ -50,7 +50,7 @@ class Weights:
         self.files = tuple(files)
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
-        self._mapped_anew: dict[Path, Any] = {}
+        self._temporary_files: dict[Path, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             for name, shape, tensor in _open(file):
@@ -64,7 +64,7 @@ class Weights:
         """Returns one tensor. Tensors of safetensors files are memory-mapped, not copied."""
         return self._tensors[name][...]
 
-    def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
+    def read_temporary(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors that are only needed until `release` is called, as inputs of a conversion.
 
         Tensors of a safetensors file come from a separate memory mapping, so that `release` can free their memory
@@ -73,13 +73,13 @@ class Weights:
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
         for file in map(self.file_of, names):
-            if file not in self._mapped_anew:
-                self._mapped_anew[file] = _open_safetensors(file)
-        return [self._mapped_anew[self.file_of(name)].get_tensor(name) for name in names]
+            if file not in self._temporary_files:
+                self._temporary_files[file] = _open_safetensors(file)
+        return [self._temporary_files[self.file_of(name)].get_tensor(name) for name in names]
 
     def release(self) -> None:
-        """Frees the memory of the tensors returned by `read_to_change`."""
-        self._mapped_anew.clear()
+        """Frees the memory of the tensors returned by `read_temporary`."""
+        self._temporary_files.clear()
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,17 @@ def open_source(
     """
     path, place = Path(name_or_path), str(name_or_path)
     given = {"architecture": architecture, "dataset_index": dataset_index}
-    told = {name: value for name, value in given.items() if value is not None}
+    report_lines = {name: value for name, value in given.items() if value is not None}
     if path.is_file():
         beside = next((file for file in map(path.with_name, NAMES) if file.is_file()), None)
-        return Source(place, told if beside is None else {**told, **read_json(beside)}, Weights([path]))
+        return Source(
+            place, report_lines if beside is None else {**report_lines, **read_json(beside)}, Weights([path])
+        )
     check_reachable(place, **hub)
     for config, weights in NAMES.items():
         config_file = find_file(place, config, **hub)
         if config_file is not None:
-            content = {**told, **read_json(config_file)}
+            content = {**report_lines, **read_json(config_file)}
             return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
     raise OSError(f"{place!r} contains no {' or '.join(NAMES)}. Give the folder or repository of a model.")
 

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..model.image_inputs import is_transparent, read_image
 from .datasets import TargetDataset
-from .formats.files import in_lines, listed
+from .formats.files import in_lines, joined
 from .targets import image_only
 
 
@@ -21,7 +21,7 @@ CHUNK_SIZE = 64  # number of images that a thread processes per task
 MAX_NAMED = 100
 
 
-def check_apart(sources: Iterable[str], output_dir: str) -> None:
+def check_output_outside_data(sources: Iterable[str], output_dir: str) -> None:
     """Raise `ValueError` if the output folder is inside a data folder or contains one.
 
     Otherwise, images that are written to the output folder could be loaded as data later.
@@ -40,7 +40,7 @@ def check_apart(sources: Iterable[str], output_dir: str) -> None:
             )
 
 
-def shows_transparency(encoded: Mapping[str, Any]) -> bool:
+def has_transparency(encoded: Mapping[str, Any]) -> bool:
     """Return whether an image has transparent pixels; `False` if it cannot be read, see `unreadable_images`.
 
     Args:
@@ -68,7 +68,7 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
     return check_dense(TargetDataset(dataset, image_only), num_threads, show_progress)
 
 
-def without_unreadable(
+def drop_unreadable(
     splits: DatasetDict,
     unreadable: Mapping[str, Mapping[int, str]],
     skip_unreadable: bool,
@@ -99,7 +99,7 @@ def without_unreadable(
             readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
         raise ValueError(
-            f"{found}\nWithout these images, the following splits are empty: {listed(emptied)}. Repair some of them."
+            f"{found}\nWithout these images, the following splits are empty: {joined(emptied)}. Repair some of them."
         )
     if "train" in splits and "label" in splits["train"].column_names:
         names = splits["train"].features["label"].names

@@ -21,7 +21,7 @@ from .loaders.unlabeled_images import CLASS, NO_CLASS
 from .targets import target_of, without_crowds
 
 
-IS_SIZED = {"do_resize": False, "do_center_crop": False}
+NO_RESIZE = {"do_resize": False, "do_center_crop": False}
 # Arguments of the image processor and the example keys that are passed to them, by kind of target
 PROCESSOR_ARGUMENTS = {
     "segmentation_map": {"segmentation_maps": "segmentation_map"},
@@ -41,7 +41,7 @@ def _check_has(example: Mapping[str, Any], *names: str) -> None:
 
 
 def _pixels(image_processor: BaseImageProcessor, images: list[Any]) -> dict[str, Any]:
-    sized = IS_SIZED if isinstance(images[0], Tensor) else {}
+    sized = NO_RESIZE if isinstance(images[0], Tensor) else {}
     return {**image_processor(images=images, return_tensors="pt", **sized)}
 
 
@@ -123,7 +123,7 @@ class DensePredictionCollator(Collator):
         # The class numbers of the examples already start at 0.
         options = {"do_reduce_labels": False} if name == "segmentation_map" else {}
         if isinstance(examples[0]["image"], Tensor):
-            options |= IS_SIZED
+            options |= NO_RESIZE
         batch = _pixels_and_targets(self.image_processor, examples, name, **options)
         return _with_targets(batch, examples, self.keeps_targets)
 
@@ -164,7 +164,7 @@ class ObjectDetectionCollator(Collator):
 
     def _tensor_options(self, first: dict[str, Any]) -> dict[str, Any]:
         if self.sizes is None:
-            return IS_SIZED
+            return NO_RESIZE
         _check_has(first, "batch_draw")
         height, width = self.sizes[int(first["batch_draw"] * len(self.sizes))]
         size = {"height": height, "width": width}
@@ -189,7 +189,7 @@ class KeypointDetectionCollator(Collator):
             ValueError: if the examples have no keypoints, or PIL images have no box.
         """
         _check_has(examples[0], "keypoints")
-        options: dict[str, Any] = {**IS_SIZED, "do_affine_crop": False}
+        options: dict[str, Any] = {**NO_RESIZE, "do_affine_crop": False}
         if not isinstance(examples[0]["image"], Tensor):
             _check_has(examples[0], "box")
             options = {"object_boxes": [example["box"][None] for example in examples]}
@@ -331,7 +331,7 @@ class MaskedImageModelingCollator(Collator):
         return _with_targets(batch, examples, self.keeps_targets)
 
 
-def size_of_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
+def size_for_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
     """Return `height` and the width, a multiple of `multiple[1]`, that best keeps the aspect ratio of `size`."""
     return height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]
 
@@ -356,7 +356,7 @@ def multi_scale_sizes(
     """
     rows = range(max(1, ceil(smallest * size[0] / multiple[0])), int(largest * size[0] / multiple[0]) + 1)
     heights = [row * multiple[0] for row in rows]
-    sizes = [size_of_height(height, size, multiple) for height in heights]
+    sizes = [size_for_height(height, size, multiple) for height in heights]
     if not sizes:
         raise ValueError(
             f"There is no multiple of {multiple[0]} between {smallest} and {largest} times the height {size[0]}. Use "

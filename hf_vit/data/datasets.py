@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, Image, IterableDataset
 from transformers.utils import logging
 
 from ..model.image_inputs import check_bits, decode_image
-from .formats.orientation import TURN, turn_map
+from .formats.orientation import TURN, orient_map
 from .targets import encoded_bytes, target_of
 
 
@@ -112,7 +112,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 def _read_target(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
     target, turn = read_target(row), row.get(TURN, 1)
-    return target | {name: turn_map(target[name], turn) for name in PIXELWISE if turn > 1 and name in target}
+    return target | {name: orient_map(target[name], turn) for name in PIXELWISE if turn > 1 and name in target}
 
 
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import nn
 
 
 CHUNK_SIZE = 64
-MOST_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
+MAX_HASHED_BYTES = 10**9  # for larger datasets, only an evenly spaced subset of the images is hashed
 THREADS = 8
 
 
@@ -33,7 +33,7 @@ def fingerprint(rows: Dataset) -> dict[str, Any]:
     Returns:
         The number of rows, and three digests: of the names (relative to the common folder) and sizes of the image
         files in order, of all other columns except `file`, and of the image contents. If the images exceed
-        `MOST_BYTES` in total, only every n-th image is read, with the smallest n that stays within this limit.
+        `MAX_HASHED_BYTES` in total, only every n-th image is read, with the smallest n that stays within this limit.
     """
     columns = [name for name, feature in rows.features.items() if isinstance(feature, Image)]
     for name in columns:
@@ -42,7 +42,7 @@ def fingerprint(rows: Dataset) -> dict[str, Any]:
     paths = [path for name in columns for path in _column(flat, f"{name}.path")]
     sizes = _sizes(paths)
     embedded = sum(pc.sum(pc.binary_length(flat.data.column(f"{name}.bytes"))).as_py() or 0 for name in columns)
-    step = max(1, math.ceil((sum(size or 0 for size in sizes) + embedded) / MOST_BYTES))
+    step = max(1, math.ceil((sum(size or 0 for size in sizes) + embedded) / MAX_HASHED_BYTES))
     absolute = [path for path in paths if path and os.path.isabs(path)]
     folder = os.path.commonpath(absolute) if absolute else ""
     names = [(path or "").removeprefix(folder) for path in paths]
@@ -56,7 +56,7 @@ def fingerprint(rows: Dataset) -> dict[str, Any]:
     }
 
 
-def file_list(sources: Iterable[str]) -> str:
+def digest_files(sources: Iterable[str]) -> str:
     """Return a digest of the names and sizes of the shards of a stream, given as files or as folders of files."""
     found = []
     for source in map(Path, sources):

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList, color_table, index_table
-from .formats.files import NPY_START, listed
+from .formats.files import NPY_START, joined
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
@@ -82,9 +82,9 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
 
 def _unknown_in_words(unknown: list[int], mode: str) -> str:
     if mode in INDEX_MODES:
-        return f"the labels {listed(unknown)}, which are outside the class list (255 marks unlabeled pixels)"
+        return f"the labels {joined(unknown)}, which are outside the class list (255 marks unlabeled pixels)"
     colors = [(code >> 16, code >> 8 & 255, code & 255) for code in unknown]
-    return f"the colors {listed(colors)}, which are not in the palette"
+    return f"the colors {joined(colors)}, which are not in the palette"
 
 
 def read_segment_ids(source: Source, name: str = "panoptic mask") -> np.ndarray:
@@ -185,7 +185,7 @@ TARGETS = (
 )
 SINGLE_TARGETS = ("segmentation_map", "depth_map", "label", "class_number")
 # Keys whose values have one row per object
-OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
+PER_OBJECT_KEYS = ("masks", "boxes", "areas", "class_labels")
 
 
 def image_only(row: Row) -> dict[str, Any]:
@@ -242,11 +242,11 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
     areas = dict(zip(found.tolist(), counts.tolist(), strict=True))
     if unlisted := sorted(areas.keys() - {0} - {segment["id"] for segment in segments}):
         raise ValueError(
-            f"{name} has the segments {listed(unlisted)}, which are missing in its segments_info. Add them to it."
+            f"{name} has the segments {joined(unlisted)}, which are missing in its segments_info. Add them to it."
         )
     if missing := [segment["id"] for segment in segments if segment["id"] not in areas]:
         raise ValueError(
-            f"{name} has no pixel of the segments {listed(missing)} of its segments_info. Remove them from it."
+            f"{name} has no pixel of the segments {joined(missing)} of its segments_info. Remove them from it."
         )
     masks, labels = [ids == segment["id"] for segment in segments], [segment["label"] for segment in segments]
     return {**_stacked(masks, labels, ids.shape), **_crowds(segments)}
@@ -326,7 +326,9 @@ def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
         return example
     kept = ~example["is_crowd"]
     return {
-        name: value[kept] if name in OF_OBJECTS else value for name, value in example.items() if name != "is_crowd"
+        name: value[kept] if name in PER_OBJECT_KEYS else value
+        for name, value in example.items()
+        if name != "is_crowd"
     }
 
 

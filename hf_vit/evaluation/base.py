@@ -163,7 +163,7 @@ def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
         )
 
 
-def mean_of_known(values: Iterable[float]) -> float:
+def mean_without_nan(values: Iterable[float]) -> float:
     """Return the mean of the values that are not NaN, or NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
@@ -200,7 +200,7 @@ class BaseEvaluator(ABC):
     parts = "classes"  # Plural noun for the entries of `per_class`.
     class_score = ""  # Score of `per_class` that is drawn.
     tries = False  # Whether the threshold is chosen in a separate evaluation.
-    is_divisible = False  # Whether a batch can be split between the GPUs of one process.
+    can_split_batch = False  # Whether a batch can be split between the GPUs of one process.
     caption = "Image, truth and prediction"  # Caption of the figure of `draw`; empty if there is none.
 
     processor: BaseImageProcessor
@@ -255,12 +255,12 @@ class Evaluator(BaseEvaluator):
     """Evaluator of a task with annotated targets."""
 
     @abstractmethod
-    def has_truth(self, target: Any) -> bool:
+    def has_annotations(self, target: Any) -> bool:
         """Return whether a target contains annotations for training and evaluation."""
 
     lack: ClassVar[str]  # Error message for targets without annotations.
 
-    def describe_lack(self, targets: Iterable[Any]) -> str:
+    def missing_annotations_message(self, targets: Iterable[Any]) -> str:
         """Return the error message for targets without annotations, with a suggestion."""
         return self.lack
 
@@ -277,7 +277,9 @@ class Evaluator(BaseEvaluator):
         """
 
 
-def check_truth(evaluator: Evaluator, split: str, examples: TargetDataset) -> None:
+def check_has_annotations(evaluator: Evaluator, split: str, examples: TargetDataset) -> None:
     """Raise `ValueError` if no image of a split has annotations."""
-    if not any(evaluator.has_truth(target) for target in examples.read_targets()):
-        raise ValueError(f"No {split} image has annotations: {evaluator.describe_lack(examples.read_targets())}")
+    if not any(evaluator.has_annotations(target) for target in examples.read_targets()):
+        raise ValueError(
+            f"No {split} image has annotations: {evaluator.missing_annotations_message(examples.read_targets())}"
+        )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from ..extras import check_packages
-from .base import StreamedMetric, Threshold, as_array, best_threshold, check_labels, check_same_size, mean_of_known
+from .base import StreamedMetric, Threshold, as_array, best_threshold, check_labels, check_same_size, mean_without_nan
 
 
 Record = dict[str, Any]
@@ -25,7 +25,7 @@ class Matches(NamedTuple):
     num_objects: int
 
 
-def threshold_of(images: Sequence[Matches]) -> Threshold | None:
+def find_best_threshold(images: Sequence[Matches]) -> Threshold | None:
     """Return the threshold with the best F1 on the images, or None if no detection is correct."""
     found, count = [pair for image in images for pair in image.found], sum(image.num_objects for image in images)
     if not found or not count:
@@ -41,13 +41,15 @@ def cross_fitted_threshold(images: Sequence[Matches]) -> Threshold | None:
     """
     values, num_right, num_given = [], 0, 0
     for fold in range(FOLDS):
-        if (chosen := threshold_of([image for number, image in enumerate(images) if number % FOLDS != fold])) is None:
-            return threshold_of(images)
+        if (
+            chosen := find_best_threshold([image for number, image in enumerate(images) if number % FOLDS != fold])
+        ) is None:
+            return find_best_threshold(images)
         given = [right for image in images[fold::FOLDS] for score, right in image.found if score > chosen.value]
         values.append(chosen.value)
         num_right, num_given = num_right + sum(given), num_given + len(given)
     quality = 2 * num_right / (num_given + sum(image.num_objects for image in images))
-    return Threshold(float(f"{mean_of_known(values):.3g}"), quality, measure="cross-fitted F1")
+    return Threshold(float(f"{mean_without_nan(values):.3g}"), quality, measure="cross-fitted F1")
 
 
 class CocoMetric(StreamedMetric):
@@ -90,18 +92,18 @@ class CocoMetric(StreamedMetric):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return `ap` and `ap_50` of each evaluated class, NaN for a class without objects."""
-        precision = self._of_classes("precision")
+        precision = self._class_values("precision")
         return {
             name: {
-                "ap": mean_of_known(precision[:, :, place].reshape(-1)),
-                "ap_50": mean_of_known(precision[0, :, place]),
+                "ap": mean_without_nan(precision[:, :, place].reshape(-1)),
+                "ap_50": mean_without_nan(precision[0, :, place]),
             }
             for place, name in enumerate(self.categories.values())
         }
 
     def best_threshold(self) -> Threshold | None:
         """Return the score threshold with the best F1 at an IoU of 0.5."""
-        return threshold_of(self._all_matched())
+        return find_best_threshold(self._all_matched())
 
     def _all_matched(self, nms: float = 1.0, is_class_agnostic: bool = False) -> list[Matches]:
         """Return the matches of each image, in an order that does not depend on the processes."""
@@ -149,7 +151,7 @@ class CocoMetric(StreamedMetric):
                     results.append((entry["score"], bool(is_correct)))
         return results
 
-    def _of_classes(self, what: Literal["precision", "recall"]) -> np.ndarray:
+    def _class_values(self, what: Literal["precision", "recall"]) -> np.ndarray:
         """Return precisions (IoU threshold, recall, class) or highest recalls (IoU threshold, class).
 
         Values of classes without objects are NaN.
@@ -212,7 +214,7 @@ NMS_GAIN = 0.02  # Minimum relative gain in F1 for which NMS is used.
 class ClassMetric(CocoMetric):
     """Base class of COCO metrics per class. Classes in `thing_ids`, numbers in `names`, are evaluated."""
 
-    places_name: ClassVar[str]  # Noun for boxes or masks in error messages
+    shape_noun: ClassVar[str]  # Noun for boxes or masks in error messages
 
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
         self.names = list(names)
@@ -228,7 +230,7 @@ class ClassMetric(CocoMetric):
         columns = {"class_labels": labels, **values}
         if wrong := {name: len(column) for name, column in columns.items() if len(column) != count}:
             raise ValueError(
-                f"The {what} has {count} {self.places_name}, but a different number of other values: {wrong}."
+                f"The {what} has {count} {self.shape_noun}, but a different number of other values: {wrong}."
             )
         rows = zip(*values.values(), strict=True)
         return [
@@ -251,7 +253,7 @@ class DetectionMetric(ClassMetric):
         ImportError: if faster-coco-eval is not installed.
     """
 
-    iou_type, places_name = "bbox", "boxes"
+    iou_type, shape_noun = "bbox", "boxes"
     score_names = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar_1", "mar_10", "mar_100")
     places: ClassVar[dict[str, int]] = dict(zip(score_names, range(9), strict=True))
 
@@ -291,7 +293,7 @@ class DetectionMetric(ClassMetric):
         """
         plain = self._all_matched()
         is_small = len(plain) < FEW_IMAGES or sum(image.num_objects for image in plain) < FEW_OBJECTS
-        choose = cross_fitted_threshold if is_small and len(plain) >= FOLDS else threshold_of
+        choose = cross_fitted_threshold if is_small and len(plain) >= FOLDS else find_best_threshold
         best = choose(plain)
         for overlap, is_class_agnostic in NMS_TRIED:
             found = choose(self._all_matched(overlap, is_class_agnostic))
@@ -301,9 +303,10 @@ class DetectionMetric(ClassMetric):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return `ap`, `ap_50` and `ar_100` of each class, NaN for a class without objects."""
-        scores, recall = super().per_class(), self._of_classes("recall")
+        scores, recall = super().per_class(), self._class_values("recall")
         return {
-            name: {**scores[name], "ar_100": mean_of_known(recall[:, label])} for label, name in enumerate(self.names)
+            name: {**scores[name], "ar_100": mean_without_nan(recall[:, label])}
+            for label, name in enumerate(self.names)
         }
 
     def precision_recall(self) -> dict[str, np.ndarray]:
@@ -311,7 +314,7 @@ class DetectionMetric(ClassMetric):
 
         The mean of the values is `ap_50` of the class. Values of a class without objects are NaN.
         """
-        curves = self._of_classes("precision")[0]  # (recall, class)
+        curves = self._class_values("precision")[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
 
 
@@ -330,7 +333,7 @@ class InstanceMetric(ClassMetric):
         ValueError: if `thing_ids` has a number outside of the classes.
     """
 
-    iou_type, shape, places_name = "segm", "segmentation", "masks"
+    iou_type, shape, shape_noun = "segm", "segmentation", "masks"
     places: ClassVar[dict[str, int]] = {
         f"mask_{name.removeprefix('m')}": place
         for name, place in DetectionMetric.places.items()

@@ -195,10 +195,10 @@ class RetrievalMetric(StreamedMetric):
         if not self.records:
             return dict.fromkeys(self.score_names, math.nan)
         ranks = retrieval_ranks(*self.embeddings())
-        return with_mean([float((of_way < k).double().mean()) for of_way in ranks for k in RANKS])
+        return with_mean_recall([float((of_way < k).double().mean()) for of_way in ranks for k in RANKS])
 
 
-def with_mean(recalls: Sequence[float]) -> dict[str, float]:
+def with_mean_recall(recalls: Sequence[float]) -> dict[str, float]:
     """Return the six recall values by name, with their mean."""
     return dict(zip(RetrievalMetric.score_names, [math.fsum(recalls) / len(recalls), *recalls], strict=True))
 
@@ -230,7 +230,7 @@ def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tens
     return torch.cat(of_images), torch.cat(of_texts)
 
 
-def chance_of_retrieval(counts: Sequence[int]) -> dict[str, float]:
+def random_retrieval_recall(counts: Sequence[int]) -> dict[str, float]:
     """Return the expected recall values of a random ranking.
 
     Args:
@@ -242,4 +242,4 @@ def chance_of_retrieval(counts: Sequence[int]) -> dict[str, float]:
         return math.prod(max(total - count - place, 0) / (total - place) for place in range(min(k, total)))
 
     by_chance = [math.fsum(1 - none_among(k, count) for count in counts) / len(counts) for k in RANKS]
-    return with_mean([*by_chance, *(min(1.0, k / len(counts)) for k in RANKS)])
+    return with_mean_recall([*by_chance, *(min(1.0, k / len(counts)) for k in RANKS)])

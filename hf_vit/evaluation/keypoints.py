@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..data.formats.keypoints import oks_sigmas_of
-from .base import TOLERANCE, Threshold, as_array, best_threshold, mean_of_known
+from .base import TOLERANCE, Threshold, as_array, best_threshold, mean_without_nan
 from .detection import CocoMetric, Record, corner_and_size, finite_array, ranked
 
 
@@ -126,7 +126,7 @@ class KeypointMetric(CocoMetric):
 
     def compute(self) -> dict[str, float]:
         """Return `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN without data."""
-        means = {name: mean_of_known(value for record in self.records for value in record[name]) for name in ERRORS}
+        means = {name: mean_without_nan(value for record in self.records for value in record[name]) for name in ERRORS}
         return {**super().compute(), **means}
 
     def best_threshold(self) -> Threshold | None:
@@ -145,7 +145,7 @@ class KeypointMetric(CocoMetric):
     def per_class(self) -> dict[str, dict[str, float]]:
         """Return `pck` and `nme` of each keypoint, NaN if it is ignored in all objects."""
         return {
-            keypoint: {name: mean_of_known(record[name][number] for record in self.records) for name in ERRORS}
+            keypoint: {name: mean_without_nan(record[name][number] for record in self.records) for name in ERRORS}
             for number, keypoint in enumerate(self.names)
         }
 

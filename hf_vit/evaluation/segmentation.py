@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.targets import without_crowds
 from ..model.image_targets import IGNORED_LABEL
-from .base import TOLERANCE, StreamedMetric, Threshold, as_array, check_labels, check_same_size, mean_of_known
+from .base import TOLERANCE, StreamedMetric, Threshold, as_array, check_labels, check_same_size, mean_without_nan
 from .detection import InstanceMetric
 
 
@@ -84,10 +84,10 @@ class SemanticSegmentationMetric(StreamedMetric):
         matrix = self.confusion_matrix
         pixels = matrix.sum()
         return {
-            "mean_iou": mean_of_known(scores["iou"] for scores in classes),
+            "mean_iou": mean_without_nan(scores["iou"] for scores in classes),
             "pixel_accuracy": float(matrix.trace() / pixels) if pixels else math.nan,
-            "mean_accuracy": mean_of_known(scores["accuracy"] for scores in classes),
-            "mean_dice": mean_of_known(scores["dice"] for scores in classes),
+            "mean_accuracy": mean_without_nan(scores["accuracy"] for scores in classes),
+            "mean_dice": mean_without_nan(scores["dice"] for scores in classes),
         }
 
 
@@ -163,9 +163,9 @@ class PanopticMetric(StreamedMetric):
         """Return `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
         classes = [self._class_scores(label) for label in range(len(self.names))]
         return {
-            **{name: mean_of_known(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
-            "pq_things": mean_of_known(classes[label]["pq"] for label in sorted(self.thing_ids)),
-            "pq_stuff": mean_of_known(
+            **{name: mean_without_nan(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
+            "pq_things": mean_without_nan(classes[label]["pq"] for label in sorted(self.thing_ids)),
+            "pq_stuff": mean_without_nan(
                 scores["pq"] for label, scores in enumerate(classes) if label not in self.thing_ids
             ),
         }

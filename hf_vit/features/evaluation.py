@@ -27,7 +27,7 @@ COLUMNS = {
     "retrieval_map_among_scored": ("mAP among these", ".2%"),
 }
 MOST_FREQUENT = "most frequent class"
-PAIRS_AT_A_TIME = 2**24  # Pairs of images compared at once, which limits memory
+MAX_PAIRS = 2**24  # Pairs of images compared at once, which limits memory
 FILE_NAME = "evaluation.json"
 
 
@@ -77,7 +77,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     neighbors, precisions, among = list[Tensor](), list[Tensor](), list[Tensor]()
     # Queries are processed in chunks to limit the memory for their distances to all other images.
-    for rows in torch.arange(len(truth)).split(max(1, PAIRS_AT_A_TIME // max(len(truth), len(classes)))):
+    for rows in torch.arange(len(truth)).split(max(1, MAX_PAIRS // max(len(truth), len(classes)))):
         queries, own = features[rows], truth[rows]
         neighbors.append(classify_by_neighbors(queries, known, classes))
         precisions.append(retrieval_average_precision(queries, own, known, classes))

@@ -24,7 +24,7 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..data import load_unlabeled_images
-from ..data.checks import check_apart
+from ..data.checks import check_output_outside_data
 from ..data.fingerprint import digest, digest_weights, fingerprint
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
@@ -91,7 +91,7 @@ class ExtractionArguments(SourceArguments):
             raise ValueError(f"features={self.features} must be one or more of {', '.join(FEATURES)}.")
         if len({*self.features}) < len(self.features):
             raise ValueError(f"features={self.features} contains duplicates. Give each feature once.")
-        check_apart(self.sources, self.output_dir)
+        check_output_outside_data(self.sources, self.output_dir)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} must be {' or '.join(DTYPES)}.")
 

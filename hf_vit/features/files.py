@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ..data.formats.files import SPLITS, listed
+from ..data.formats.files import SPLITS, joined
 from ..training.checkpoints import write_whole
 
 
@@ -68,7 +68,7 @@ class FeatureSettings:
                 )
             return
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
-            raise ValueError(f"{folder} contains {listed(others)}, which are not features. Give another --output_dir.")
+            raise ValueError(f"{folder} contains {joined(others)}, which are not features. Give another --output_dir.")
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(asdict(self), indent=2) + "\n")
 
@@ -153,14 +153,14 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
     name = next((name for name in names if name in settings.images), None)
     if name is None:
         raise ValueError(
-            f"{folder} contains the splits {listed(list(settings.images))}, but not {' or '.join(names)}. Give the "
+            f"{folder} contains the splits {joined(list(settings.images))}, but not {' or '.join(names)}. Give the "
             "feature folder of the training images, followed by that of the test images."
         )
     shards = plan_shards({name: settings.images[name]}, settings.rows_per_shard)
     files = tuple(folder / shard.name for shard in shards)
     if missing := [file.name for file in files if not file.is_file()]:
         raise ValueError(
-            f"{len(missing)} of {len(files)} files are missing in {folder}: {listed(missing)}. Run "
+            f"{len(missing)} of {len(files)} files are missing in {folder}: {joined(missing)}. Run "
             "hf-vit features extract again with the same options to complete them."
         )
     if "label" not in pq.read_schema(files[0]).names:

@@ -26,10 +26,10 @@ from .int8_linear import quantize_blocks
 ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
 Run = Callable[[Tensor], Any]
 
-LEAST_GAIN = 1.05  # Minimum speedup for a variant to be kept.
+MIN_SPEEDUP = 1.05  # Minimum speedup for a variant to be kept.
 ROUNDS, MIN_SECONDS = 9, 0.1  # Number of rounds of a measurement, and minimum time per variant and round.
 # Largest accepted changes by int8: fraction of changed predicted classes, or else relative change of the outputs (RMS)
-MOST_CHANGED, MOST_CHANGED_OUTPUTS = 0.01, 0.05
+MAX_CHANGED_CLASSES, MAX_OUTPUT_CHANGE = 0.01, 0.05
 # Largest accepted difference from the outputs of the original model, relative to the largest value of each output
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -231,7 +231,7 @@ def optimize_for_inference(
     check_trained(part, part.name_or_path, part.untrained_weights)
     search = Search(part, measured_images(part, batch_size, image_size, images), images)
     for wanted in dtypes_to_try(dtype, part):
-        search.compare(name_of(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
+        search.compare(get_name(wanted), search.candidate(copy.deepcopy(part).to(wanted)))
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
     fast = sharing(part, forward=search.best, report=search.report)
@@ -258,7 +258,7 @@ class Search:
                 "Optimize a model with deterministic outputs, such as that of a task."
             )
         self.seconds, _ = race(self.best, self.best, images)
-        self.report.trials.append(Trial(f"as given, {name_of(model.dtype)}", self.seconds, 1.0, 0.0, True))
+        self.report.trials.append(Trial(f"as given, {get_name(model.dtype)}", self.seconds, 1.0, 0.0, True))
 
     def candidate(self, eager: HfViTPreTrainedModel, program: Run | None = None) -> FastForward:
         """Returns the forward pass of a candidate; see `FastForward`."""
@@ -268,7 +268,7 @@ class Search:
     def try_compiling(self, quantized: bool, max_seconds: float) -> None:
         """Compiles the best variant so far, optionally with 8-bit blocks, and compares the result."""
         eager = self.best.eager
-        name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
+        name = f"{'int8 and ' if quantized else ''}{get_name(eager.dtype)}, compiled"
         try:
             if quantized and self.images.device.type != "cpu":
                 raise CompilationError("int8 is supported on CPUs only")
@@ -291,7 +291,7 @@ class Search:
         """Keeps a candidate if it is faster than the best one so far and its outputs are within the tolerance."""
         difference = difference_of(candidate(self.images), self.expected)
         if approximates:
-            note, is_close = self.judge_answers(candidate)
+            note, is_close = self.judge_predictions(candidate)
         else:
             tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
             is_close = difference <= tolerance  # False for NaN
@@ -300,21 +300,21 @@ class Search:
         if is_close:
             seconds, gain = race(candidate, self.best, self.images)
             ratio = self.seconds / seconds
-            if gain >= LEAST_GAIN:
+            if gain >= MIN_SPEEDUP:
                 self.best = candidate
             else:
-                note = f"speedup {gain:.2f} over the best so far, below {LEAST_GAIN}"
+                note = f"speedup {gain:.2f} over the best so far, below {MIN_SPEEDUP}"
         self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
 
-    def judge_answers(self, candidate: FastForward) -> tuple[str, bool]:
+    def judge_predictions(self, candidate: FastForward) -> tuple[str, bool]:
         """Returns a note on how much an approximation changes predictions, and whether the change is acceptable."""
         pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
         if has_classes(self.model):
             changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
-            share, most, what = changed.float().mean().item(), MOST_CHANGED, "of the answers change"
+            share, most, what = changed.float().mean().item(), MAX_CHANGED_CLASSES, "of the answers change"
         else:
             share = max(difference_of(own, other, order=2) for own, other in pairs)
-            most, what = MOST_CHANGED_OUTPUTS, "change of the outputs"
+            most, what = MAX_OUTPUT_CHANGE, "change of the outputs"
         is_little = share <= most
         return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
 
@@ -373,11 +373,11 @@ def measured_images(
 
 def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
     """Returns the precisions to try, other than that of the model; raises `ValueError` if `dtype` is invalid."""
-    wanted = [known for known in TOLERANCES if dtype in (known, name_of(known))]
+    wanted = [known for known in TOLERANCES if dtype in (known, get_name(known))]
     if dtype == "auto":
         wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
     if not wanted:
-        names = ", ".join(repr(name_of(known)) for known in TOLERANCES)
+        names = ", ".join(repr(get_name(known)) for known in TOLERANCES)
         raise ValueError(f"dtype={dtype!r} must be 'auto' or one of {names}.")
     return [each for each in wanted if each != model.dtype]
 
@@ -448,6 +448,6 @@ def difference_of(outputs: Any, expected: Any, order: float = math.inf) -> float
     return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
 
 
-def name_of(dtype: torch.dtype) -> str:
+def get_name(dtype: torch.dtype) -> str:
     """Returns the name of a dtype without the prefix "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -25,9 +25,9 @@ from ..extras import check_packages
 from ..model.image_inputs import read_image
 from ..model.image_processing_base import HfViTImageProcessorBase
 from ..model.nested_options import check_thresholds
-from ..model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, chosen_threshold
+from ..model.pipeline_hf_vit import CORNERS, BatchedImagePipeline, trained_threshold
 from ..model.pretrained import check_trained, read_config
-from ..model.remote_code import refusing_code
+from ..model.remote_code import raising_remote_code_error
 from ..options.field import COUNT, PROBABILITY
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize.figures import arrange_pages, arrange_tiles
@@ -144,7 +144,7 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
     """Opens the pipeline of a task. With `optimize`, the results of the optimization are logged."""
     options: dict[str, Any] = {"optimize": optimize} if optimize else {}
     options |= {"batch_size": batch_size} if task in BATCHED else {}
-    with refusing_code(model, "If you have read and trust this code, set --trust_remote_code."):
+    with raising_remote_code_error(model, "If you have read and trust this code, set --trust_remote_code."):
         pipe = pipeline(task, model=model, trust_remote_code=trust_remote_code, **options)
     if not isinstance(pipe, BatchedImagePipeline):  # Pipelines of hf_vit reject untrained weights themselves.
         check_trained(pipe.model, model)
@@ -156,7 +156,7 @@ def _open_pipeline(model: str, task: str, batch_size: int, optimize: bool, trust
 
 def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of the pipeline call, in order of priority: given, selected in training, writer defaults."""
-    chosen = {} if writer.task_config is None else chosen_threshold(pipe.model.config, writer.task_config)
+    chosen = {} if writer.task_config is None else trained_threshold(pipe.model.config, writer.task_config)
     values = {**writer.options, **chosen, **{name: value for name, value in given.items() if value is not None}}
     return {name: values[name] for name in writer.options if values[name] is not None}
 

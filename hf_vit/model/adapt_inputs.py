@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import HfViTEmbeddings, resample_to_grid, sincos_position_embeddings
-from .shared import at_least_float32
+from .shared import to_float32_or_higher
 
 
 Size = int | list[int] | tuple[int, int]
@@ -63,7 +63,7 @@ def change_input_channels(kernels: Tensor, num_channels: int) -> Tensor:
     old = kernels.shape[1]
     if num_channels == old:
         return kernels
-    precise = at_least_float32(kernels.detach())
+    precise = to_float32_or_higher(kernels.detach())
     if num_channels == 1:
         precise = precise.mean(dim=1, keepdim=True)
     in_turn = torch.arange(num_channels, device=kernels.device) % precise.shape[1]

@@ -13,7 +13,7 @@ from transformers.backbone_utils import BackboneConfigMixin
 
 from .nested_options import HfViTTaskConfig, check_activation, check_intervals, option
 from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, check_pipeline, copy_code
-from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
+from .task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS, HfViTTaskFields
 
 
 # Fields that take an int or (height, width), and the units of their values.
@@ -164,13 +164,13 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         if name in TASK_CONFIGS and isinstance(value, dict):
             value = TASK_CONFIGS[name].make(value)
         if name in ("id2label", "label2id") and isinstance(value, dict):
-            value = number_labels(name, value)
+            value = parse_label_numbers(name, value)
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields for JSON: all options of the model's own task, and changed options of other tasks."""
         values = super().to_dict()
-        used = {name for model in self.architectures or () for name in MODEL_OPTIONS.get(model, ())}
+        used = {name for model in self.architectures or () for name in MODEL_TASK_CONFIGS.get(model, ())}
         for name, task in TASK_CONFIGS.items():
             options = values.pop(name)
             if name in used:
@@ -420,7 +420,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             raise ValueError(f"id2label={names} must have the keys 0 to {len(names) - 1}, one per label.")
 
 
-def number_labels(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
+def parse_label_numbers(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
     """Converts the class numbers in `id2label` or `label2id`, which JSON and tutorials write as text, to int."""
     try:
         if name == "id2label":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
-from .embeddings import Grid, is_open
+from .embeddings import Grid, is_symbolic
 from .layers import (
     PRIOR_BIAS,
     HfViTHeadLinear,
@@ -39,7 +39,7 @@ NUM_LAYERS = 3
 MAX_INTERMEDIATE_SIZE = 2048
 FIRST = 1e3  # Added to the logits of positions that must be selected as proposals.
 # Relative width and height of the anchor boxes on the first pyramid level. They double from each level to the next.
-FIRST_SIZE = 0.05
+ANCHOR_SIZE = 0.05
 # Minimum distance of an anchor center from the image border, relative to the image size
 MARGIN = 0.01
 
@@ -158,14 +158,14 @@ class Pyramid(NamedTuple):
         precision = torch.promote_types(tokens.dtype, torch.float32)
         masks = [visible for _, visible in levels if visible is not None]
         if not masks:
-            return cls(tokens, grids, None, sizes_of(grids, tokens.to(precision))[None])
+            return cls(tokens, grids, None, grid_sizes_tensor(grids, tokens.to(precision))[None])
         sizes = torch.stack([torch.stack((own[:, :, 0].sum(1), own[:, 0].sum(1)), dim=1) for own in masks], dim=1)
         return cls(tokens, grids, torch.cat([own.flatten(1) for own in masks], dim=1), sizes.to(precision))
 
 
-def sizes_of(grids: Sequence[Grid], like: Tensor) -> Tensor:
+def grid_sizes_tensor(grids: Sequence[Grid], like: Tensor) -> Tensor:
     """Returns the rows and columns of grids as a tensor (V, 2) with the dtype and device of `like`."""
-    if not any(is_open(*grid) for grid in grids):
+    if not any(is_symbolic(*grid) for grid in grids):
         return like.new_tensor(grids)
     sides = [torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for grid in grids for side in grid]
     return torch.stack(sides).unflatten(0, (-1, 2))  # keeps dynamic sizes symbolic during torch.export
@@ -251,7 +251,7 @@ class HfViTDeformableAttention(nn.Module):
         points = centers + offsets / num_points * sizes / 2
         weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
         weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
-        shares = pyramid.sizes / sizes_of(pyramid.grids, pyramid.sizes)  # (B or 1, V, 2)
+        shares = pyramid.sizes / grid_sizes_tensor(pyramid.grids, pyramid.sizes)  # (B or 1, V, 2)
         read = deformable_attention(maps, points * shares.flip(2)[:, None, None, :, None], weights)
         return self.projection(read.to(queries.dtype))
 
@@ -349,7 +349,7 @@ def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tens
             for length, own in zip(grid, sides.unbind(1), strict=True)
         )  # (B, h) and (B, w)
         y, x = y[:, :, None].expand(-1, -1, grid[1]), x[:, None].expand(-1, grid[0], -1)
-        size = torch.full_like(x, FIRST_SIZE * 2**level)
+        size = torch.full_like(x, ANCHOR_SIZE * 2**level)
         boxes.append(torch.stack((x, y, size, size), dim=-1).flatten(1, 2))  # (B, h·w, 4)
     anchors = torch.cat(boxes, dim=1).expand(pyramid.tokens.shape[0], -1, -1)
     is_valid = ((anchors > MARGIN) & (anchors < 1 - MARGIN)).all(dim=-1)
@@ -360,7 +360,7 @@ def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tens
     return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
 
 
-def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
+def closest_anchor_mask(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Returns a mask (B, S) that is True for the valid anchor box (B, S, 4) closest to each labeled object."""
     taken = torch.zeros_like(is_valid)
     for own_taken, own_anchors, own_valid, target in zip(taken, anchors, is_valid, labels, strict=True):
@@ -415,7 +415,7 @@ class HfViTDeformableDecoder(nn.Module):
         visible = None if patch_attention_mask is None else patch_attention_mask.bool()
         pyramid = Pyramid.of(self.projector(levels, visible))
         features, anchors, is_valid = select_proposals(pyramid, self.num_queries)
-        wanted = proposals_of_objects(anchors, is_valid, labels) if self.training and labels is not None else None
+        wanted = closest_anchor_mask(anchors, is_valid, labels) if self.training and labels is not None else None
         heads = self.proposal_heads[:num_groups]
         proposals = [head(features, anchors, is_valid, self.num_queries, wanted) for head in heads]
         predictions = [DetectionPrediction(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))]

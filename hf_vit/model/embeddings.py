@@ -23,7 +23,7 @@ Grid = tuple[int, int]
 Rotary = tuple[Tensor, Tensor]
 
 
-def is_open(*sizes: int) -> bool:
+def is_symbolic(*sizes: int) -> bool:
     """Returns whether a program is being exported with one of the sizes as a dynamic dimension."""
     return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
 
@@ -37,7 +37,7 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
     old_grid, offset = config.grid_size, config.position_interpolation_offset
     mode, antialias = config.position_interpolation, config.position_antialias
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    if is_open(*grid):
+    if is_symbolic(*grid):
         return torch.cat((prefix, resample_by_products(patches, old_grid, grid, mode, antialias, offset)), dim=1)
     if old_grid == grid:
         return table

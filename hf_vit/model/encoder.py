@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import Grid, Rotary, is_open
+from .embeddings import Grid, Rotary, is_symbolic
 from .layers import HfViTInitialized, HfViTRecorded
 
 
@@ -74,7 +74,7 @@ class Windows(NamedTuple):
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, padded h, padded w, n, d)
         height, width = self.grid
-        if is_open(height, width):  # a slice would tie the exported program to one grid size
+        if is_symbolic(height, width):  # a slice would tie the exported program to one grid size
             for dim, side in enumerate(self.grid, start=1):
                 maps = maps.index_select(dim, torch.arange(side, device=maps.device))
             return maps.flatten(1, 2)
@@ -86,7 +86,7 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
     height, width = maps.shape[2:4]
     rows, columns = count_windows((height, width), size)
     missing = rows * size[0] - height, columns * size[1] - width
-    if is_open(height, width) or any(missing):
+    if is_symbolic(height, width) or any(missing):
         maps = F.pad(maps, (0, 0, 0, missing[1], 0, missing[0]))
     windows = maps.unflatten(3, (columns, size[1])).unflatten(2, (rows, size[0]))  # (B, n, rows, ., columns, ., d)
     return windows.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)
@@ -98,7 +98,7 @@ def count_windows(grid: Grid, size: Grid) -> Grid:
     return rows, columns
 
 
-def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
+def make_window_mask(visible: Tensor, size: Grid, num_others: int) -> Tensor:
     """Converts a padding mask (B, h, w) to a mask (B·W, O + S) bool of the tokens visible to each window."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
     if not num_others:  # padding-only windows attend to themselves, to avoid NaN
@@ -120,7 +120,7 @@ def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
     """Returns rows and columns of the attention windows on a patch grid; None if one window covers the grid."""
     if config.window_size is None:
         return None
-    if is_open(*grid):  # an exported program for any grid size keeps windows
+    if is_symbolic(*grid):  # an exported program for any grid size keeps windows
         return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)
@@ -223,7 +223,7 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         return self.dropout(self.projection(attended.flatten(2))), weights
 
 
-def use_attention_of(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
+def share_attention_implementation(config: HfViTConfig, blocks: nn.Module, is_causal: bool = False) -> None:
     """Makes `blocks` of another width use the attention implementation of `config`, even if it changes later."""
     for module in blocks.modules():
         if isinstance(module, HfViTAttention):

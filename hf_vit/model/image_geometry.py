@@ -81,7 +81,7 @@ def height_and_width(size: Any) -> tuple[int, int]:
     return size["height"], size["width"]
 
 
-def resized_size(
+def compute_resized_size(
     height: int,
     width: int,
     *,
@@ -103,7 +103,7 @@ def resized_size(
     """
     rows, columns = (1, 1) if ensure_multiple_of is None else to_pair(ensure_multiple_of)
     is_cut, size = multiple_rounding == "down", dict(size)
-    scale = _scaled_least if keep_aspect_ratio else _scaled_to_cut if is_cut else _scaled_size
+    scale = _size_of_smaller_change if keep_aspect_ratio else _size_as_in_yolos if is_cut else _scaled_size
     scaled, times = scale(height, width, size), math.floor if is_cut else round
     new_height = max(1, times(scaled[0] / rows)) * rows
     new_width = max(1, times(scaled[1] / columns)) * columns
@@ -116,14 +116,14 @@ def resized_size(
     return new_height, new_width
 
 
-def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
+def _size_of_smaller_change(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
     """Scales (height, width) to one side of `size`, whichever changes it less, without rounding, as in DPT."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
-def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
+def _size_as_in_yolos(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
     """Computes the resized (height, width) of an image as in transformers' YOLOS, before rounding to multiples."""
     # Unlike DETR, YOLOS also rescales portrait images that already have the right size: 864 pixels may become 863,
     # which rounds down to 848.
@@ -258,10 +258,10 @@ def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, T
 def keypoints_to_crops(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
     """Converts keypoints (N, K, 3) from image pixels to crop pixels; those outside the crop are set to zero."""
     places = points_to_crops(keypoints[..., :2], regions.to(keypoints.device), size)
-    return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
+    return zero_keypoints_outside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
 
 
-def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
+def zero_keypoints_outside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
     """Sets keypoints (..., 3) that are not labeled or outside a crop of `size` (height, width) to zero."""
     places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
     is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
@@ -282,8 +282,8 @@ def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
     The dtype is preserved. Positions outside the image are black.
     """
-    columns, across, has_column = _along(x, image.shape[-1])
-    rows, down, has_row = _along(y, image.shape[-2])
+    columns, across, has_column = _sampling_positions(x, image.shape[-1])
+    rows, down, has_row = _sampling_positions(y, image.shape[-2])
     grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)
     part = image[None, :, rows, columns].float()
     values = F.grid_sample(part, grid, padding_mode="border", align_corners=True)[0]  # (C, h, w)
@@ -291,7 +291,7 @@ def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return values if image.is_floating_point() else (values + 0.5).floor().to(image.dtype)
 
 
-def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
+def _sampling_positions(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
     """Prepares sampling positions (h, w), in pixels along one axis of an image, for `grid_sample`.
 
     Returns the slice of pixels that sampling reads, the positions scaled to [-1, 1] across this slice, and a mask of

@@ -34,7 +34,7 @@ EXIF_ORIENTATION = 0x0112
 TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY"}
 # ITU-R 601 luma weights in units of 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
-ALPHA_LEFT_OUT = (
+ALPHA_DROPPED_MESSAGE = (
     "The alpha channel is dropped, as in transformers' pipelines: transparent pixels show their stored color. Compose "
     "such images with a background first."
 )
@@ -82,7 +82,7 @@ def read_image(
     """
     if isinstance(image, str | os.PathLike | bytes | bytearray):
         source = image if isinstance(image, bytes | bytearray) else os.fspath(image)
-        name = with_source(name, source)
+        name = name_with_source(name, source)
         with _open_stream(source, name, timeout) as stream:
             image = _decode_fast(stream, name)
         input_data_format = "channels_first"  # layout of the tensors of torchcodec
@@ -114,7 +114,7 @@ def open_image(source: str | os.PathLike[str], name: str = "image", timeout: flo
         OSError: If the image cannot be opened or is damaged.
         ValueError: If it has too many pixels or the data URL is malformed.
     """
-    name = with_source(name, source)
+    name = name_with_source(name, source)
     with _open_stream(os.fspath(source), name, timeout) as stream:
         return decode_image(stream, name)
 
@@ -208,7 +208,7 @@ def is_pil(image: Any) -> bool:
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
-def with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -> str:
+def name_with_source(name: str, source: str | os.PathLike[str] | bytes | bytearray) -> str:
     """Appends the path or URL of an image to its name, for error messages; bytes leave the name unchanged."""
     if isinstance(source, bytes | bytearray):
         return name
@@ -305,12 +305,12 @@ def is_transparent(image: "PIL.Image.Image") -> bool:
 def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:
     """Converts a PIL image to an array (H, W) or (H, W, C) uint8, with the colors of `.convert("RGB")`."""
     check_bits(image, name)
-    if _is_wide(image):
+    if _may_exceed_8_bits(image):
         return np.array(image).astype(np.uint8)
     try:
         mode = _plain_mode(image, num_channels, do_convert_rgb)
         if mode in ("L", "RGB") and is_transparent(image):
-            logger.warning_once(ALPHA_LEFT_OUT)
+            logger.warning_once(ALPHA_DROPPED_MESSAGE)
         image = image.convert("LA") if image.mode == "La" else image  # the only conversion of La that PIL supports
         return np.array(image if image.mode == mode else image.convert(mode))
     except Exception as error:  # PIL conversions raise various errors
@@ -332,7 +332,7 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
 
 def check_bits(image: "PIL.Image.Image", name: str) -> None:
     """Raises `ValueError` if a PIL image has values that do not fit into 8 bits, which pipelines would clip."""
-    if not _is_wide(image):
+    if not _may_exceed_8_bits(image):
         return
     values = np.array(image)
     low, high = values.min(), values.max()
@@ -345,7 +345,7 @@ def check_bits(image: "PIL.Image.Image", name: str) -> None:
         )
 
 
-def _is_wide(image: "PIL.Image.Image") -> bool:
+def _may_exceed_8_bits(image: "PIL.Image.Image") -> bool:
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
@@ -440,7 +440,7 @@ def _match_channels(pixels: torch.Tensor, name: str, num_channels: int, may_conv
     """Converts pixels to (num_channels, H, W) by dropping alpha, computing luma or repeating gray."""
     given = pixels.shape[0]
     if may_convert and given == 4 and num_channels in (1, 3):
-        logger.warning_once(ALPHA_LEFT_OUT)
+        logger.warning_once(ALPHA_DROPPED_MESSAGE)
         pixels = pixels[:3]  # (3, H, W)
     if may_convert and num_channels == 1 and pixels.shape[0] == 3:
         pixels = _luma(pixels)  # (1, H, W)

@@ -29,6 +29,7 @@ from .image_geometry import (
     EXACT_KEYS,
     MULTIPLE_ROUNDINGS,
     center_crop,
+    compute_resized_size,
     crop_region,
     crop_regions,
     height_and_width,
@@ -36,7 +37,6 @@ from .image_geometry import (
     pad_batch,
     pad_to,
     resize_nearest,
-    resized_size,
     to_size_dict,
 )
 from .image_inputs import named_images, open_image, read_image
@@ -44,12 +44,12 @@ from .image_targets import (
     describe_annotations,
     encode_objects,
     encode_targets,
-    place_target,
     read_keypoints,
     read_object_boxes,
     read_objects,
     read_targets,
     target_kind,
+    transform_target,
 )
 from .post_processing import CLASS_SCORES, HfViTPostProcessing
 from .remote_code import check_reachable, copy_code
@@ -418,7 +418,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             rows, columns = features["patch_attention_mask"][0].shape
             patch = to_pair(kwargs["ensure_multiple_of"])
             canvas = (rows * patch[0], columns * patch[1])
-        place = partial(place_target, canvas=canvas, **kwargs)
+        place = partial(transform_target, canvas=canvas, **kwargs)
         for name, values in encode_targets(read, place, kwargs["do_reduce_labels"]).items():
             on_device = [value.to(tensors[0].device) for value in values]
             features[name] = self._collect(name, on_device, kwargs["return_tensors"])
@@ -505,7 +505,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Resizes, center-crops and pads images (C, H_i, W_i) as specified by the options."""
         if options["do_resize"]:
             targets = [
-                resized_size(*size, **options, name=f"images[{index}]") for index, size in enumerate(_sizes(images))
+                compute_resized_size(*size, **options, name=f"images[{index}]")
+                for index, size in enumerate(_sizes(images))
             ]
             if options["resample"] == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .configuration_hf_vit import to_pair
-from .image_geometry import center_crop, resize_nearest, resized_size, split_between_ends
-from .image_inputs import array_to_tensor, is_pil, open_image, upright, with_source
+from .image_geometry import center_crop, compute_resized_size, resize_nearest, split_between_ends
+from .image_inputs import array_to_tensor, is_pil, name_with_source, open_image, upright
 
 
 IGNORED_LABEL = 255  # Value of unlabeled pixels in semantic segmentation maps.
@@ -43,7 +43,7 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     `instance_id_to_semantic_id` is included.
     """
     kind = target_kind(targets)
-    values = _listed(targets[kind], kind)
+    values = _targets_as_list(targets[kind], kind)
     for index, value in enumerate(values):
         if not isinstance(value, str | os.PathLike | np.ndarray | Tensor) and not is_pil(value):
             raise TypeError(
@@ -69,14 +69,14 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     return read
 
 
-def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
+def transform_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
     """Resizes, crops and pads a target (..., H, W) in the same way as its image, given image processor options.
 
     `fill` is the value of pixels outside the image. `canvas` is the size in pixels to which the batch is padded, or
     None without padding.
     """
     if options["do_resize"]:
-        target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
+        target = resize_nearest(target, *compute_resized_size(target.shape[-2], target.shape[-1], **options))
     if options["do_center_crop"]:
         target = center_crop(target, **dict(options["crop_size"]), rounding=options["crop_rounding"], fill=fill)
     if canvas is not None:
@@ -97,7 +97,7 @@ def encode_targets(
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
     if "mask_labels" in targets:
         placed = [place(masks, 0) for masks in targets["mask_labels"]]
-        pairs = [_drop_empty(*pair) for pair in zip(placed, targets["class_labels"], strict=True)]
+        pairs = [_remove_empty_masks(*pair) for pair in zip(placed, targets["class_labels"], strict=True)]
     elif "instance_id_to_semantic_id" in targets:
         mappings = targets["instance_id_to_semantic_id"]
         pairs = [
@@ -127,7 +127,7 @@ def target_kind(targets: dict[str, Any]) -> str:
     return kind
 
 
-def _listed(targets: Any, kind: str) -> Any:
+def _targets_as_list(targets: Any, kind: str) -> Any:
     """Wraps the target of a single image in a list; lists and batched arrays or tensors are returned unchanged."""
     if isinstance(targets, list | tuple):
         return targets
@@ -165,7 +165,7 @@ def _read_target(value: Any, kind: str, index: int, size: tuple[int, int]) -> Te
 
 def _to_tensor(target: Any, name: str) -> Tensor:
     if isinstance(target, str | os.PathLike):
-        target, name = open_image(target, name), with_source(name, target)
+        target, name = open_image(target, name), name_with_source(name, target)
     elif is_pil(target):
         target = upright(target, name)
     if is_pil(target):
@@ -232,7 +232,7 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     return numbers.to(torch.int64)
 
 
-def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def _remove_empty_masks(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     is_left = masks.flatten(1).any(dim=1)  # (M,)
     return masks[is_left], classes.to(masks.device)[is_left]
 
@@ -290,10 +290,10 @@ def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> li
     """
     given = [None] * len(sizes) if boxes is None else boxes
     check_count(given, "object_boxes", sizes)
-    return [_own_boxes(own, sizes[index], f"object_boxes[{index}]") for index, own in enumerate(given)]
+    return [_read_boxes_of_image(own, sizes[index], f"object_boxes[{index}]") for index, own in enumerate(given)]
 
 
-def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
+def _read_boxes_of_image(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
     if boxes is None:
         if size is None:
             raise ValueError(f"{name} is None, the whole image, but the image size is unknown. Pass target_sizes.")
@@ -316,7 +316,7 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
     An image with one object may have keypoints (K, 3). `counts` are the numbers of objects per image.
     """
     check_count(keypoints, "keypoints", counts)
-    read = [_own_keypoints(own, counts[index], f"keypoints[{index}]") for index, own in enumerate(keypoints)]
+    read = [_read_keypoints_of_image(own, counts[index], f"keypoints[{index}]") for index, own in enumerate(keypoints)]
     numbers = sorted({own.shape[1] for own in read})
     if len(numbers) > 1:
         raise ValueError(
@@ -325,7 +325,7 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
     return read
 
 
-def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
+def _read_keypoints_of_image(keypoints: Any, count: int, name: str) -> Tensor:
     values = _to_floats(keypoints, name, "(N, K, 3): K keypoints for each of N objects, three numbers each")
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
@@ -395,7 +395,7 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
     """
     multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
     if options["do_resize"]:
-        height, width = resized_size(height, width, **options)
+        height, width = compute_resized_size(height, width, **options)
     before_x, after_x, before_y, after_y = 0, 0, 0, 0
     if options["do_center_crop"] and crop_size is not None:
         before_x, after_x = split_between_ends(crop_size["width"] - width, options["crop_rounding"])
@@ -478,7 +478,7 @@ def describe_annotations(
         sides = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).tolist()
         entries = [entry for entry in image["annotations"] if not entry.get("iscrowd")]
         areas = [entry.get("area", side) for entry, side in zip(entries, sides, strict=True)]
-        height, width = resized_size(*size, **options) if options["do_resize"] else size
+        height, width = compute_resized_size(*size, **options) if options["do_resize"] else size
         scale = height * width / (size[0] * size[1])
         labels.append(
             {

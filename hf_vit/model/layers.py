@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
-from .shared import at_least_float32, run_unpadded, sum_over_processes
+from .shared import run_unpadded, sum_over_processes, to_float32_or_higher
 
 
 # Initial logit of each class for a prior probability of 0.01, as most queries have no class (RetinaNet,
@@ -174,7 +174,7 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(maps)
         counted = torch.ones_like(maps[:, 0]) if mask is None else mask.to(maps.dtype)  # (B, h, w)
-        counted = at_least_float32(counted[:, None])  # (B, 1, h, w)
+        counted = to_float32_or_higher(counted[:, None])  # (B, 1, h, w)
         values = maps.to(counted.dtype)
         total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
         total = sum_over_processes(total)

@@ -21,20 +21,20 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
-from .embeddings import Grid, HfViTEmbeddings, Rotary, is_open
+from .embeddings import Grid, HfViTEmbeddings, Rotary, is_symbolic
 from .encoder import (
     HfViTAttentionPooling,
     HfViTEncoder,
     Windows,
     dense_window_mask,
     make_norm,
-    visible_in_windows,
+    make_window_mask,
     window_size,
 )
 from .layers import HfViTQueries
-from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel
-from .shared import at_least_float32, to_maps
+from .shared import to_float32_or_higher, to_maps
 
 
 logger = logging.get_logger(__name__)
@@ -49,7 +49,9 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
     return pixel_values
 
 
-def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) -> tuple[Tensor | None, ...] | None:
+def select_hidden_states(
+    states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]
+) -> tuple[Tensor | None, ...] | None:
     """Returns the hidden states that `output_hidden_states` selects, with None in the places of the others."""
     # `wanted` is a flag or indices, negative ones from the end. Same behavior as in transformers 5.23 and later.
     if not wanted or wanted is True:
@@ -121,7 +123,7 @@ class HfViTModel(HfViTPreTrainedModel):
         Raises:
             ValueError: if an input does not fit the model; the message names valid values.
         """
-        hidden_states, blocks = self.start_blockwise(pixel_values, patch_attention_mask, bool_masked_pos, **kwargs)
+        hidden_states, blocks = self.start_blocks(pixel_values, patch_attention_mask, bool_masked_pos, **kwargs)
         if kept_patches is not None:
             hidden_states, blocks = blocks.select_patches(hidden_states, kept_patches)
         hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))
@@ -154,7 +156,7 @@ class HfViTModel(HfViTPreTrainedModel):
             else:
                 real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
                 # Summed in float32, because half precision overflows in sums over a thousand patches.
-                total = at_least_float32(torch.where(real, patches, 0)).sum(dim=1)
+                total = to_float32_or_higher(torch.where(real, patches, 0)).sum(dim=1)
                 parts.append((total / real.sum(dim=1)).to(patches.dtype))
         if self.attention_pooling is not None:
             mask = None if patch_attention_mask is None else patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -168,7 +170,7 @@ class HfViTModel(HfViTPreTrainedModel):
         """Returns an identity, because this model pools images but does not classify them."""
         return nn.Identity()
 
-    def start_blockwise(
+    def start_blocks(
         self,
         pixel_values: Tensor | None,
         patch_attention_mask: Tensor | None = None,
@@ -187,7 +189,7 @@ class HfViTModel(HfViTPreTrainedModel):
 
 @dataclass(frozen=True)
 class HfViTBlockRunner:
-    """Runs the blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`."""
+    """Runs the blocks of a model on the tokens of one batch; see `HfViTModel.start_blocks`."""
 
     model: HfViTModel
     grid: Grid
@@ -272,11 +274,11 @@ class HfViTBlockRunner:
         seen = self.visible_tokens(hidden_states)
         others_mask = None if seen is None else seen[:, None, None]
         if visible is None:
-            if not is_open(*grid) and grid[0] % size[0] == grid[1] % size[1] == 0:
+            if not is_symbolic(*grid) and grid[0] % size[0] == grid[1] % size[1] == 0:
                 return Windows(grid, size, num_prefix)
             visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
         visible = visible.bool().expand(hidden_states.shape[0], -1, -1)
-        seen = visible_in_windows(visible, size, num_others)  # (B·W, O + S)
+        seen = make_window_mask(visible, size, num_others)  # (B·W, O + S)
         mask = create_bidirectional_mask(
             config=config,
             inputs_embeds=hidden_states.new_empty(seen.shape[0], size[0] * size[1], 1),
@@ -360,10 +362,10 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
         """Runs the model and returns its outputs and the tokens of blocks `out_indices`; 0 is the encoder input."""
         # Per block: patches as maps (B, D, h, w) and prefix tokens (B, P, D), after the final norm if
         # `config.apply_layernorm` is True.
-        wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
+        requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
         outputs = self.model(
-            pixel_values, return_dict=True, output_hidden_states=bool(wants_states) or has_inner, **kwargs
+            pixel_values, return_dict=True, output_hidden_states=bool(requested_hidden_states) or has_inner, **kwargs
         )
         levels, prefixes = [], []
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
@@ -373,7 +375,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
                 tokens = self.model.norm(tokens)
             prefixes.append(tokens[:, : self.config.num_prefix_tokens])
             levels.append(to_maps(tokens[:, self.config.num_prefix_tokens :], grid))
-        outputs.hidden_states = keep_states(outputs.hidden_states, wants_states)
+        outputs.hidden_states = select_hidden_states(outputs.hidden_states, requested_hidden_states)
         return outputs, levels, prefixes
 
 
@@ -383,13 +385,13 @@ class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtr
     stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
     needs_head: ClassVar[bool] = False
 
-    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Splits the arguments of a call into options of the image processor, of the call and of the model."""
         own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
         return self.image_processor.call_options(**preprocess), own, forward
 
     def decode(
-        self, outputs: Any, parts: list[Part], pool: bool | None = None, return_tensors: bool = False
+        self, outputs: Any, parts: list[ModelInput], pool: bool | None = None, return_tensors: bool = False
     ) -> list[Any]:
         """Returns the features of each image, (1, L, D), or (1, D) with `pool`."""
         if pool and ("pooler_output" not in outputs or self.model.untrained_weights):

@@ -80,7 +80,7 @@ class HfViTTaskConfig:
 
     def to_full_dict(self) -> dict[str, Any]:
         """Returns all options as stored in JSON, with lists in place of tuples."""
-        return {name: with_lists(value) for name, value in asdict(self).items()}
+        return {name: tuples_to_lists(value) for name, value in asdict(self).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, as stored in JSON."""
@@ -104,8 +104,8 @@ class HfViTTaskConfig:
     def _check_choice(self) -> None:
         chosen = vars(self).get(self.choice)
         for entry in fields(self):
-            other, value = entry.metadata.get("of"), with_lists(vars(self)[entry.name])
-            if other and other != chosen and value != with_lists(entry.default):
+            other, value = entry.metadata.get("of"), tuples_to_lists(vars(self)[entry.name])
+            if other and other != chosen and value != tuples_to_lists(entry.default):
                 raise ValueError(
                     f"{entry.name}={value} applies only to {self.choice}={other!r} and has no effect with {chosen!r}. "
                     f"Remove it, or set {self.choice}={other!r}."
@@ -114,9 +114,9 @@ class HfViTTaskConfig:
     def _check(self) -> None: ...
 
 
-def with_lists(value: Any) -> Any:
+def tuples_to_lists(value: Any) -> Any:
     """Converts tuples to lists, also inside lists and tuples."""
-    return [with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
+    return [tuples_to_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def check_thresholds(**thresholds: Any) -> None:

@@ -35,7 +35,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
+def trained_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
     """Returns `threshold`, the score threshold that was selected in the training run of a model, or an empty dict.
 
     Args:
@@ -107,7 +107,7 @@ class ReadAhead(Generic[S, T]):
 
 
 @dataclass(eq=False)
-class Part:
+class ModelInput:
     """One model input, from a whole image or from the crop of an object.
 
     Attributes:
@@ -122,14 +122,14 @@ class Part:
     size: tuple[int, int]
     box: Tensor | None = None
     answer: Any = None
-    is_answered: bool = False
+    has_result: bool = False
 
 
 @dataclass(eq=False)
 class Photo:
     """An image with its model inputs, or with an error message if it cannot be read."""
 
-    parts: list[Part]
+    parts: list[ModelInput]
     error: str | None = None
 
 
@@ -186,10 +186,12 @@ class BatchedImagePipeline(Pipeline):
         super().__init__(*args, **kwargs)
         check_trained(self.model, self.model.name_or_path, self.model.untrained_weights if self.needs_head else ())
         if self.task_config is not None:
-            self._postprocess_params = chosen_threshold(self.model.config, self.task_config) | self._postprocess_params
+            self._postprocess_params = (
+                trained_threshold(self.model.config, self.task_config) | self._postprocess_params
+            )
         self.fast_model: Any = None
         if optimize:
-            suited = 1 if self.device.type == "cpu" else self.suited_counts()[1]
+            suited = 1 if self.device.type == "cpu" else self.default_counts()[1]
             fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
             options = fitting | (optimize if isinstance(optimize, dict) else {})
             self.fast_model, self._optimized = optimize_model(self.model, options), self.model
@@ -242,12 +244,12 @@ class BatchedImagePipeline(Pipeline):
         """Yields the result for each image, in order."""
         if self.fast_model is not None and self._optimized is not self.model:
             raise ValueError("The model of this pipeline was replaced after optimization. Create a new pipeline.")
-        options, preprocess, forward = self.begin_call(dict(preprocess), forward)
+        options, preprocess, forward = self.call_arguments(dict(preprocess), forward)
         answer = partial(self._answer_batch, options=options, forward=forward, postprocess=postprocess)
         photos, is_waiting = self._read_all(
             inputs, num_workers, batch_size, partial(self._read, options, **preprocess)
         )
-        waiting, parts = deque[Photo](), list[Part]()
+        waiting, parts = deque[Photo](), list[ModelInput]()
         for photo in photos:
             waiting.append(photo)
             parts += photo.parts
@@ -255,7 +257,7 @@ class BatchedImagePipeline(Pipeline):
             while len(parts) >= size or (parts and batch_size == AUTO and is_waiting()):
                 answer(parts[:size])
                 del parts[:size]
-            while waiting and all(part.is_answered for part in waiting[0].parts):
+            while waiting and all(part.has_result for part in waiting[0].parts):
                 yield self._answer_of(waiting.popleft())
         if parts:
             answer(parts)
@@ -268,21 +270,21 @@ class BatchedImagePipeline(Pipeline):
         """Returns an iterable over all images, and a function that returns whether the next image is not ready yet."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(lambda item: item, item) for item in inputs)
-        given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
+        given = zip((num_workers, batch_size), self.default_counts(), strict=True)
         threads, batch = (suited if value == AUTO else value for value, suited in given)
         if threads == 0:
             return map(read, sources), lambda: not is_list
         photos = ReadAhead(sources, read, threads, 2 * batch)
         return photos, lambda: not is_list and photos.is_waiting()
 
-    def _choose_batch_size(self, batch_size: Any, parts: list[Part]) -> int:
+    def _choose_batch_size(self, batch_size: Any, parts: list[ModelInput]) -> int:
         if batch_size != AUTO:
             return int(batch_size)
-        _, most = self.suited_counts()
+        _, most = self.default_counts()
         largest = max((part.pixels[0].numel() for part in parts), default=NATIVE_PIXELS)
         return max(1, most * NATIVE_PIXELS // max(largest, NATIVE_PIXELS))
 
-    def suited_counts(self) -> tuple[int, int]:
+    def default_counts(self) -> tuple[int, int]:
         """Returns the default number of reader threads and the default batch size for the device."""
         if self.device.type == "cpu":  # few threads: the model uses all cores and takes longer than reading
             return max(1, torch.get_num_threads() // 4), CPU_BATCH
@@ -290,15 +292,15 @@ class BatchedImagePipeline(Pipeline):
 
     def _read(self, options: dict[str, Any], get: Callable[[], Any], on_error: str = "raise", **given: Any) -> Photo:
         try:
-            return Photo(self.read_parts(get(), options, **given))
+            return Photo(self.read_model_inputs(get(), options, **given))
         except (OSError, TypeError, ValueError) as error:
             if on_error == "raise":
                 raise
             return Photo([], str(error))
 
-    def _answer_batch(self, parts: list[Part], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
+    def _answer_batch(self, parts: list[ModelInput], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
         """Runs the model on inputs, batched by shape and dtype, and stores their results."""
-        groups: dict[Any, list[Part]] = {}
+        groups: dict[Any, list[ModelInput]] = {}
         for part in parts:
             groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
         for group in groups.values():
@@ -308,32 +310,34 @@ class BatchedImagePipeline(Pipeline):
                 outputs = self.run_model(inputs, **forward)
                 answers = self.decode(outputs, group, **postprocess)
             for part, answer in zip(group, answers, strict=True):
-                part.answer, part.is_answered = answer, True
+                part.answer, part.has_result = answer, True
 
     def _answer_of(self, photo: Photo) -> Any:
-        return self.join_parts(photo.parts) if photo.error is None else {"error": photo.error}
+        return self.join_results(photo.parts) if photo.error is None else {"error": photo.error}
 
     # Methods that tasks override
 
-    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of one call for the image processor, `read_parts` and `run_model`."""
+    def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Returns the options of one call for the image processor, `read_model_inputs` and `run_model`."""
         return self.image_processor.call_options(), preprocess, forward
 
-    def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
+    def read_model_inputs(
+        self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any
+    ) -> list[ModelInput]:
         """Reads an image of any kind and returns its model inputs; called in background threads."""
         pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
         (seen,) = self.image_processor.to_model_size(pixels, options)  # (C, h, w)
-        return [Part(seen, (pixels.shape[-2], pixels.shape[-1]))]
+        return [ModelInput(seen, (pixels.shape[-2], pixels.shape[-1]))]
 
     def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
         """Returns the outputs of the model for `pixel_values` (B, C, h, w), on the device."""
         return (self.model if self.fast_model is None else self.fast_model)(**inputs, **forward)
 
-    def decode(self, outputs: Any, parts: list[Part], *_: Any, **postprocess: Any) -> list[Any]:
+    def decode(self, outputs: Any, parts: list[ModelInput], *_: Any, **postprocess: Any) -> list[Any]:
         """Returns the result for each input of a batch."""
         raise NotImplementedError
 
-    def join_parts(self, parts: list[Part]) -> Any:
+    def join_results(self, parts: list[ModelInput]) -> Any:
         """Returns the result for an image from the results for its inputs."""
         return parts[0].answer
 

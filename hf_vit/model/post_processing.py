@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
 
 from .configuration_hf_vit import to_pair
-from .image_geometry import crop_regions, height_and_width, points_from_crops, resized_size
+from .image_geometry import compute_resized_size, crop_regions, height_and_width, points_from_crops
 from .image_targets import NO_SEGMENT, Box, decode_boxes, read_object_boxes, visible_window
 from .nested_options import check_thresholds
 from .task_keypoint_detection import decode_heatmaps
@@ -37,7 +37,7 @@ MODELS = {
 }
 
 
-def named_outputs(outputs: Any) -> Mapping[str, Any]:
+def outputs_as_mapping(outputs: Any) -> Mapping[str, Any]:
     """Returns the outputs of a model as a mapping of names to tensors; raises `ValueError` if they have no names."""
     if is_dataclass(outputs) and not isinstance(outputs, Mapping):
         outputs = vars(outputs)  # transformers' example scripts pass dataclasses
@@ -159,7 +159,7 @@ class HfViTPostProcessing:
         for logits, classes, size in given:
             scores: list[Tensor] = []
             winners: list[Tensor] = []
-            for band in _bands(logits, size):  # (C, r, W)
+            for band in _resized_bands(logits, size):  # (C, r, W)
                 band = band if classes is None else torch.einsum("qk,qrw->krw", classes[:, :-1], band.sigmoid())
                 winners.append(band.argmax(dim=0))  # (r, W)
                 if return_segmentation_scores:
@@ -216,7 +216,7 @@ class HfViTPostProcessing:
             masks, segments = _instances(logits, classes[:, :-1], size, threshold, mask_threshold)
             segmentation: Any
             if return_coco_annotation:
-                segmentation = [_runs(mask) for mask in masks]
+                segmentation = [_run_length_encoding(mask) for mask in masks]
             elif return_binary_maps:
                 segmentation = torch.stack(masks) if masks else logits.new_zeros((0, *size), dtype=torch.bool)
             else:
@@ -344,7 +344,7 @@ class HfViTPostProcessing:
         nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
         is_agnostic = self.class_agnostic_nms if class_agnostic_nms is None else class_agnostic_nms
         check_thresholds(threshold=threshold, nms_threshold=nms_threshold)
-        outputs = with_probabilities(named_outputs(outputs), self.class_scores)
+        outputs = with_probabilities(outputs_as_mapping(outputs), self.class_scores)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
         queries, classes = probabilities.shape[1:]
@@ -360,7 +360,7 @@ class HfViTPostProcessing:
             placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
             found = {"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed}
             if nms_threshold is not None:
-                kept = _surest(placed, None if is_agnostic else found["labels"], nms_threshold)
+                kept = _non_maximum_suppression(placed, None if is_agnostic else found["labels"], nms_threshold)
                 found = {name: values[kept] for name, values in found.items()}
             results.append(found)
         return results
@@ -387,12 +387,12 @@ class HfViTPostProcessing:
                 of the image processor is `False`.
         """
         check_thresholds(threshold=threshold)
-        outputs = named_outputs(outputs)
+        outputs = outputs_as_mapping(outputs)
         check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
         if not self.do_affine_crop:
             raise ValueError("This image processor does not crop objects. Set do_affine_crop=True.")
         heatmaps: Tensor = outputs["heatmaps"]
-        boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
+        boxes = _check_object_boxes(object_boxes, target_sizes, len(heatmaps))
         boxes_of_all = torch.cat(boxes).to(heatmaps.device)  # (sum of N, 4)
         regions = crop_regions(boxes_of_all, height_and_width(self.size), self.box_padding)
         coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
@@ -420,7 +420,7 @@ class HfViTPostProcessing:
             return maps
         # Hidden padding consists of whole patches; visible padding, of any number of pixels.
         unit = to_pair(options["ensure_multiple_of"]) if options["hide_padding"] else (1, 1)
-        parts = [_extent(*size, unit, options) for size in map_sizes(target_sizes, maps)]
+        parts = [_size_in_batch(*size, unit, options) for size in map_sizes(target_sizes, maps)]
         canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
         if options["pad_size"] is not None:
             canvas = options["pad_size"]["height"] // unit[0], options["pad_size"]["width"] // unit[1]
@@ -428,7 +428,7 @@ class HfViTPostProcessing:
             return maps
         if options["hide_padding"]:
             _check_canvas(maps[0], canvas, unit, parts)
-        return [_corner(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
+        return [_crop_to_image(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
 
     def _segmentation_outputs(
         self, outputs: Any, patch_attention_mask: Tensor | None, target_sizes: Sizes, is_universal: bool = True
@@ -437,7 +437,7 @@ class HfViTPostProcessing:
 
         Outputs of semantic segmentation models are accepted unless `is_universal`; they have no class probabilities.
         """
-        outputs = named_outputs(outputs)
+        outputs = outputs_as_mapping(outputs)
         is_universal = is_universal or "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         sizes = map_sizes(target_sizes, maps)
@@ -447,16 +447,16 @@ class HfViTPostProcessing:
         return list(zip(maps, classes, sizes, strict=True))
 
 
-def _extent(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
+def _size_in_batch(height: int, width: int, unit: tuple[int, int], options: dict[str, Any]) -> tuple[int, int]:
     """Returns the number of rows and columns of a padded batch that an image covers, in units of `unit` pixels."""
     if options["do_resize"]:
-        height, width = resized_size(height, width, **options)
+        height, width = compute_resized_size(height, width, **options)
     if options["do_center_crop"]:
         height, width = height_and_width(options["crop_size"])
     return -(-height // unit[0]), -(-width // unit[1])
 
 
-def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+def _crop_to_image(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
     """Crops maps (..., h, w) of a padded image to the image, which covers `part` of `whole` rows and columns."""
     rows, columns = (
         max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
@@ -486,7 +486,7 @@ def _check_canvas(
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
     """Checks `fields` of the outputs and returns the last one for each image, without the padding in the mask."""
-    outputs = named_outputs(outputs)
+    outputs = outputs_as_mapping(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
     if patch_attention_mask is None:
@@ -498,7 +498,7 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         )
     rows, columns = patch_attention_mask.shape[-2:]
     parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
-    return [_corner(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
+    return [_crop_to_image(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
 
 
 def _instances(
@@ -514,7 +514,7 @@ def _instances(
     segments: list[dict[str, Any]] = []
     # Skip queries below the threshold early: multiplying by the mask probability can only lower their scores.
     for query in (scores >= threshold).nonzero().flatten().tolist():
-        values = torch.cat([band[0] for band in _bands(logits[query, None], size)])  # (H, W)
+        values = torch.cat([band[0] for band in _resized_bands(logits[query, None], size)])  # (H, W)
         mask = values > least
         score = float(scores[query] * (values.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
         if score >= threshold and mask.any():
@@ -523,7 +523,7 @@ def _instances(
     return masks, segments
 
 
-def _runs(mask: Tensor) -> list[int]:
+def _run_length_encoding(mask: Tensor) -> list[int]:
     """Returns the row-major run-length encoding of a mask (H, W): [first pixel, starting at 1, length, ...]."""
     ends = mask.flatten().int().diff(prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()
     starts, stops = ends.view(-1, 2).T
@@ -544,7 +544,7 @@ def _assign_pixels(
         return torch.full(size, NO_SEGMENT, device=logits.device), scores
     owners = []
     won, area = scores.new_zeros(queries, dtype=torch.int64), scores.new_zeros(queries, dtype=torch.int64)
-    for band in _bands(logits, size):  # (Q, r, W)
+    for band in _resized_bands(logits, size):  # (Q, r, W)
         masks = band.sigmoid()
         winner = (masks * scores[:, None, None]).argmax(dim=0)  # (r, W)
         is_inside = masks.gather(0, winner[None])[0] >= mask_threshold
@@ -576,7 +576,7 @@ def _number_segments(
 
 def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
     """Converts semantic segmentation logits (K, h, w) to segments, one for each class predicted for any pixel."""
-    bands = [band.softmax(dim=0).max(dim=0) for band in _bands(logits, size)]  # (r, W)
+    bands = [band.softmax(dim=0).max(dim=0) for band in _resized_bands(logits, size)]  # (r, W)
     scores, classes = (torch.cat(parts).flatten() for parts in zip(*bands, strict=True))  # (H · W)
     counts = classes.bincount(minlength=len(logits))  # (K,)
     totals = classes.bincount(scores.double(), minlength=len(logits))  # (K,)
@@ -591,7 +591,7 @@ def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
     return {"segmentation": ids[classes].view(size), "segments_info": segments}
 
 
-def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
+def _resized_bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     """Resizes maps (C, h, w) bilinearly in float32 and yields the result as bands (C, r, W) from top to bottom."""
     height, width = size
     rows = max(1, BAND_NUMEL // (max(1, maps.shape[0]) * width))
@@ -605,7 +605,7 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
         yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
 
 
-def _surest(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
+def _non_maximum_suppression(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tensor:
     """Returns the indices of the boxes (N, 4), sorted by score, that remain after non-maximum suppression.
 
     Boxes suppress each other only within a class if `labels` (N,) are given.
@@ -622,7 +622,7 @@ def _surest(boxes: Tensor, labels: Tensor | None, iou_threshold: float) -> Tenso
     return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
 
 
-def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
+def _check_object_boxes(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
     object_boxes = [None] * count if object_boxes is None else object_boxes
     images = len(object_boxes)
     sizes = [None] * images if target_sizes is None else read_sizes(target_sizes, images)

@@ -42,7 +42,7 @@ MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
+def pausing_garbage_collection() -> Iterator[None]:
     """Pauses garbage collection, which finds nothing while a model loads but takes longer than the loading itself."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -66,7 +66,7 @@ def read_config(
     return config
 
 
-def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def pop_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Removes arguments of `from_pretrained` that `apply_geometry` changes after loading, and returns them."""
     # Fields in a `config`, which the Auto classes create from such arguments, are reset to `saved`, the config.json.
     config = kwargs.pop("config", None)
@@ -93,7 +93,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 @contextmanager
-def naming_damage(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+def naming_damaged_checkpoint(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Converts errors about damaged weight files, which do not name the checkpoint, into an `OSError` that does."""
     try:
         yield
@@ -113,7 +113,7 @@ def check_weights(
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
-        held = first_names(info["unexpected_keys"], 3)
+        held = join_first_names(info["unexpected_keys"], 3)
         raise ValueError(
             f"No weights in {str(name_or_path)!r} fit the encoder of {type(model).__name__}: it would be initialized "
             f"randomly. The checkpoint holds {held}. Load it with the transformers class that saved it, or build a "
@@ -129,11 +129,11 @@ def check_weights(
     texts = {name for name, _ in model.named_parameters() if name.startswith(TEXT_TOWER)}
     if not texts <= set(info["missing_keys"]):  # transformers itself reports a missing text tower
         missing += texts.intersection(info["missing_keys"])
-    left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
+    left_out = [name for name in info["unexpected_keys"] if is_unused_backbone_weight(name, model.config)]
     problems = {
         "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
-        "initialized randomly: ": first_names(missing),
-        "not used: ": first_names(left_out),
+        "initialized randomly: ": join_first_names(missing),
+        "not used: ": join_first_names(left_out),
     }
     if found := [problem + names for problem, names in problems.items() if names]:
         raise ValueError(
@@ -147,12 +147,12 @@ def check_trained(model: PreTrainedModel, name_or_path: str, missing: Collection
     name = name_or_path or "This model"
     if missing:
         raise ValueError(
-            f"{name} holds no weights for {first_names(missing, 3)} of {type(model).__name__}: it was trained for "
+            f"{name} has no weights for {join_first_names(missing, 3)} of {type(model).__name__}: it was trained for "
             "another task. Train it for this task first, or use a model that was trained for it."
         )
     if broken := [key for key, weight in model.state_dict().items() if not is_finite(weight)]:
         raise ValueError(
-            f"{name} has weights that are infinite or NaN in {model.dtype}: {first_names(broken, 3)}. Download or "
+            f"{name} has infinite or NaN weights in {model.dtype}: {join_first_names(broken, 3)}. Download or "
             "save it again, load it in float32, or use an earlier checkpoint."
         )
 
@@ -170,7 +170,7 @@ def is_backbone(name: str, config: HfViTConfig) -> bool:
     return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
 
 
-def is_left_out(name: str, config: HfViTConfig) -> bool:
+def is_unused_backbone_weight(name: str, config: HfViTConfig) -> bool:
     """Returns whether an unused checkpoint weight belongs to the backbone; blocks beyond its depth are ignored."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
@@ -183,7 +183,7 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def first_names(names: Any, limit: int = 6) -> str:
+def join_first_names(names: Any, limit: int = 6) -> str:
     """Joins the first `limit` names in alphabetical order."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
 
@@ -209,11 +209,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # passes the sum to them as `num_items_in_batch`.
     accepts_loss_kwargs = False
     # Whether linear layers and patch kernels are initialized as in MAE.
-    _starts_as_mae = False
+    _has_mae_initialization = False
     # Converter for checkpoints of other libraries, set by the installed package. It is not saved with checkpoints.
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
     # Version counters of the weights that `from_pretrained` initialized randomly, by weight name.
-    _drawn: Mapping[str, int] = MappingProxyType({})
+    _initialized_versions: Mapping[str, int] = MappingProxyType({})
     _is_optimized = False  # `optimize_for_inference` sets it to True
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
@@ -232,7 +232,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def untrained_weights(self) -> list[str]:
         """Names of the weights that were not in the checkpoint and have not been loaded or trained since."""
         weights = self.state_dict(keep_vars=True)
-        return [name for name in self._drawn.keys() & weights.keys() if self._drawn[name] == version_of(weights[name])]
+        return [
+            name
+            for name in self._initialized_versions.keys() & weights.keys()
+            if self._initialized_versions[name] == version_of(weights[name])
+        ]
 
     def train(self, mode: bool = True) -> Self:
         """Switches between training and evaluation mode; training raises `ValueError` in an optimized model."""
@@ -242,7 +246,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 "original model."
             )
         if mode:
-            self._drawn = {}  # fused optimizers change weights without increasing the version counter
+            self._initialized_versions = {}  # fused optimizers change weights without increasing the version counter
         return super().train(mode)
 
     @torch.no_grad()
@@ -262,7 +266,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if isinstance(module, HfViTInitialized):
             module.initialize(self.config.initializer_range)
         elif isinstance(module, nn.Linear | nn.Conv2d):
-            if self._starts_as_mae:
+            if self._has_mae_initialization:
                 fans = len(module.weight) + module.weight[0].numel()  # a patch kernel is treated as a linear layer
                 init.uniform_(module.weight, -math.sqrt(6 / fans), math.sqrt(6 / fans))
             else:
@@ -304,15 +308,15 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 if cls._convert_pretrained is None:
                     raise
                 pass  # the converter opens checkpoints of other libraries or raises an error
-            geometry = take_geometry(kwargs, saved)
+            geometry = pop_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
-                with without_collecting():
+                with pausing_garbage_collection():
                     kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
             raise ValueError("Weights are loaded only from safetensors: pickles can run code. Convert them first.")
         # `check_weights` below reports mismatched shapes by name, which the error of transformers does not.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with without_collecting(), naming_damage(name_or_path):
+        with pausing_garbage_collection(), naming_damaged_checkpoint(name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
@@ -322,7 +326,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model.config._name_or_path = str(pretrained_model_name_or_path)
             drawn = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
             weights = model.state_dict(keep_vars=True)
-            model._drawn = {key: version_of(weights[key]) for key in drawn & weights.keys()}
+            model._initialized_versions = {key: version_of(weights[key]) for key in drawn & weights.keys()}
         if geometry:
             apply_geometry(model, **geometry)
         loaded: Any = (model, info) if wants_info else model  # typed as Any, as in transformers
@@ -373,7 +377,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         return bool(wanted)
 
-    def wants_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
+    def requested_hidden_states(self, output_hidden_states: Any = None, **_: Any) -> Any:
         """Returns which hidden states are requested, by the argument or, if it is None, by `config`."""
         return self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
 

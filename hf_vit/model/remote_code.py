@@ -13,7 +13,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import get_session
 
 
-REACH_SECONDS = 5  # timeout of a connection test to the Hub
+HUB_TIMEOUT_SECONDS = 5  # timeout of a connection test to the Hub
 TASKS = (
     *("image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation"),
     *("keypoint-detection", "masked-image-modeling", "object-detection", "joint-embedding"),
@@ -43,14 +43,14 @@ AUTO_MAP = {
 }
 FEATURES = "image-feature-extraction"  # pipeline task that works with any head
 SEGMENTATION = ("image-segmentation", "task_semantic_segmentation.HfViTImageSegmentationPipeline")
-WITH_PIPELINES = (
+TASKS_WITH_PIPELINE = (
     *("image-classification", "depth-estimation", "keypoint-detection", "object-detection"),
     "zero-shot-image-classification",
 )
 # Maps the Auto class of a model to its pipeline task and to the file and class of the pipeline.
 PIPELINES = {
     "AutoModel": (FEATURES, "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
-    **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in WITH_PIPELINES},
+    **{f"AutoModelFor{camel_case(task)}": (task, class_path(task, "HfViT{}Pipeline")) for task in TASKS_WITH_PIPELINE},
     **{f"AutoModelFor{kind}Segmentation": SEGMENTATION for kind in ("Semantic", "Universal")},
 }
 # Pipelines of each model class in the format of config.json, with one task per class, so that the task is unambiguous.
@@ -91,20 +91,22 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
 
 
 @lru_cache
-def can_reach(endpoint: str) -> bool:
+def is_hub_reachable(endpoint: str) -> bool:
     """Returns whether a Hub responds. The result is cached: transformers would retry for every file."""
     try:
-        get_session().head(endpoint, timeout=REACH_SECONDS)
+        get_session().head(endpoint, timeout=HUB_TIMEOUT_SECONDS)
     except Exception:  # the exception classes depend on the HTTP client
         return False
     return True
 
 
-def is_within_reach(name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False) -> bool:
+def is_repository_available(
+    name: str, kind: str = "model", cache_dir: Any = None, local_files_only: bool = False
+) -> bool:
     """Returns whether a repository can be opened: it is in the cache, or the Hub responds."""
     cached = Path(cache_dir or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
     is_offline = local_files_only or constants.HF_HUB_OFFLINE
-    return cached.is_dir() or (not is_offline and can_reach(constants.ENDPOINT))
+    return cached.is_dir() or (not is_offline and is_hub_reachable(constants.ENDPOINT))
 
 
 def check_reachable(
@@ -116,7 +118,7 @@ def check_reachable(
         return
     if path.is_absolute() or len(path.parts) > 2:  # names on the Hub have at most two parts
         raise OSError(f"There is no folder or file {name!r}, and it is not a valid name on the Hub.")
-    if not is_within_reach(name, "model", cache_dir, local_files_only):
+    if not is_repository_available(name, "model", cache_dir, local_files_only):
         raise OSError(
             f"There is no folder or file {name!r}, it is not in the cache, and the Hub cannot be reached. Check the "
             "path, the network connection and HF_HUB_OFFLINE."
@@ -128,7 +130,7 @@ class RemoteCodeError(ValueError):
 
 
 @contextmanager
-def refusing_code(name: Any, cure: str) -> Iterator[None]:
+def raising_remote_code_error(name: Any, cure: str) -> Iterator[None]:
     """Converts the refusal of transformers to run code of the repository `name` into a `RemoteCodeError`."""
     try:
         yield
@@ -139,7 +141,7 @@ def refusing_code(name: Any, cure: str) -> Iterator[None]:
         raise RemoteCodeError(f"{str(name)!r} has custom code and can be loaded only by running it. {cure}") from error
 
 
-def _travel_together() -> None:
+def _import_saved_files() -> None:
     """Lists the files of a checkpoint for transformers, which parses import statements. It is never called."""
     from .image_processing_hf_vit import HfViTImageProcessor  # noqa: F401
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil  # noqa: F401

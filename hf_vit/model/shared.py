@@ -24,7 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def at_least_float32(values: Tensor) -> Tensor:
+def to_float32_or_higher(values: Tensor) -> Tensor:
     """Converts values to float32 unless they are already in float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -35,12 +35,12 @@ def in_float32(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenat
     @wraps(loss)
     def run_in_float32(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with torch.autocast(predictions.device.type, enabled=False):
-            return loss(at_least_float32(predictions), *args, **kwargs)
+            return loss(to_float32_or_higher(predictions), *args, **kwargs)
 
     return run_in_float32
 
 
-def may_read(*tensors: Tensor) -> bool:
+def can_read_values(*tensors: Tensor) -> bool:
     """Returns whether checks may read tensor values; reading stalls a GPU and breaks a compiled graph."""
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
 
@@ -54,8 +54,8 @@ def check_shape(name: str, values: Tensor, dimensions: str, *expected: int) -> N
 def check_class_numbers(
     numbers: Tensor, num_labels: int, ignored: int | None = None, name: str = "Label", place: str = ""
 ) -> None:
-    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`; see `may_read`."""
-    if not may_read(numbers):
+    """Raises `ValueError` if a class number is neither in [0, num_labels) nor `ignored`; see `can_read_values`."""
+    if not can_read_values(numbers):
         return
     is_wrong = (numbers < 0) | (numbers >= num_labels)
     wrong = numbers[is_wrong if ignored is None else is_wrong & (numbers != ignored)]
@@ -82,7 +82,7 @@ def match(cost: Tensor) -> tuple[Tensor, Tensor]:
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
     largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of costs stay finite
-    cost = at_least_float32(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
+    cost = to_float32_or_higher(cost).nan_to_num(nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
     queries, targets = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)
 

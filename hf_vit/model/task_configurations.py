@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from .nested_options import HfViTTaskConfig, check_activation, option
 
 
-LEAST_TEACHER_TEMPERATURE = 0.025  # lower temperatures leave the range of float32 in `assign`
+MIN_TEACHER_TEMPERATURE = 0.025  # lower temperatures leave the range of float32 in `assign`
 
 
 @strict
@@ -182,7 +182,7 @@ class HfViTTextConfig(HfViTTaskConfig):
     pad_token_id: int | None = None
 
     @property
-    def pooled_by(self) -> str:
+    def effective_pooling(self) -> str:
         """Pooling of texts: `pooling`, or the default of the text tower."""
         return self.pooling or ("eos" if self.encoder_config is None else "first")
 
@@ -192,7 +192,7 @@ class HfViTTextConfig(HfViTTaskConfig):
         return super().merge({} if "encoder_config" in given else saved, given)
 
     def _check(self) -> None:
-        if self.pooled_by == "eos" and self.eos_token_id is None:
+        if self.effective_pooling == "eos" and self.eos_token_id is None:
             raise ValueError("pooling='eos' needs an eos_token_id. Use the one of the tokenizer, or pooling='last'.")
         if self.encoder_config is not None:
             self._check_encoder(self.encoder_config)
@@ -203,7 +203,7 @@ class HfViTTextConfig(HfViTTaskConfig):
                 f"{self.num_attention_heads}."
             )
         check_activation(self.hidden_act)
-        numbers = {"eos_token_id": self.eos_token_id} if self.pooled_by == "eos" else {}
+        numbers = {"eos_token_id": self.eos_token_id} if self.effective_pooling == "eos" else {}
         for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
             if number is not None and not 0 <= number < self.vocab_size:
                 raise ValueError(
@@ -495,14 +495,14 @@ class HfViTJointEmbeddingConfig(HfViTTaskConfig):
     koleo_weight: float = option(0.1, "[0, inf)", "0 disables the KoLeo loss", of="dino")
 
     def _check(self) -> None:
-        if self.teacher_temperature < LEAST_TEACHER_TEMPERATURE:
+        if self.teacher_temperature < MIN_TEACHER_TEMPERATURE:
             raise ValueError(
-                f"teacher_temperature={self.teacher_temperature} must be at least {LEAST_TEACHER_TEMPERATURE}."
+                f"teacher_temperature={self.teacher_temperature} must be at least {MIN_TEACHER_TEMPERATURE}."
             )
 
 
 # Task options of each model class. A saved model stores all of them, so that it is independent of later defaults.
-MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
+MODEL_TASK_CONFIGS: dict[str, tuple[str, ...]] = {
     "HfViTForSemanticSegmentation": ("segmentation_config",),
     "HfViTForUniversalSegmentation": ("universal_segmentation_config",),
     "HfViTForDepthEstimation": ("depth_config",),

@@ -19,8 +19,8 @@ from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
-from .pipeline_hf_vit import BatchedImagePipeline, Part
-from .shared import at_least_float32, choose_blocks, in_float32, run_unpadded
+from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
+from .shared import choose_blocks, in_float32, run_unpadded, to_float32_or_higher
 from .task_configurations import HfViTDepthConfig
 
 
@@ -31,7 +31,7 @@ if is_vision_available():
 Tensors = tuple[Tensor, ...]
 NUM_SCALES = 4  # Number of resolutions of the gradient matching loss.
 SILOG_EPS = 1e-12  # Squared losses below this value become 0: the gradient of the square root is infinite at 0.
-LEAST_PREDICTION = 1e-6  # Minimum of predictions in meters, applied before the logarithm.
+MIN_PREDICTION = 1e-6  # Minimum of predictions in meters, applied before the logarithm.
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -73,7 +73,7 @@ class HfViTLinearDepthHead(nn.Module):
         if self.max_depth is None:
             return scores.relu()
         # In float32: half precision cannot distinguish the depths of neighboring bins.
-        weights = at_least_float32(scores.relu()) + 0.1  # Minimum weight of every bin.
+        weights = to_float32_or_higher(scores.relu()) + 0.1  # Minimum weight of every bin.
         limits = self.options.min_depth, self.max_depth
         bins = torch.linspace(*limits, scores.shape[1], device=scores.device, dtype=weights.dtype)
         depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
@@ -210,7 +210,7 @@ class HfViTDPTDepthHead(nn.Module):
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
         return to_depth(self.predictor(self.conv2(fused).relu()), self.options)
 
-    def in_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
+    def forward_at_fixed_scale(self, levels: Tensors, prefixes: Tensors) -> Tensor:
         """Returns the result of `forward`, resized to a fixed multiple of the patch grid.
 
         Images without their padding thus get the same resolution and can be combined in a batch.
@@ -253,7 +253,7 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
         """
         head: Any = self.decoder
         if mask is not None and self.name == "dpt" and head.options.doubles_resolution:
-            head = head.in_scale
+            head = head.forward_at_fixed_scale
         count = len(levels)
         return run_unpadded(lambda *own: head(own[:count], own[count:]), mask, *levels, *prefixes).squeeze(1)
 
@@ -295,7 +295,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
     # Clamp predictions far below `min_depth`, because clamped values get no gradient and cannot recover.
-    ratio = predicted.clamp_min(LEAST_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
+    ratio = predicted.clamp_min(MIN_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
     squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
     counts = squares > SILOG_EPS
     return squares.where(counts, 1).sqrt().where(counts, 0).mean()
@@ -386,7 +386,7 @@ class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline
 
     stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
 
-    def decode(self, outputs: Any, parts: list[Part]) -> list[dict[str, Any]]:
+    def decode(self, outputs: Any, parts: list[ModelInput]) -> list[dict[str, Any]]:
         """Returns the depth map (H, W) of each image in the unit of the model, and a grayscale picture of it."""
         sizes = [part.size for part in parts]
         answers = []

@@ -20,9 +20,9 @@ from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTFanInLinear
 from .modeling_hf_vit import HfViTModel
-from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel, version_of
-from .shared import at_least_float32, check_class_numbers, check_shape, may_read
+from .shared import can_read_values, check_class_numbers, check_shape, to_float32_or_higher
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
@@ -58,7 +58,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     If `problem_type` is None, K = 1 means regression, and K > 1 single-label classification.
     """
     # The loss is computed in float32: half precision rounds it too much, and large targets would become infinite.
-    logits = at_least_float32(logits)
+    logits = to_float32_or_higher(logits)
     num_labels = logits.shape[1]
     if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
         raise ValueError(
@@ -79,7 +79,7 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         kind = problem_type if is_multi else "single_label_classification with soft labels"
         check_shape(f"Labels for {kind}", labels, "batch, num_labels", *logits.shape)
         is_wrong = ~((labels >= 0) & (labels <= 1))  # also true of NaN
-        if may_read(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
+        if can_read_values(labels) and len(wrong := labels[is_wrong & ~labels.isnan() if is_multi else is_wrong]):
             raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
         if is_multi:
             return mean_of_labeled(F.binary_cross_entropy_with_logits, logits, labels)
@@ -149,7 +149,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel, HfViTInputSized):
             self.distillation_classifier = self._draw_classifier(self.config.hidden_size)
         weights = self.state_dict(keep_vars=True)
         drawn = {name: version_of(weights[name]) for name in weights if "classifier" in name}
-        self._drawn = {**self._drawn, **drawn}
+        self._initialized_versions = {**self._initialized_versions, **drawn}
 
     def _draw_classifier(self, size: int) -> nn.Module:
         if not self.config.num_labels:
@@ -231,7 +231,7 @@ class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassification
     stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
 
     def decode(
-        self, outputs: Any, parts: list[Part], function_to_apply: Any = None, top_k: int = 5
+        self, outputs: Any, parts: list[ModelInput], function_to_apply: Any = None, top_k: int = 5
     ) -> list[list[dict[str, Any]]]:
         """Returns the `top_k` labels of each image with their scores, in descending order of score."""
         config, scores = self.model.config, outputs["logits"].float()  # (B, K)

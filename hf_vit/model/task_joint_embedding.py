@@ -85,7 +85,7 @@ def assign(logits: Tensor, temperature: float, add: Sum = sum_over_processes) ->
 
 
 @in_float32
-def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
+def view_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, add: Sum = sum_over_processes) -> Tensor:
     """Returns the mean cross-entropy between cosines (B, V, K) of views and assignments (B, G, K) of global views.
 
     Each view is compared with all global views except itself, as in DINO (https://arxiv.org/abs/2104.14294). `add`
@@ -99,7 +99,7 @@ def between_views(logits: Tensor, assigned: Tensor, temperature: float, add: Sum
 
 
 @in_float32
-def of_patches(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
+def patch_cross_entropy(logits: Tensor, assigned: Tensor, temperature: float, masks: Tensor) -> Tensor:
     """Returns the cross-entropy between cosines (M, K) of masked patches and their assignments (M, K) by a teacher.
 
     This is the loss of iBOT (https://arxiv.org/abs/2111.07832) as in DINOv2: the mean over the M patches that `masks`
@@ -179,9 +179,9 @@ class HfViTJointEmbeddingOutput(ModelOutput):
 
     Args:
         loss: Weighted sum of the following losses; None for single images.
-        view_loss: Scalar, see `view_loss`; for "dino", see `between_views`.
+        view_loss: Scalar, see `view_loss`; for "dino", see `view_cross_entropy`.
         gaussian_loss: Scalar, see `gaussian_loss`.
-        patch_loss: Scalar, see `of_patches`.
+        patch_loss: Scalar, see `patch_cross_entropy`.
         koleo_loss: Scalar, see `koleo_loss`.
         embeds: Embeddings (B, V, E), global views first, or (B, E) for single images. For "dino", cosines with
             prototypes, (B, V, K) or (B, K).
@@ -323,13 +323,13 @@ class HfViTForJointEmbedding(HfViTPreTrainedModel):
             return {"loss": loss, "view_loss": likeness, "gaussian_loss": spread}
         if probs is None:
             probs = self.assigned(embeds[:, :num_global], None)["teacher_probs"]
-        likeness = between_views(embeds, probs, options.student_temperature)
+        likeness = view_cross_entropy(embeds, probs, options.student_temperature)
         loss, parts = likeness, {"view_loss": likeness}
         if options.koleo_weight:
             parts["koleo_loss"] = koleo_loss(features)
             loss = loss + options.koleo_weight * parts["koleo_loss"]
         if patches is not None and masks is not None and patch_probs is not None:
-            parts["patch_loss"] = of_patches(patches, patch_probs, options.student_temperature, masks)
+            parts["patch_loss"] = patch_cross_entropy(patches, patch_probs, options.student_temperature, masks)
             loss = loss + options.patch_weight * parts["patch_loss"]
         return {"loss": loss, **parts}
 

@@ -24,8 +24,8 @@ from .image_targets import read_object_boxes
 from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTNamedHead, make_map_norm
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .nested_options import check_thresholds
-from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part, check_on_error
-from .shared import at_least_float32, in_float32, may_read, run_unpadded, upsample_mask
+from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, ModelInput, check_on_error
+from .shared import can_read_values, in_float32, run_unpadded, to_float32_or_higher, upsample_mask
 from .task_configurations import HfViTKeypointConfig
 
 
@@ -188,7 +188,7 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
             f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
             f"shape {tuple(labels.shape)}. The image processor creates them from num_labels keypoints per object."
         )
-    if not may_read(labels):
+    if not can_read_values(labels):
         return
     visibility = labels[..., 2]
     is_wrong = (visibility > 0) & ~labels.isfinite().all(dim=-1)
@@ -210,7 +210,7 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     Gaussian. Near the border, the heatmap is not blurred, and derivatives are computed at the nearest inner pixel. If
     there is no peak or the step is too large, the maximum is not refined. Computed in float32 or higher precision.
     """
-    heatmaps = at_least_float32(heatmaps)
+    heatmaps = to_float32_or_higher(heatmaps)
     height, width = heatmaps.shape[-2:]
     scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
     peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
@@ -434,7 +434,9 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         forward = {} if flip_test is None else {"flip_test": flip_test}
         return preprocess, forward, {} if threshold is None else {"threshold": threshold}
 
-    def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
+    def read_model_inputs(
+        self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any
+    ) -> list[ModelInput]:
         """Reads an image and returns the crops of its object boxes."""
         given = image if isinstance(image, Mapping) else {"image": image}
         if "image" not in given:
@@ -443,13 +445,13 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         size = (pixels.shape[-2], pixels.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
         crops = self.image_processor.to_model_size(pixels, options, boxes)  # (C, h, w) each
-        return [Part(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
+        return [ModelInput(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
 
     def run_model(self, inputs: BatchFeature, flip_test: bool = False) -> Any:
         """Returns the outputs of the model with heatmaps (B, K, h', w'); `flip_test` averages over mirrored images."""
         return self.model.predict_flipped(**inputs) if flip_test else super().run_model(inputs)
 
-    def decode(self, outputs: Any, parts: list[Part], threshold: float | None = None) -> list[dict[str, Any]]:
+    def decode(self, outputs: Any, parts: list[ModelInput], threshold: float | None = None) -> list[dict[str, Any]]:
         """Returns the keypoints of each object."""
         boxes = torch.stack([part.box for part in parts if part.box is not None])  # (B, 4)
         (objects,) = self.image_processor.post_process_keypoint_detection(outputs, [boxes], threshold=threshold)
@@ -464,7 +466,7 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
             for found in objects
         ]
 
-    def join_parts(self, parts: list[Part]) -> list[dict[str, Any]]:
+    def join_results(self, parts: list[ModelInput]) -> list[dict[str, Any]]:
         """Returns the results for all objects of an image."""
         return [part.answer for part in parts]
 

@@ -22,11 +22,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .adapt_inputs import HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
-from .encoder import HfViTLayer, make_norm, use_attention_of
+from .encoder import HfViTLayer, make_norm, share_attention_implementation
 from .layers import HfViTInitialized, HfViTNamedHead
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
-from .shared import at_least_float32, check_shape, in_float32
+from .shared import check_shape, in_float32, to_float32_or_higher
 from .task_configurations import HfViTMaskedImageModelingConfig
 
 
@@ -90,7 +90,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         # The position table is saved, so that positions from training are kept if the grid changes.
         self.register_buffer("position_embeddings", self.sincos_table())
         self.layers = nn.ModuleList(HfViTLayer(own, index) for index in range(own.num_hidden_layers))
-        use_attention_of(config, self.layers)
+        share_attention_implementation(config, self.layers)
         self.norm = make_norm(own, own.hidden_size)
         self.predictor = HfViTPixelPredictor(own.hidden_size, config)
 
@@ -236,11 +236,11 @@ def blockwise_mask(
     grids = [grid] * batch if patch_attention_mask is None else image_grids(patch_attention_mask)
     mask = torch.zeros(batch, *grid, dtype=torch.bool)
     for own, (rows, columns) in zip(mask, grids, strict=True):
-        own[:rows, :columns] = mask_of_blocks((rows, columns), count_masked(rows * columns, ratio), generator)
+        own[:rows, :columns] = draw_block_mask((rows, columns), count_masked(rows * columns, ratio), generator)
     return mask.flatten(1)
 
 
-def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
+def draw_block_mask(grid: Grid, count: int, generator: Generator | None = None, least: int | None = None) -> Tensor:
     """Returns a mask (h, w) bool of `count` patches in blocks of at least `least` patches, by default as in BEiT."""
     rows, columns = grid
     mask = torch.zeros(grid, dtype=torch.bool)
@@ -336,7 +336,7 @@ def masked_image_modeling_loss(
 class HfViTMaeEncoder(HfViTModel):
     """`HfViTModel` with the weight initialization of MAE."""
 
-    _starts_as_mae = True
+    _has_mae_initialization = True
 
 
 @dataclass
@@ -369,8 +369,8 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
         self.options = HfViTMaskedImageModelingConfig.of(config.masked_image_modeling_config)
-        self._starts_as_mae = self.options.objective == "mae"
-        encoder_class = HfViTMaeEncoder if self._starts_as_mae else HfViTModel
+        self._has_mae_initialization = self.options.objective == "mae"
+        encoder_class = HfViTMaeEncoder if self._has_mae_initialization else HfViTModel
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()
@@ -413,7 +413,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         is_drawn = bool_masked_pos is None and patch_attention_mask is None
         logits = self._predict(pixel_values, grid, mask, patch_attention_mask, is_drawn, **kwargs)
         patch_size = self.model.embeddings.patch_embeddings.patch_size
-        patches = patchify(at_least_float32(pixel_values), patch_size)
+        patches = patchify(to_float32_or_higher(pixel_values), patch_size)
         scale = PatchScale(patches) if self.options.normalizes_patches else None
         targets = patches if scale is None else scale.normalize(patches)  # (B, N, p·q·C)
         pixels = logits if scale is None else scale.restore(logits)
@@ -455,7 +455,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         contain `output_attentions`, which uses eager attention.
         """
         index, seen = visible_patches(mask, patch_attention_mask, num_visible)
-        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)  # (B, L, D)
+        hidden_states, blocks = self.model.start_blocks(pixel_values, patch_attention_mask, **kwargs)  # (B, L, D)
         hidden_states, blocks = blocks.select_patches(hidden_states, index)  # (B, P + K, D)
         blocks = replace(blocks, patch_attention_mask=seen)
         hidden_states = blocks.run(hidden_states, attention_mask=blocks.attention_mask(hidden_states))
@@ -474,6 +474,6 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             tokens = hidden_states.new_empty(mask.shape[0], num_prefix + num_patches, 1)
             attention_mask = HfViTBlockRunner(model, grid, None, padding, False).attention_mask(tokens)
             return decoder(hidden_states, grid, index, seen, padding, attention_mask)
-        hidden_states, blocks = model.start_blockwise(pixel_values, padding, mask, **kwargs)
+        hidden_states, blocks = model.start_blocks(pixel_values, padding, mask, **kwargs)
         hidden_states = blocks.run(hidden_states, **blocks.masks(hidden_states))  # (B, L, D)
         return decoder(model.norm(hidden_states)[:, num_prefix:])

@@ -30,9 +30,17 @@ from .encoder import HfViTEncoder
 from .image_targets import encode_boxes
 from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries
 from .modeling_hf_vit import HfViTBlockRunner, HfViTModel
-from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part
+from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel
-from .shared import check_class_numbers, count_processes, count_query_blocks, in_float32, match, may_read, to_maps
+from .shared import (
+    can_read_values,
+    check_class_numbers,
+    count_processes,
+    count_query_blocks,
+    in_float32,
+    match,
+    to_maps,
+)
 from .task_configurations import HfViTDetectionConfig
 
 
@@ -146,7 +154,7 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     return iou, iou - (hull - union) / hull.clamp_min(tiny)
 
 
-def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
+def loss_normalizers(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
     """Returns the normalizers (2,) of the classification and box losses, which add up over the parts of a batch.
 
     Both are the number of boxes. With "cross_entropy", the classification loss is instead divided by the sum of the
@@ -169,7 +177,7 @@ def detection_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the total loss of the predictions of all layers, and a dictionary of detached, unweighted components.
 
-    Losses are summed over images and divided by `divisors` (2,), the result of `count_divisors`. With the divisors of
+    Losses are summed over images and divided by `divisors` (2,), from `loss_normalizers`. With the divisors of
     a global batch, the losses of its parts add up to its loss. Labels are `class_labels` (M,) and `boxes` (M, 4) as
     cx, cy, w, h relative to the image. Each of `num_groups` query groups is matched to all objects.
     Components are `loss_ce`, `loss_bbox` and `loss_giou` of the last prediction; those of earlier layers have the
@@ -313,7 +321,7 @@ def check_labels(batch: int, num_classes: int, labels: Any) -> None:
                 f"{tuple(classes.shape)} and {tuple(boxes.shape)}."
             )
         check_class_numbers(classes, num_classes, name="Class", place=f" in labels[{index}]")
-        if may_read(boxes) and len(strange := boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]):
+        if can_read_values(boxes) and len(strange := boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]):
             raise ValueError(
                 f"labels[{index}] has the box {strange[0].tolist()}, but boxes are center x, center y, width and "
                 "height relative to the image, in [0, 1]. The image processor converts boxes in pixels."
@@ -360,8 +368,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         self._output_capturing_hooks_installed = True  # the hooks of `self.model` also record for this class
 
     def count_items(self, labels: list[dict[str, Tensor]]) -> Tensor:
-        """Returns the normalizers (2,) of the losses of a batch, see `count_divisors`."""
-        return count_divisors(labels, self.options)
+        """Returns the normalizers (2,) of the losses of a batch, see `loss_normalizers`."""
+        return loss_normalizers(labels, self.options)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -397,7 +405,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels, patch_attention_mask = read_labels(labels, patch_attention_mask)
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
-        hidden_states, blocks = self.model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, blocks = self.model.start_blocks(pixel_values, patch_attention_mask, **kwargs)
         is_deformable = self.options.decoder == "deformable"
         if is_deformable:
             predictions, last_hidden_state = self._predict_from_levels(hidden_states, blocks, labels, **kwargs)
@@ -459,7 +467,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         """
         head: Any = self.detection_head
         config, masks = self.config, blocks.masks(hidden_states)
-        runs_all = self.wants_states(**kwargs) or blocks.output_attentions
+        runs_all = self.requested_hidden_states(**kwargs) or blocks.output_attentions
         states = [hidden_states]
         for block in range(config.num_hidden_layers if runs_all else max(head.out_indices)):
             states.append(blocks.run(states[-1], block, block + 1, **masks))
@@ -489,7 +497,7 @@ class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline
         return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
 
     def decode(
-        self, outputs: Any, parts: list[Part], threshold: float = 0.5, nms_threshold: float | None = None
+        self, outputs: Any, parts: list[ModelInput], threshold: float = 0.5, nms_threshold: float | None = None
     ) -> list[list[dict[str, Any]]]:
         """Returns the objects in each image in descending order of scores, with boxes in integer pixels."""
         sizes, id2label = [part.size for part in parts], self.model.config.id2label

@@ -26,13 +26,13 @@ from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
 from .layers import HfViTHeadConv2d, HfViTInitialized, HfViTLayerNorm2d, HfViTNamedHead, make_map_norm
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
-from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
 from .shared import (
-    at_least_float32,
     check_class_numbers,
     choose_blocks,
     in_float32,
     run_unpadded,
+    to_float32_or_higher,
     to_maps,
     upsample_mask,
 )
@@ -182,7 +182,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
 
 def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
     """Resizes logits (B, K, h, w) to (B, K, *size) bilinearly in float32 or higher precision."""
-    return F.interpolate(at_least_float32(logits), size=list(size), mode="bilinear", align_corners=False)
+    return F.interpolate(to_float32_or_higher(logits), size=list(size), mode="bilinear", align_corners=False)
 
 
 def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def segment_copies(
         copy = pixel_values
         if size != [height, width]:
             # Antialiased interpolation is not implemented for half precision on CPUs.
-            wide = at_least_float32(pixel_values)
+            wide = to_float32_or_higher(pixel_values)
             copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
             copy = copy.to(pixel_values.dtype)
         for is_mirrored in (False, True) if flip else (False,):
@@ -419,7 +419,7 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
     stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
     task_config: ClassVar[str | None] = "universal_segmentation_config"
 
-    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Returns the options of one call, with images resized for sliding windows if `window_scale` is set."""
         return self.image_processor.at_window_scale().call_options(), preprocess, forward
 
@@ -438,7 +438,12 @@ class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipe
         return SemanticSegmenterOutput(logits=run_unpadded(segment, mask, inputs["pixel_values"]))
 
     def decode(
-        self, outputs: Any, parts: list[Part], subtask: str | None = None, threshold: float = 0.9, **options: float
+        self,
+        outputs: Any,
+        parts: list[ModelInput],
+        subtask: str | None = None,
+        threshold: float = 0.9,
+        **options: float,
     ) -> list[list[dict[str, Any]]]:
         """Returns the segments of each image, with masks of the original image size."""
         sizes, processor = [part.size for part in parts], self.image_processor.at_window_scale()

@@ -23,7 +23,7 @@ from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTInitialized, HfViTLayerNorm2d, HfViTQueries
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
-from .shared import check_class_numbers, count_query_blocks, in_float32, match, may_read, run_unpadded, to_maps
+from .shared import can_read_values, check_class_numbers, count_query_blocks, in_float32, match, run_unpadded, to_maps
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 
@@ -271,7 +271,7 @@ def check_targets(
                 f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
-        if may_read(masks) and masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
+        if can_read_values(masks) and masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
             raise ValueError(f"mask_labels[{index}] has values other than 0 and 1. Pass bool masks.")
         check_class_numbers(classes, num_classes, name="Class", place=f" in class_labels[{index}]")
 
@@ -364,7 +364,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         Predictions before a block are computed if it uses masked attention, and always in training.
         """
         head, model = self.universal_segmentation_head, self.model
-        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, blocks = model.start_blocks(pixel_values, patch_attention_mask, **kwargs)
         hidden_states, start = blocks.append_queries(hidden_states, head.queries, head.num_blocks)
         unmasked = blocks.attention_mask(hidden_states)
         predictions = []

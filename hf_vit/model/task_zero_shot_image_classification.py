@@ -29,12 +29,12 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
-from .encoder import HfViTEncoder, make_norm, use_attention_of
+from .encoder import HfViTEncoder, make_norm, share_attention_implementation
 from .layers import HfViTInitialized
-from .modeling_hf_vit import HfViTModel, keep_states
-from .pipeline_hf_vit import BatchedImagePipeline, Part
+from .modeling_hf_vit import HfViTModel, select_hidden_states
+from .pipeline_hf_vit import BatchedImagePipeline, ModelInput
 from .pretrained import HfViTPreTrainedModel
-from .remote_code import refusing_code
+from .remote_code import raising_remote_code_error
 from .shared import gather_rows, in_float32, sum_over_processes
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 
@@ -56,7 +56,7 @@ def pool_tokens(
     """Pools tokens (T, S, D) to one vector per text, (T, D), according to `HfViTTextConfig.pooling`."""
     # `input_ids` and `attention_mask` are (T, S); the mask is 0 for padding, and None means no padding.
     attention_mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    pooling = options.pooled_by
+    pooling = options.effective_pooling
     if pooling == "first":
         return hidden_states[:, 0]
     if pooling == "mean":
@@ -86,7 +86,7 @@ class HfViTTextModel(HfViTPreTrainedModel):
         self.token_embedding = nn.Embedding(self.options.vocab_size, own.hidden_size)
         self.position_embedding = nn.Embedding(self.options.max_position_embeddings, own.hidden_size)
         self.encoder = HfViTEncoder(own)
-        use_attention_of(config, self.encoder, self.options.is_causal)
+        share_attention_implementation(config, self.encoder, self.options.is_causal)
         self.norm = make_norm(own, own.hidden_size)
         self.post_init()
         maybe_install_capturing_hooks(self)
@@ -232,18 +232,20 @@ def contrastive_loss(
         return torch.stack(parts).sum()
 
     if logit_bias is None:
-        total = (sum_over_rows(softmax_rows, images, all_texts) + sum_over_rows(softmax_rows, texts, all_images)) / 2
+        total = (
+            sum_over_rows(sum_softmax_losses, images, all_texts) + sum_over_rows(sum_softmax_losses, texts, all_images)
+        ) / 2
     else:
-        total = sum_over_rows(sigmoid_rows, images, all_texts, logit_bias.to(images.dtype))
+        total = sum_over_rows(sum_sigmoid_losses, images, all_texts, logit_bias.to(images.dtype))
     return (total if is_local else sum_over_processes(total)) / sum(shares)
 
 
-def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
+def sum_softmax_losses(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
     """Returns the summed cross-entropy of rows (b, E) over `others` (N, E), with targets `partners` (b,)."""
     return F.cross_entropy(own @ others.T, partners, reduction="sum")
 
 
-def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
+def sum_sigmoid_losses(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
     """Returns the summed binary cross-entropy of pairs of rows (b, E) and `others` (N, E); `partners` (b,) match."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
@@ -289,7 +291,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             ValueError: as in `from_pretrained`, or if the text encoder needs custom code.
             OSError: if one of the two models does not exist.
         """
-        with refusing_code(text_model_name_or_path, "Use a text encoder of transformers."):
+        with raising_remote_code_error(text_model_name_or_path, "Use a text encoder of transformers."):
             text_config = AutoConfig.from_pretrained(text_model_name_or_path, trust_remote_code=False)
         encoder_config = text_config.to_diff_dict()
         kwargs["text_config"] = {**kwargs.get("text_config", {}), "encoder_config": encoder_config}
@@ -307,7 +309,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             OSError: if the model does not exist.
             ValueError: if the model needs custom code.
         """
-        with refusing_code(name_or_path, "Use a text encoder of transformers."):
+        with raising_remote_code_error(name_or_path, "Use a text encoder of transformers."):
             trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype, trust_remote_code=False)
         self.text_model.load_state_dict(without_pooler(trained).state_dict())
 
@@ -363,7 +365,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
         options = self.text_options
-        input_ids, attention_mask = self.cut_texts(input_ids, attention_mask)
+        input_ids, attention_mask = self.truncate_texts(input_ids, attention_mask)
         others = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: ids[:, : input_ids.shape[1]] for name, ids in others.items() if ids is not None}
         if options.pad_token_id is not None:  # texts are padded, and padding is not masked
@@ -372,18 +374,18 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         if attention_mask is not None:
             given["attention_mask"] = attention_mask
         # The model selects the hidden states itself: transformers would use the number of blocks of the image tower.
-        wants_states = self.wants_states(kwargs.pop("output_hidden_states", None))
-        kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
+        requested_hidden_states = self.requested_hidden_states(kwargs.pop("output_hidden_states", None))
+        kwargs.update(output_hidden_states=bool(requested_hidden_states), return_dict=True)
         outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
         pooled = pool_tokens(outputs.last_hidden_state, input_ids, attention_mask, options)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.contrastive_head.text_projection(pooled),
-            hidden_states=keep_states(outputs.get("hidden_states", ()), wants_states),
+            hidden_states=select_hidden_states(outputs.get("hidden_states", ()), requested_hidden_states),
             attentions=outputs.get("attentions"),
         )
 
-    def cut_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def truncate_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Truncates token ids and attention mask (T, S), with a warning, to the maximum length of the text tower."""
         # The stock pipeline does not truncate texts and has no option to do so.
         own = self.text_options.encoder_config is None
@@ -398,7 +400,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             f"with tokenizer(texts, truncation=True, max_length={longest})."
         )
         kept = input_ids[:, :longest]
-        if self.text_options.pooled_by == "eos":  # truncated texts need an end token too
+        if self.text_options.effective_pooling == "eos":  # truncated texts need an end token too
             end = self.text_options.eos_token_id
             assert end is not None  # the configuration ensures this
             is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
@@ -469,7 +471,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
 
     stock: ClassVar[type[Pipeline] | None] = ZeroShotImageClassificationPipeline
 
-    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    def call_arguments(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
         """Returns image processor options, pipeline options, and the encoded labels as arguments of `run_model`."""
         labels = preprocess.pop("candidate_labels")
         template = preprocess.pop("hypothesis_template", "This is a photo of {}.")
@@ -494,7 +496,7 @@ class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotIma
             logits = self.model.contrastive_head(images, text_features)
         return {"logits": logits, "candidate_labels": candidate_labels}
 
-    def decode(self, outputs: Any, parts: list[Part]) -> list[list[dict[str, Any]]]:
+    def decode(self, outputs: Any, parts: list[ModelInput]) -> list[list[dict[str, Any]]]:
         """Returns the labels of each image with their scores, in descending order of score."""
         found = outputs["logits"].float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
         return [

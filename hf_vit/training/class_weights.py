@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ..data.formats.files import listed, parse_json, read_text
+from ..data.formats.files import joined, parse_json, read_text
 from .arguments import CLASS_POWERS
 
 
@@ -40,8 +40,8 @@ def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayL
             f"class_weights={option!r} must be {', '.join(CLASS_POWERS)} or a JSON file: {error}"
         ) from error
     if unknown := sorted(found.keys() - {*names}):
-        raise ValueError(f"{option} has weights of {listed(unknown)}, but the classes are {listed(names)}.")
+        raise ValueError(f"{option} has weights of {joined(unknown)}, but the classes are {joined(names)}.")
     numbers = [found.get(name, 1) for name in names]
     if not all(isinstance(n, int | float) and 0 <= n < math.inf for n in numbers) or not any(numbers):
-        raise ValueError(f"{option} has the weights {listed(numbers)}. Give numbers of at least 0, one above 0.")
+        raise ValueError(f"{option} has the weights {joined(numbers)}. Give numbers of at least 0, one above 0.")
     return [float(number) for number in numbers]

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from ..data.fingerprint import file_list, fingerprint
+from ..data.fingerprint import digest_files, fingerprint
 from ..options.library import options_of
 from .checkpoints import read_conditions, read_state
 from .tasks.base import Task
@@ -41,7 +41,9 @@ def describe_data(task: Task) -> dict[str, Any]:
         for kind, value in fingerprint(task.loaded.splits[split]).items()
     }
     if task.loaded.stream is not None:
-        found["files of the stream"] = file_list([source for source in task.options.sources if Path(source).exists()])
+        found["files of the stream"] = digest_files(
+            [source for source in task.options.sources if Path(source).exists()]
+        )
     return found
 
 
@@ -66,7 +68,9 @@ def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) 
             "still the same, resume with --resume_with_changes true."
         )
     changed = {name: value for name, value in values.items() if name in begun and begun[name] != value}
-    differences = [f"{name}: {shown(begun[name])} then, {shown(value)} now" for name, value in changed.items()]
+    differences = [
+        f"{name}: {format_value(begun[name])} then, {format_value(value)} now" for name, value in changed.items()
+    ]
     advice = f"or start another training elsewhere, from its weights with --model_name_or_path {checkpoint}"
     if differences and not is_accepted:
         raise ValueError(
@@ -82,7 +86,7 @@ def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) 
     return differences
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value for a message, which is not to be long."""
     text = str(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

@@ -19,10 +19,10 @@ from datasets import Dataset, Image
 from torch import Tensor
 from transformers.utils import logging
 
-from ..data.checks import shows_transparency
+from ..data.checks import has_transparency
 from ..data.datasets import TargetDataset
 from ..data.fingerprint import image_checksums
-from ..data.formats.files import in_lines, listed, report
+from ..data.formats.files import in_lines, joined, report
 from ..model.image_targets import IGNORED_LABEL
 from .training_arguments import HfViTTrainingArguments
 
@@ -35,7 +35,7 @@ CHUNK_SIZE = 64  # number of images checked at a time
 
 
 @dataclass(frozen=True)
-class SeenClasses:
+class SplitClasses:
     """Classes that occur in the examples of a split.
 
     Args:
@@ -60,7 +60,7 @@ class SeenClasses:
         return f" (among the {self.num_read:,}{total} that were read)"
 
 
-def see_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingArguments) -> SeenClasses:
+def find_seen_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingArguments) -> SplitClasses:
     """Read targets and return the classes that occur in them; in multi-process runs, each process reads a share."""
     count = len(examples)
     own = np.random.default_rng(0).permutation(count)[args.process_index :: args.world_size]
@@ -78,7 +78,7 @@ def see_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingAr
     found = gather_object([(is_seen, empty, ignored)])
     files = examples.rows.select_columns("file")
     shares = [share for _, _, part in found for share in part]
-    return SeenClasses(
+    return SplitClasses(
         torch.stack([part for part, _, _ in found]).any(dim=0),
         [files[index]["file"] for index in sorted(index for _, part, _ in found for index in part)],
         float(np.mean(shares)) if shares else 0.0,
@@ -105,8 +105,8 @@ def classes_in(target: Any) -> tuple[Tensor, float]:
     return labels[is_learned].unique(), ignored
 
 
-def note_classes(
-    splits: Mapping[str, SeenClasses], names: Sequence[str], num_needed: int, *, examples: str, is_pixelwise: bool
+def describe_missing_classes(
+    splits: Mapping[str, SplitClasses], names: Sequence[str], num_needed: int, *, examples: str, is_pixelwise: bool
 ) -> list[str]:
     """Warn about classes without training examples and masks without classes; return sentences for the model card.
 
@@ -135,13 +135,14 @@ def note_classes(
     return notes
 
 
-def _one_class_only(split: str, name: str, seen: SeenClasses, is_pixelwise: bool, examples: str) -> str:
+def _one_class_only(split: str, name: str, seen: SplitClasses, is_pixelwise: bool, examples: str) -> str:
     if not is_pixelwise:
         return f"All {seen.num_read:,} {split} {examples} have the class {name!r}. At least two classes are required."
     return (
         f"All labeled pixels of the {seen.num_read:,} {split} masks have the class {name!r}; {seen.ignored_share:.0%} "
         f"of the pixels are ignored ({IGNORED_LABEL}). At least two classes are required. If the masks use 0 and "
-        "255 for two classes, set --binary_masks true. If classes start at 1, set --reduce_labels true. Else label more."
+        "255 for two classes, set --binary_masks true. If classes start at 1, set --reduce_labels true. Otherwise, "
+        "label more pixels."
     )
 
 
@@ -149,11 +150,11 @@ def _note_alike(names: Sequence[str]) -> list[str]:
     spelled = defaultdict(list)
     for name in names:
         spelled[" ".join(normalize("NFKC", name).casefold().split())].append(name)
-    alike = " and ".join(listed(found) for found in spelled.values() if len(found) > 1)
+    alike = " and ".join(joined(found) for found in spelled.values() if len(found) > 1)
     return list(report(len(alike), f"Names that differ only in case, spaces or Unicode form: {alike}"))
 
 
-def _note_empty(split: str, seen: SeenClasses) -> list[str]:
+def _note_empty(split: str, seen: SplitClasses) -> list[str]:
     if not 0 < len(seen.empty) < seen.num_read:  # an error is raised if all masks are empty
         return []
     note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
@@ -161,28 +162,28 @@ def _note_empty(split: str, seen: SeenClasses) -> list[str]:
     return [f"{note}."]
 
 
-def _note_unseen(splits: Mapping[str, SeenClasses], names: Sequence[str], examples: str) -> str:
+def _note_unseen(splits: Mapping[str, SplitClasses], names: Sequence[str], examples: str) -> str:
     train = splits["train"]
     unseen = [name for name, is_seen in zip(names, train.is_seen.tolist(), strict=True) if not is_seen]
     elsewhere = {
         split: [name for name, is_seen in zip(names, seen.is_seen.tolist(), strict=True) if is_seen and name in unseen]
         for split, seen in splits.items()
     }
-    others = "".join(f" But {split} has {listed(found)}." for split, found in elsewhere.items() if found)
+    others = "".join(f" But {split} has {joined(found)}." for split, found in elsewhere.items() if found)
     logger.warning(
         "No training %s%s have %s: a model cannot learn them.%s",
         examples,
         train.describe_reading(),
-        listed(unseen),
+        joined(unseen),
         others,
     )
-    return f"Never seen in training{train.describe_reading()}: {listed(unseen)}."
+    return f"Never seen in training{train.describe_reading()}: {joined(unseen)}."
 
 
-def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SeenClasses:
+def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SplitClasses:
     """Return the classes that occur in the labels of a split, or of the first images of a stream."""
     is_seen = torch.tensor(labels, dtype=torch.int64).bincount(minlength=num_classes) > 0
-    return SeenClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
+    return SplitClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
 
 
 def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
@@ -193,7 +194,7 @@ def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) ->
     with ThreadPoolExecutor() as threads:
         for start in range(0, len(own), CHUNK_SIZE):
             chunk = encoded[own[start : start + CHUNK_SIZE]]
-            answers = threads.map(shows_transparency, chunk["image"])
+            answers = threads.map(has_transparency, chunk["image"])
             found += [file for file, answer in zip(chunk["file"], answers, strict=True) if answer]
             num_read += len(chunk["file"])
             if time.monotonic() > end:

@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.shared import at_least_float32
+from ..model.shared import to_float32_or_higher
 from ..model.task_image_classification import HfViTForImageClassification, classification_loss
 from ..options.field import POSITIVE, SHARE, option
 from ..options.resolve import Options
@@ -41,7 +41,7 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
     Source: DeiT, https://arxiv.org/abs/2012.12877.
     """
-    return F.cross_entropy(at_least_float32(logits), teacher_logits.argmax(dim=1))
+    return F.cross_entropy(to_float32_or_higher(logits), teacher_logits.argmax(dim=1))
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
@@ -53,7 +53,9 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
-    ours, theirs = ((at_least_float32(values) / temperature).log_softmax(dim=1) for values in (logits, teacher_logits))
+    ours, theirs = (
+        (to_float32_or_higher(values) / temperature).log_softmax(dim=1) for values in (logits, teacher_logits)
+    )
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
 
 
@@ -62,7 +64,7 @@ def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) 
 
     Only tokens with true `visible` (B, n) are used; None uses all.
     """
-    losses = 1 - F.cosine_similarity(at_least_float32(tokens), at_least_float32(targets), dim=-1)  # (B, n)
+    losses = 1 - F.cosine_similarity(to_float32_or_higher(tokens), to_float32_or_higher(targets), dim=-1)  # (B, n)
     if visible is None:
         return losses.mean()
     return (torch.where(visible, losses, 0).sum(dim=1) / visible.sum(dim=1)).mean()
@@ -72,7 +74,7 @@ def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resample patches (B, D, h', w') to a grid (h, w), bilinearly with antialiasing."""
     if patches.shape[-2:] == grid:
         return patches
-    return F.interpolate(at_least_float32(patches), grid, mode="bilinear", align_corners=False, antialias=True)
+    return F.interpolate(to_float32_or_higher(patches), grid, mode="bilinear", align_corners=False, antialias=True)
 
 
 class Projection(nn.Linear):
@@ -297,7 +299,7 @@ class FeatureDistillation(Distillation):
         tokens = outputs.get("last_hidden_state", self._encoded)
         self._encoded = None
         assert tokens is not None
-        tokens = at_least_float32(tokens)
+        tokens = to_float32_or_higher(tokens)
         if self.projection is not None:
             tokens = self.projection(tokens)
         grid = student.model.embeddings.patch_embeddings.grid(inputs["pixel_values"])

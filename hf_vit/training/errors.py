@@ -107,10 +107,10 @@ def describe_room(folder: Path, written: int) -> str:
     last = last_checkpoint(folder.parent, reads_all=False)
     needed = written if last is None else max(written, size_of(Path(last)))
     free = shutil.disk_usage(folder.parent).free
-    takes = f"It takes {'more than ' if last is None else ''}{in_words(needed)}, and {in_words(free)} are free there"
+    takes = f"It takes {'more than ' if last is None else ''}{format_bytes(needed)}, and {format_bytes(free)} are free"
     if free > needed:
         return f"{takes}: look for a quota or a limit on the size of files."
-    return f"{takes}: make room for {in_words(needed - free)} more, or keep fewer with --save_total_limit."
+    return f"{takes}: make room for {format_bytes(needed - free)} more, or keep fewer with --save_total_limit."
 
 
 def size_of(folder: Path) -> int:
@@ -118,7 +118,7 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def in_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Returns a number of bytes as people write it."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6)):
         if size >= scale:

@@ -46,7 +46,7 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.n_gpu > 1 and not evaluator.is_divisible:
+        if self.args.n_gpu > 1 and not evaluator.can_split_batch:
             raise ValueError(
                 f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
                 f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."

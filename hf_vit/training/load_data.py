@@ -14,11 +14,11 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from ..data import check_dense, hold_out
-from ..data.checks import without_unreadable
+from ..data.checks import drop_unreadable
 from ..data.datasets import KeypointData, ReadTarget, TargetData, TargetDataset
 from ..data.formats.files import SPLITS
 from ..data.formats.label_values import SINGLE, problem_type_of, values_target
-from ..data.loaders.image_classification import held_out_of_stream
+from ..data.loaders.image_classification import held_out_images_of_stream
 from ..model.image_targets import IGNORED_LABEL
 from .arguments import TaskArguments
 from .training_arguments import HfViTTrainingArguments
@@ -144,7 +144,7 @@ def evaluation_images(
     if source == "train" != split:
         assert args.train_val_split is not None  # set by `choose_split`
         if was_streamed:
-            images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
+            images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:
             images = hold_out(images, args.train_val_split)["test"]
     return at_most(args.max_eval_samples, images, training_args.seed)
@@ -205,7 +205,7 @@ def readable_images(
         for name, reasons in found.items():
             unreadable[name] |= {first + world_size * index: reason for index, reason in reasons.items()}
     ordered = {name: dict(sorted(reasons.items())) for name, reasons in unreadable.items()}
-    return without_unreadable(data.splits, ordered, args.skip_unreadable, fault)
+    return drop_unreadable(data.splits, ordered, args.skip_unreadable, fault)
 
 
 def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:

@@ -18,9 +18,9 @@ from ..convert import load_image_processor
 from ..model.adapt_inputs import apply_geometry
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
-from ..model.nested_options import with_lists
+from ..model.nested_options import tuples_to_lists
 from ..model.pretrained import HfViTPreTrainedModel, check_trained, check_weights, read_config
-from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
+from ..model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from .arguments import TaskArguments
 
 
@@ -125,7 +125,7 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
 
 def check_head(checkpoint: str, model: PreTrainedModel) -> None:
     """Raise `ValueError` unless a checkpoint has the same classes and head options."""
-    tasks = MODEL_OPTIONS.get(type(model).__name__, ())
+    tasks = MODEL_TASK_CONFIGS.get(type(model).__name__, ())
     heads = {task: TASK_CONFIGS[task].of(vars(model.config)[task]).to_full_dict() for task in tasks}
     compare_configs(checkpoint, type(model), {"id2label": model.config.id2label, **heads})
 
@@ -138,7 +138,7 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
     for name, value in fields.items():
         if name in TASK_CONFIGS:
             options = TASK_CONFIGS[name].of(saved.get(name)).to_full_dict()
-            pairs |= {key: (options[key], with_lists(option)) for key, option in value.items()}
+            pairs |= {key: (options[key], tuples_to_lists(option)) for key, option in value.items()}
         else:
             pairs[name] = comparable(name, then[name]), comparable(name, value)
     if differing := [f"{name} {old} then, {new} now" for name, (old, new) in sorted(pairs.items()) if old != new]:
@@ -150,7 +150,7 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
 
 def comparable(name: str, value: Any) -> Any:
     """Return a comparable field value: sizes as pairs, tuples as lists."""
-    return list(to_pair(value)) if name in SIZES and value is not None else with_lists(value)
+    return list(to_pair(value)) if name in SIZES and value is not None else tuples_to_lists(value)
 
 
 def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from transformers.utils import (
 
 from .. import model as travelling
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
-from ..outputs import LOCK_NAME, FolderState, judge_folder
+from ..outputs import LOCK_NAME, FolderState, find_folder_state
 from .checkpoints import chosen_checkpoint, flush_folder, last_checkpoint, on_first_process
 
 
@@ -134,7 +134,7 @@ def lock(folder: Path) -> list[Path]:
             flush_folder(folder)
             return made
         except FileExistsError:
-            judged = judge_folder(folder)
+            judged = find_folder_state(folder)
             if judged.state is FolderState.RUNNING:
                 raise ValueError(judged.reason) from None
             if file.read_text(encoding="utf-8") == content:
@@ -196,7 +196,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
         is_resumed: Whether the run was started with `resume_from_checkpoint`.
     """
     continues = checkpoint is not None and Path(checkpoint).resolve().parent == output_dir.resolve()
-    judged = judge_folder(output_dir)
+    judged = find_folder_state(output_dir)
     if judged.state is FolderState.RESUMABLE and not continues and not (is_resumed and checkpoint is None):
         raise ValueError(judged.reason)
     found = {*output_files(output_dir), *(file for pattern in DELETED for file in output_dir.glob(pattern))}

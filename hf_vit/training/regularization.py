@@ -14,11 +14,11 @@ from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ..data.augmentation.datasets import AugmentedDataset, BalancedSampler, RepeatedAugmentationSampler, seeded
-from ..data.collators import size_of_height
+from ..data.collators import size_for_height
 from ..data.formats.label_values import MULTI, REGRESSION, SINGLE
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.shared import at_least_float32
+from ..model.shared import to_float32_or_higher
 from ..model.task_image_classification import HfViTForImageClassification, soften_labels
 from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoint_detection import HfViTForKeypointDetection
@@ -192,7 +192,7 @@ def size_of(name: str, height: int, config: HfViTConfig) -> Size:
             f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). The "
             f"nearest that fit: {fitting}."
         )
-    return size_of_height(height, to_pair(config.image_size), patch)
+    return size_for_height(height, to_pair(config.image_size), patch)
 
 
 class BinaryCrossEntropy:
@@ -217,7 +217,7 @@ class BinaryCrossEntropy:
             labels: Probabilities (B, K), or class indices (B,) int64.
             num_items_in_batch: Number of images in all batches of a step on all processes; B by default.
         """
-        logits = at_least_float32(outputs.logits)
+        logits = to_float32_or_higher(outputs.logits)
         if not labels.is_floating_point():
             losses = F.cross_entropy(logits, labels, reduction="none")  # (B,)
         else:
@@ -247,7 +247,7 @@ class WeightedLoss:
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Return the loss of a batch; the arguments are those of `BinaryCrossEntropy`."""
-        logits = at_least_float32(outputs.logits)
+        logits = to_float32_or_higher(outputs.logits)
         weights = logits.new_tensor(self.weights)
         if not self.is_multi:
             labels = labels.to(logits.dtype) if labels.is_floating_point() else labels

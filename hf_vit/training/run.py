@@ -39,9 +39,9 @@ from .errors import (
     NoUpdateError,
     Preempted,
     as_sentence,
+    format_bytes,
     how_to_resume,
     in_one_line,
-    in_words,
 )
 from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
@@ -173,7 +173,7 @@ def with_output_dir(task_class: type[Task], given: dict[str, Any]) -> dict[str, 
     if "output_dir" in given or not given.get("dataset_name"):
         return given
     first = file_name(split_sources(given["dataset_name"])[0])
-    named = Path("outputs") / f"{first}-{name_of(task_class)}"
+    named = Path("outputs") / f"{first}-{get_name(task_class)}"
     resumed = given.get("resume_from_checkpoint")
     if resumed is None:
         folder = free_folder(named)
@@ -191,7 +191,7 @@ def write_recipe(args: HfViTTrainingArguments, recipe: Mapping[str, Any]) -> Non
     write_whole(folder / RECIPE_NAME, recipe_text(recipe))
 
 
-def name_of(task_class: type[Task]) -> str:
+def get_name(task_class: type[Task]) -> str:
     """Returns the name of a task."""
     return next(name for name, task in TASKS.items() if task is task_class)
 
@@ -247,10 +247,10 @@ def finish(training: Training) -> None:
         trainer, command=training.command, license=task.options.license, base_model=task.options.model_name_or_path
     )
     if trainer.is_world_process_zero():
-        report(f"Scores: {listed(training.scores)}")
+        report(f"Scores: {joined(training.scores)}")
         if trainer.average is not None:
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in training.scores}
-            report(f"Averaged weights: {listed(averaged)}")
+            report(f"Averaged weights: {joined(averaged)}")
         report(f"The model, its scores and its card: {task.args.output_dir}")
 
 
@@ -263,22 +263,22 @@ def follow_budget(training: Training) -> None:
     if planner.budget is None or trainer.is_deepspeed_enabled:
         trainer.add_callback(LengthChanges(trainer, training.checkpoint))
         return
-    planned = told = trainer.args.max_steps
+    planned = report_lines = trainer.args.max_steps
 
     def changed(steps: int) -> None:
-        nonlocal told
+        nonlocal report_lines
         chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
         trainer.conditions["chosen"] = chosen
         if trainer.is_world_process_zero():
             write_recipe(trainer.args, planner.recipe(chosen))
-        if abs(steps - told) > TOLD_CHANGE * told:
-            told = steps
+        if abs(steps - report_lines) > TOLD_CHANGE * report_lines:
+            report_lines = steps
             training.report(f"Steps: {steps:,} in place of {planned:,}, by the time that those until now have taken.")
 
     trainer.add_callback(KeepBudget(trainer, *planner.budget, changed))
 
 
-def listed(scores: dict[str, float]) -> str:
+def joined(scores: dict[str, float]) -> str:
     """Return scores in one line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
@@ -357,7 +357,7 @@ def complete_evaluation(
     if trainer.is_world_process_zero():
         record_outputs(filter(Path.is_file, evaluation_files(task.args.output_dir, split)))
         count = len(task.loaded.examples(split))
-        report(f"{count:,} {split} {task.examples}: {listed(scores)}")
+        report(f"{count:,} {split} {task.examples}: {joined(scores)}")
         report(f"The scores, and pictures of them: {task.args.output_dir}")
     PartialState().destroy_process_group()  # otherwise several processes can abort while they exit
     return scores
@@ -452,9 +452,11 @@ def describe_space(trainer: HfViTTrainer, steps: int, per_epoch: int) -> str:
     needed = model + kept * checkpoint
     nearest = next(place for place in [*Path(args.output_dir).absolute().parents] if place.exists())
     free = shutil.disk_usage(nearest).free
-    verdict = "" if free > needed else f" Make room for {in_words(needed - free)} more, or set save_total_limit lower."
-    many = f" and {kept} of its checkpoints, {in_words(checkpoint)} each" if kept else ""
-    return f"Space: about {in_words(needed)} for the model{many}; {in_words(free)} are free.{verdict}"
+    verdict = (
+        "" if free > needed else f" Make room for {format_bytes(needed - free)} more, or set save_total_limit lower."
+    )
+    many = f" and {kept} of its checkpoints, {format_bytes(checkpoint)} each" if kept else ""
+    return f"Space: about {format_bytes(needed)} for the model{many}; {format_bytes(free)} are free.{verdict}"
 
 
 def count_checkpoints(args: TrainingArguments, steps: int, per_epoch: int) -> int:

@@ -49,7 +49,7 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
             **{name: vars(args)[name] for name in TaskArguments.loader_options},
         )
     count, buffer_size = args.max_eval_samples or MAX_STREAMED, args.shuffle_buffer_size
-    splits = {name: at_most(args.max_eval_samples, split, training_args.seed) for name, split in opened.listed.items()}
+    splits = {name: at_most(args.max_eval_samples, split, training_args.seed) for name, split in opened.joined.items()}
     streamed = [*opened.streamed, *(["validation"] if opened.held_out else [])]
     splits |= {name: opened.first(name, count, buffer_size) for name in streamed}
     batch_size = training_args.train_batch_size * training_args.world_size

@@ -21,13 +21,13 @@ from transformers.utils import CONFIG_NAME
 
 from ..convert import load_image_processor
 from ..convert.image_processor import timm_image_processor_options
-from ..convert.loading import find_configured
+from ..convert.loading import find_family_by_config
 from ..convert.source import find_file, read_json
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import check_trained
-from ..model.remote_code import RemoteCodeError, refusing_code
+from ..model.remote_code import RemoteCodeError, raising_remote_code_error
 from ..model.task_image_classification import HfViTForImageClassification
 from .models import load_with_info, shorten, without_load_report
 
@@ -254,7 +254,7 @@ def is_of_others(name: str) -> bool:
         return False  # The model is missing: the loader of `hf_vit` raises the error.
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
-    is_known = config.get("model_type") == HfViTConfig.model_type or find_configured(config) is not None
+    is_known = config.get("model_type") == HfViTConfig.model_type or find_family_by_config(config) is not None
     return bool(config) and (is_other_timm or not is_known)
 
 
@@ -262,7 +262,7 @@ def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code:
     """Load a model with an Auto class and return it with its loading info, which lists missing weights."""
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code, "output_loading_info": True}
     try:
-        with refusing_code(name, CONSENT):
+        with raising_remote_code_error(name, CONSENT):
             return auto_class.from_pretrained(name, **options)
     except RemoteCodeError:
         raise
@@ -299,7 +299,7 @@ def open_image_processor(
     if model.config.model_type == "timm_wrapper":  # its own processor wraps timm transforms
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
-        with refusing_code(name, CONSENT):
+        with raising_remote_code_error(name, CONSENT):
             processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise OSError(

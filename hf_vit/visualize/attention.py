@@ -17,7 +17,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_image_classification import HfViTForImageClassification
 from ..model.task_object_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .patches import Patch, check_eval_mode, grids_of, number_of
+from .patches import Patch, check_eval_mode, number_of, patch_grids
 
 
 # Models whose last blocks also process query tokens of the head
@@ -109,7 +109,7 @@ def _each_image(
     numbers = torch.arange(num_tokens, device=weights.device)
     prefix, patches, queries = numbers.tensor_split((num_prefix, num_prefix + rows * columns))
     result = []
-    for own_weights, grid in zip(weights, grids_of(model, pixel_values, patch_attention_mask), strict=True):
+    for own_weights, grid in zip(weights, patch_grids(model, pixel_values, patch_attention_mask), strict=True):
         inside = patches.view(rows, columns)[: grid[0], : grid[1]].flatten()
         own = torch.cat((prefix, inside, queries))
         own_weights = own_weights[..., own[:, None], own]  # (layers, heads, own L, own L)

@@ -52,10 +52,10 @@ def segmentation_palette(num_labels: int) -> np.ndarray:
     """
     levels = np.linspace(0, 255, 18).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
-    lightness = _as_seen(candidates)[0, :, 0]
+    lightness = _to_oklab_views(candidates)[0, :, 0]
     candidates = candidates[(lightness > DARKEST) & (lightness < LIGHTEST)]
-    chosen, seen = [*FIRST], _as_seen(candidates)
-    taken = _as_seen(np.array([IGNORED, (0, 0, 0), (255, 255, 255), *FIRST], dtype=float))
+    chosen, seen = [*FIRST], _to_oklab_views(candidates)
+    taken = _to_oklab_views(np.array([IGNORED, (0, 0, 0), (255, 255, 255), *FIRST], dtype=float))
     nearest = np.min([_difference(seen, color) for color in taken.swapaxes(0, 1)], axis=0)
     while len(chosen) < num_labels:
         best = int(nearest.argmax())
@@ -66,7 +66,7 @@ def segmentation_palette(num_labels: int) -> np.ndarray:
     return palette
 
 
-def _as_seen(colors: np.ndarray) -> np.ndarray:
+def _to_oklab_views(colors: np.ndarray) -> np.ndarray:
     """Convert sRGB colors (N, 3) to Oklab for normal vision, protanopia and deuteranopia, (3, N, 3)."""
     shares = colors / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
@@ -79,7 +79,7 @@ def _difference(seen: np.ndarray, color: np.ndarray) -> np.ndarray:
     return np.linalg.norm((seen - color[:, None]) * (LIGHTNESS_WEIGHT, 1, 1), axis=-1).mean(axis=0)
 
 
-def span_of(values: np.ndarray) -> tuple[float, float]:
+def value_range(values: np.ndarray) -> tuple[float, float]:
     """Return the minimum and maximum of values (N,) without outliers; 0 and 1 if there are no values."""
     if not len(values):
         return 0.0, 1.0
@@ -87,7 +87,7 @@ def span_of(values: np.ndarray) -> tuple[float, float]:
     return float(lowest), float(highest)
 
 
-def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
+def apply_color_map(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
     """Return values (H, W) as RGB colors (H, W, 3) uint8 of a color map with the range `span`; gray if not `valid`."""
     from matplotlib import colormaps  # Imported lazily: an optional dependency
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.base import as_array
-from .colors import BAR_COLUMN, IGNORED, Axes, draw_bar, in_colors, segmentation_palette, span_of
+from .colors import BAR_COLUMN, IGNORED, Axes, apply_color_map, draw_bar, segmentation_palette, value_range
 from .figures import (
     COLUMN_WIDTH,
     MAX_ROWS,
@@ -17,10 +17,10 @@ from .figures import (
     as_picture,
     check_size,
     draw_comparison,
-    first_rows,
     picture_rows,
     row_height,
     save,
+    select_pictures,
     show,
 )
 
@@ -196,7 +196,7 @@ def draw_depth(
     Raises:
         ValueError: if there is no image, or sizes differ.
     """
-    pictures = first_rows(images)
+    pictures = select_pictures(images)
     has_error = targets is not None and not relative
     titles = ["image", *["truth"] * (targets is not None), "prediction", "", *["error", ""] * has_error]
     figure, panels = picture_rows(pictures, titles, [1.0 if title else BAR_COLUMN for title in titles])
@@ -210,7 +210,7 @@ def draw_depth(
         if has_error:
             truth, valid = maps["target"], is_valid(maps["target"])
             error = np.abs(maps["prediction"] - truth) / np.where(valid, truth, 1.0)
-            show(row[-2], in_colors(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLORS))
+            show(row[-2], apply_color_map(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLORS))
             draw_bar(row[-1], (0, MAX_ERROR), ERROR_COLORS, "share of the truth")
     save(figure, file)
 
@@ -221,10 +221,10 @@ def _draw_maps(panels: np.ndarray, maps: Mapping[str, np.ndarray], relative: boo
     if relative:  # Targets are depth, predictions are inverse depth of any sign
         maps = {name: 1 / np.where(valid[name], own, 1.0) if name == "target" else own for name, own in maps.items()}
         valid["prediction"] = np.isfinite(maps["prediction"])
-    spans = [span_of(values[valid[name]]) for name, values in maps.items()]
+    spans = [value_range(values[valid[name]]) for name, values in maps.items()]
     colors = INVERSE_DEPTH_COLORS if relative else DEPTH_COLORS
     for panel, (name, values), span in zip(panels, maps.items(), spans, strict=False):
-        show(panel, in_colors(values, valid[name], span if relative else spans[0], colors))
+        show(panel, apply_color_map(values, valid[name], span if relative else spans[0], colors))
     if relative:
         draw_bar(panels[len(maps)], (0, 1), colors, "relative", {0: "far", 1: "near"})
     else:

@@ -89,7 +89,7 @@ def row_height(picture: np.ndarray) -> float:
     return COLUMN_WIDTH * min(picture.shape[0] / picture.shape[1], MAX_ASPECT)
 
 
-def first_rows(images: Sequence[Picture]) -> list[np.ndarray]:
+def select_pictures(images: Sequence[Picture]) -> list[np.ndarray]:
     """Return the first images that fit into a figure, as pictures (H, W, 3)."""
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
     fitting = np.cumsum([row_height(picture) for picture in pictures]) <= MAX_HEIGHT
@@ -126,7 +126,7 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
 
 def draw_rows(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str], file: PictureFile) -> None:
     """Draw rows of pictures (H, W, 3), the image first; raise `ValueError` if there is no row."""
-    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
+    figure, panels = picture_rows(select_pictures([row[0] for row in rows]), titles, [1.0] * len(titles))
     for panel, picture in zip(panels.flat, chain.from_iterable(rows), strict=False):
         show(panel, picture)
     save(figure, file)
@@ -173,7 +173,7 @@ def draw_comparison(
     check_packages("A diagram", "matplotlib")
     from matplotlib.patches import Patch  # Imported lazily: an optional dependency
 
-    pictures, palette = first_rows(images), segmentation_palette(len(names))
+    pictures, palette = select_pictures(images), segmentation_palette(len(names))
     columns = {"truth": targets, "prediction": predictions}
     values = {title: column[: len(pictures)] for title, column in columns.items() if column is not None}
     found = {label for column in values.values() for own in column for label in np.unique(labels_of(own)).tolist()}
@@ -200,7 +200,7 @@ def add_legend(place: "Axes | Figure", **options: Any) -> None:
         text.set_parse_math(False)
 
 
-def large_enough(image: Picture) -> tuple[Image.Image, float]:
+def enlarge_small_image(image: Picture) -> tuple[Image.Image, float]:
     """Return an image as RGB, enlarged to at least `MIN_SIDE` pixels on its longer side, and the scale factor."""
     picture = Image.fromarray(as_picture(image))
     scale = max(1.0, MIN_SIDE / max(picture.size))

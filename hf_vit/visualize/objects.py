@@ -16,8 +16,8 @@ from .figures import (
     PictureFile,
     as_picture,
     draw_comparison,
+    enlarge_small_image,
     fit_line,
-    large_enough,
     line_width,
     show,
 )
@@ -53,7 +53,7 @@ def draw_boxes(
     Returns:
         RGB image. Small images are enlarged to make room for text.
     """
-    picture, scale = large_enough(image)
+    picture, scale = enlarge_small_image(image)
     draw, palette, width = ImageDraw.Draw(picture), segmentation_palette(len(names)), line_width(picture)
     edges = scale * as_array(boxes, np.float64).reshape(-1, 4)
     labels = as_array(class_labels, np.int64)
@@ -153,7 +153,7 @@ def draw_keypoints(
     Returns:
         RGB image. Small images are enlarged.
     """
-    picture, scale = large_enough(image)
+    picture, scale = enlarge_small_image(image)
     outlines = np.zeros((0, 4)) if boxes is None else scale * as_array(boxes, np.float64).reshape(-1, 4)
     for outline in outlines.tolist():
         ImageDraw.Draw(picture).rectangle(outline, outline=IGNORED)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
-from .colors import BAR_COLUMN, Axes, draw_bar, in_colors, span_of
+from .colors import BAR_COLUMN, Axes, apply_color_map, draw_bar, value_range
 from .figures import (
     COLUMN_WIDTH,
     MAX_ASPECT,
@@ -24,7 +24,7 @@ from .figures import (
     PictureFile,
     as_picture,
     draw_rows,
-    large_enough,
+    enlarge_small_image,
     new_figure,
     picture_rows,
     save,
@@ -69,7 +69,7 @@ def number_of(patch: Patch, grid: Grid) -> int:
     return row * grid[1] + column
 
 
-def grids_of(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None) -> list[Grid]:
+def patch_grids(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None) -> list[Grid]:
     """Return the numbers of rows and columns of patches of each image, without padding."""
     if patch_attention_mask is not None:
         return image_grids(patch_attention_mask)
@@ -94,10 +94,10 @@ def overlay_heat(image: Picture, values: Array, opacity: float = OPACITY) -> np.
     Returns:
         (H, W, 3) uint8. Small images are enlarged to make patches visible.
     """
-    picture = np.asarray(large_enough(image)[0])
+    picture = np.asarray(enlarge_small_image(image)[0])
     heat = as_array(values, np.float64)
     smooth = F.interpolate(torch.from_numpy(heat)[None, None], picture.shape[:2], mode="bilinear")[0, 0].numpy()
-    colors = in_colors(smooth, np.isfinite(smooth), span_of(heat.ravel()), HEAT_COLORS)
+    colors = apply_color_map(smooth, np.isfinite(smooth), value_range(heat.ravel()), HEAT_COLORS)
     return ((1 - opacity) * picture + opacity * colors).round().astype(np.uint8)
 
 
@@ -113,9 +113,9 @@ def draw_heat(image: Picture, values: Array, title: str, file: PictureFile, patc
     """
     heat = as_array(values, np.float64)
     figure, (panels,) = picture_rows([as_picture(image)], ["image", title, ""], [1.0, 1.0, BAR_COLUMN])
-    show(panels[0], np.asarray(large_enough(image)[0]))
+    show(panels[0], np.asarray(enlarge_small_image(image)[0]))
     show(panels[1], overlay_heat(image, heat))
-    draw_bar(panels[2], span_of(heat.ravel()), HEAT_COLORS, "")
+    draw_bar(panels[2], value_range(heat.ravel()), HEAT_COLORS, "")
     mark_patch(panels[:2], patch, heat.shape)
     save(figure, file)
 
@@ -165,7 +165,7 @@ def patch_features(
     tokens = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, N, D)
     tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
     maps = tokens.unflatten(1, encoder.embeddings.patch_embeddings.grid(pixel_values))  # (B, h, w, D)
-    grids = grids_of(model, pixel_values, patch_attention_mask)
+    grids = patch_grids(model, pixel_values, patch_attention_mask)
     return [own[:rows, :columns] for own, (rows, columns) in zip(maps, grids, strict=True)]
 
 
@@ -224,7 +224,7 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[Array], file
     """
     rows = []
     for image, own in list(zip(images, colors, strict=True))[:MAX_ROWS]:
-        picture, values = large_enough(image)[0], as_array(own, np.float64)
+        picture, values = enlarge_small_image(image)[0], as_array(own, np.float64)
         patches = Image.fromarray((values * 255).round().astype(np.uint8)).resize(
             picture.size, Image.Resampling.NEAREST
         )
@@ -256,7 +256,7 @@ def draw_attention(image: Picture, maps: Array, file: PictureFile, patch: Patch 
     figure_height = max(layers * map_height, COLUMN_WIDTH * height / width) + 0.6
     figure = new_figure(COLUMN_WIDTH + heads * MAP_WIDTH + 0.4, figure_height)
     panels = figure.subplots(1, 2, width_ratios=[COLUMN_WIDTH, heads * MAP_WIDTH])
-    show(panels[0], np.asarray(large_enough(image)[0]))
+    show(panels[0], np.asarray(enlarge_small_image(image)[0]))
     panels[0].set_anchor("N")
     mark_patch(panels[:1], patch, grid)
     # Aspect ratio of the patches in the image, which need not be square

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .colors import IGNORED, Axes
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, first_rows, picture_rows, save, show
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, draw_rows, picture_rows, save, select_pictures, show
 
 
 Levels = float | Sequence[float]  # One value for all channels, or one per channel
@@ -37,7 +37,7 @@ def draw_captions(
     Raises:
         ValueError: if there is no image.
     """
-    pictures = first_rows(images)
+    pictures = select_pictures(images)
     titles = ["image", "its captions", "captions retrieved for it"]
     figure, panels = picture_rows(pictures, titles, [1.0, TEXT_WIDTH, TEXT_WIDTH])
     for row, picture, own, other in zip(panels, pictures, captions, found, strict=False):

@@ -93,7 +93,7 @@ def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Ca
         fast = pipeline("image-classification", **options, optimize=True)
         print(fast.fast_model.report, flush=True)
         runs["ours, optimized"] = partial(fast, files)
-    threads, size = ours.suited_counts()
+    threads, size = ours.default_counts()
     threads = max(threads, torch.get_num_threads())
     seen, step = read_all(processor, files, threads), processor.call_options()
     batches = [

@@ -199,7 +199,7 @@ def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, 
     return {name: value for name, value in run(source, images).items() if name != "logits" or value.ndim == 3}
 
 
-def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+def run_converted(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return parity.run_plain(model, images)
 
 
@@ -220,7 +220,7 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     tolerance = 1e-9 if dtype == torch.float64 else 1e-5
     for size in case.sizes:
         images = draw_images(size, dtype)
-        expected, actual = run_source(source, images, size == case.sizes[0]), run_ours(model, images)
+        expected, actual = run_source(source, images, size == case.sizes[0]), run_converted(model, images)
         assert {*case.outputs, "hidden_states[0]", "hidden_states[3]"} <= expected.keys() <= actual.keys()
         for output, value in expected.items():
             assert value.std() >= 0.1, f"{output} hardly varies"
@@ -237,7 +237,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path, torch.float64)
     model = case.model_class.from_pretrained(tmp_path)
     images = draw_images(case.sizes[0], torch.float64)
-    before = run_ours(model, images)
+    before = run_converted(model, images)
     source = open_source(tmp_path)
     converted = convert_checkpoint(source)
     family, file = converted.family, tmp_path / "model.safetensors"
@@ -252,7 +252,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
         save_file({**tensors, key: 1.1 * tensor}, file)
         weights = convert_weights(Weights([file]), keys, expected, prefixes=family.prefixes, dropped=family.dropped)
         model.load_state_dict({name: weights[short] for short, name in names.items()})
-        after = run_ours(model, images)
+        after = run_converted(model, images)
         change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in case.outputs)
         assert change > 1e-7, f"{key} hardly matters: {change}"
 

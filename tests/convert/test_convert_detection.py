@@ -115,7 +115,7 @@ def run_source(source: hf.LwDetrForObjectDetection, images: Tensor) -> dict[str,
     }
 
 
-def run_ours(model: HfViTForObjectDetection, images: Tensor) -> dict[str, Tensor]:
+def run_converted(model: HfViTForObjectDetection, images: Tensor) -> dict[str, Tensor]:
     predictions: list[Any] = []
     hook = model.detection_head.register_forward_hook(lambda *call: predictions.extend(call[-1]))
     outputs = model(images, output_hidden_states=True)
@@ -143,7 +143,7 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, info = HfViTForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
     images, tolerance = draw_images(name, dtype), 1e-9 if dtype == torch.float64 else 1e-4
-    expected, actual = run_source(source, images), run_ours(model, images)
+    expected, actual = run_source(source, images), run_converted(model, images)
     assert expected.keys() == actual.keys()
     for output, value in expected.items():
         assert value.std() >= 0.1, f"{output} hardly varies"
@@ -160,14 +160,14 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path)
     images = draw_images(name, torch.float64)
     model = HfViTForObjectDetection.from_pretrained(tmp_path)
-    before, file = run_ours(model, images), tmp_path / "model.safetensors"
+    before, file = run_converted(model, images), tmp_path / "model.safetensors"
     tensors = load_file(file)
     for key, tensor in tensors.items():
         if re.fullmatch(f"{WITHOUT_EFFECT}|{OTHER_GROUP}", key):
             continue
         save_file({**tensors, key: 1.01 * tensor}, file)
         model.load_state_dict(convert_checkpoint(open_source(tmp_path)).weights)
-        after = run_ours(model, images)
+        after = run_converted(model, images)
         change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in before)
         assert change > 1e-7, f"{key} hardly matters: {change}"
 

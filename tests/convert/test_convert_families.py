@@ -17,9 +17,9 @@ from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families import FAMILIES
-from hf_vit.convert.family import Family, whole_patches
+from hf_vit.convert.family import Family, round_to_patches
 from hf_vit.convert.key_map import convert_weights, strip_prefix
-from hf_vit.convert.loading import convert_checkpoint, find_configured
+from hf_vit.convert.loading import convert_checkpoint, find_family_by_config
 from hf_vit.convert.source import Weights, open_source
 
 from ..helpers import references
@@ -277,7 +277,7 @@ def run_source(case: Case, source: nn.Module, size: tuple[int, int], dtype: torc
 
 
 @torch.no_grad()
-def run_ours(case: Case, model: nn.Module, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
+def run_converted(case: Case, model: nn.Module, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
     images = draw_images(size, dtype)
     inputs = masked(images) if case.inputs is masked else {"pixel_values": images}
     return flatten(model(**inputs, output_hidden_states=True), case.outputs)
@@ -301,7 +301,7 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert not any(info.values()), info
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     for size in case.sizes:
-        expected, actual = run_source(case, source, size, dtype), run_ours(case, model, size, dtype)
+        expected, actual = run_source(case, source, size, dtype), run_converted(case, model, size, dtype)
         assert actual.keys() == expected.keys()
         for output, value in expected.items():
             assert value.std() >= 0.1, f"{output} hardly varies"
@@ -348,7 +348,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     save_source(name, tmp_path, torch.float64)
     model = case.model_class.from_pretrained(tmp_path)
-    before = run_ours(case, model, NATIVE, torch.float64)
+    before = run_converted(case, model, NATIVE, torch.float64)
     converted = convert_checkpoint(open_source(tmp_path))
     family, file = converted.family, tmp_path / "model.safetensors"
     names = {name.removeprefix("model."): name for name in converted.weights if not name.startswith(OTHER_PARTS)}
@@ -364,7 +364,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             for name in names:
                 (model.base_model if "classifier" not in name else model).get_parameter(name).copy_(weights[name])
-        after = run_ours(case, model, NATIVE, torch.float64)
+        after = run_converted(case, model, NATIVE, torch.float64)
         change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in before)
         assert change > 1e-7, f"{key} hardly matters: {change}"
 
@@ -408,7 +408,7 @@ class Reads(dict[str, Any]):
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    family = find_configured(config)
+    family = find_family_by_config(config)
     assert family is not None
     return family
 
@@ -491,7 +491,7 @@ def test_defaults_are_those_of_the_source(model_type: str) -> None:
     [(384, 14, 378), (224, 16, 224), ([30, 50], 8, [24, 48]), (20, [4, 8], [20, 16]), (32, 0, 32)],
 )
 def test_image_size_is_in_whole_patches(image_size: Any, patch_size: Any, whole: Any) -> None:
-    assert whole_patches(image_size, patch_size) == whole
+    assert round_to_patches(image_size, patch_size) == whole
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ from hf_vit.convert.image_processor import (
     resize_image_processor,
     timm_image_processor_options,
 )
-from hf_vit.model.image_geometry import resized_size
+from hf_vit.model.image_geometry import compute_resized_size
 
 from ..helpers.images import BACKENDS
 from .test_convert_files import drawn, openai
@@ -273,7 +273,7 @@ def test_sizes_of_yolos_are_those_of_its_own_image_processor(bounds):
     for height in range(200, 1200, 29):
         for width in range(200, 1200, 31):
             expected = get_size_with_aspect_ratio_yolos((height, width), *bounds)
-            assert resized_size(height, width, **{"keep_aspect_ratio": False, **options}) == expected
+            assert compute_resized_size(height, width, **{"keep_aspect_ratio": False, **options}) == expected
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -319,7 +319,7 @@ def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
             image = torch.empty(1, height, width, device="meta")
             theirs = get_resize_output_image_size(image, (target, target + 7), True, multiple)
             size = {"height": target, "width": target + 7}
-            ours = resized_size(height, width, size=size, ensure_multiple_of=multiple, keep_aspect_ratio=True)
+            ours = compute_resized_size(height, width, size=size, ensure_multiple_of=multiple, keep_aspect_ratio=True)
             assert ours == (max(theirs.height, multiple), max(theirs.width, multiple)), (height, width, size)
 
 

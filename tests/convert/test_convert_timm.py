@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.convert.families.meta import ALWAYS_THERE, META_FILE, NEEDS_NAME
+from hf_vit.convert.families.meta import ALWAYS_THERE, AMBIGUOUS_TENSORS, META_FILE
 from hf_vit.convert.families.timm_vit import COLUMNS_FIRST, REFUSED, TIMM
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import Source
@@ -53,7 +53,7 @@ class Shapes:
     def read(self, name: str) -> Tensor:
         return torch.empty(self.shapes[name], device="meta")
 
-    def read_to_change(self, names: tuple[str, ...]) -> list[Tensor]:
+    def read_temporary(self, names: tuple[str, ...]) -> list[Tensor]:
         return [self.read(name) for name in names]
 
     def release(self) -> None:
@@ -148,7 +148,7 @@ def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None
         theirs = timm.create_model(architecture, **options)
     names = theirs.state_dict().keys()
     lone = Source(architecture, {}, Shapes(theirs))  # type: ignore[arg-type]
-    if names & {*NEEDS_NAME} or not names >= {*META_FILE.marks, *ALWAYS_THERE}:
+    if names & {*AMBIGUOUS_TENSORS} or not names >= {*META_FILE.marks, *ALWAYS_THERE}:
         with pytest.raises(ValueError, match=r"timm.*architecture="):
             convert_checkpoint(lone)
     elif architecture not in CONVERTED:

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, c
 from PIL import Image as PILImage
 
 from hf_vit.data import hold_out, load_image_classification, unreadable_images
-from hf_vit.data.checks import check_apart, without_unreadable
+from hf_vit.data.checks import check_output_outside_data, drop_unreadable
 from hf_vit.features import ExtractionArguments
 from hf_vit.model.image_inputs import read_image
 
@@ -116,9 +116,9 @@ def test_unreadable_images_of_all_splits_are_listed_unless_they_may_be_skipped(d
         ValueError,
         match=r"(?s)^3 of 8 images cannot be read:\n.*a/1.jpg: trunc.*b/1.jpg: no.*a/0.jpg: .* set skip_unreadable",
     ):
-        without_unreadable(splits, unreadable, skip_unreadable=False)
+        drop_unreadable(splits, unreadable, skip_unreadable=False)
     assert not caplog.records
-    kept = without_unreadable(splits, unreadable, skip_unreadable=True)
+    kept = drop_unreadable(splits, unreadable, skip_unreadable=True)
     assert [Path(file).name for file in kept["train"]["file"]] == ["0.jpg", "2.jpg", "0.jpg", "2.jpg"]
     assert kept["test"]["file"][:] == [f"{tmp_path}/a/1.jpg"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -129,12 +129,12 @@ def test_only_the_first_unreadable_images_are_listed():
     splits = DatasetDict({"train": dataset_of([0, 1] * 100, ["a", "b"])})
     unreadable = {"train": {index: f"image {index} of train: truncated" for index in range(110)}}
     with pytest.raises(ValueError, match=r"(?s)^110 of 200 .*image 99 of train: truncated\n  and 10 more\n"):
-        without_unreadable(splits, unreadable, skip_unreadable=False)
+        drop_unreadable(splits, unreadable, skip_unreadable=False)
 
 
 def test_readable_images_are_left_as_they_are():
     splits = DatasetDict({"train": dataset_of([0, 1], ["a", "b"])})
-    assert without_unreadable(splits, {"train": {}}, skip_unreadable=False) is splits
+    assert drop_unreadable(splits, {"train": {}}, skip_unreadable=False) is splits
 
 
 def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
@@ -146,8 +146,8 @@ def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
     ):
         unreadable = {"train": dict.fromkeys(train, "truncated"), "test": dict.fromkeys(test, "truncated")}
         with pytest.raises(ValueError, match=message):
-            without_unreadable(splits, unreadable, skip_unreadable=True)
-    kept = without_unreadable(splits, {"train": {}, "test": {0: "truncated"}}, skip_unreadable=True)
+            drop_unreadable(splits, unreadable, skip_unreadable=True)
+    kept = drop_unreadable(splits, {"train": {}, "test": {0: "truncated"}}, skip_unreadable=True)
     assert kept["test"]["label"][:] == [1, 1]
 
 
@@ -210,10 +210,10 @@ def test_results_and_data_lie_apart(source, output, is_apart, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for place in (output, str(tmp_path / output)):
         if is_apart:
-            check_apart([source], place)
+            check_output_outside_data([source], place)
             continue
         with pytest.raises(ValueError, match=f"must not contain the data '{source}'.*Choose another output"):
-            check_apart(["elsewhere", source], place)
+            check_output_outside_data(["elsewhere", source], place)
         if source == "data":
             with pytest.raises(ValueError, match="must not contain the data"):
                 ExtractionArguments(model_name_or_path="model", dataset_name=f"elsewhere,{source}", output_dir=place)

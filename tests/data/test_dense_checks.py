@@ -8,7 +8,7 @@ import pytest
 from datasets import DatasetDict, concatenate_datasets
 
 from hf_vit.data import check_dense, load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
-from hf_vit.data.checks import without_unreadable
+from hf_vit.data.checks import drop_unreadable
 from hf_vit.data.datasets import TargetData, TargetDataset
 
 from ..helpers.datasets import (
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_listed_or_left_out(masks: TargetData, tmp_path: Path) 
     write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
     found = {"train": faults(masks), "validation": {}}
     with pytest.raises(ValueError, match=r"^1 of 6 images cannot be trained on:\n  mask of .*1\.jpg has the labels 3"):
-        without_unreadable(masks.splits, found, skip_unreadable=False, fault="cannot be trained on")
-    kept = without_unreadable(masks.splits, found, skip_unreadable=True, fault="cannot be trained on")
+        drop_unreadable(masks.splits, found, skip_unreadable=False, fault="cannot be trained on")
+    kept = drop_unreadable(masks.splits, found, skip_unreadable=True, fault="cannot be trained on")
     assert isinstance(kept, DatasetDict)
     assert [Path(file).name for file in kept["train"]["file"]] == ["0.jpg", "2.jpg", "3.jpg"]

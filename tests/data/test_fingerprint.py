@@ -7,7 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from hf_vit.data import fingerprint as module
-from hf_vit.data.fingerprint import file_list, fingerprint
+from hf_vit.data.fingerprint import digest_files, fingerprint
 from hf_vit.data.loaders.image_classification import load_image_classification
 
 from ..helpers.datasets import write_class_folders
@@ -62,9 +62,9 @@ def test_images_beside_their_rows_are_told_by_their_bytes() -> None:
 def test_of_too_many_images_some_are_read_evenly_spread(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(photos)
     sizes = [Path(image["path"]).stat().st_size for image in rows.cast_column("image", Image(decode=False))["image"]]
-    monkeypatch.setattr(module, "MOST_BYTES", sum(sizes))
+    monkeypatch.setattr(module, "MAX_HASHED_BYTES", sum(sizes))
     whole = fingerprint(rows)
-    monkeypatch.setattr(module, "MOST_BYTES", sum(sizes) // 2 + 1)
+    monkeypatch.setattr(module, "MAX_HASHED_BYTES", sum(sizes) // 2 + 1)
     begun = fingerprint(rows)
     assert differing(begun, whole) == {"contents"}
     files = [Path(file) for file in rows["file"]]
@@ -76,11 +76,11 @@ def test_of_too_many_images_some_are_read_evenly_spread(photos: Path, monkeypatc
 
 
 def test_shards_are_told_by_names_and_sizes(photos: Path, tmp_path: Path) -> None:
-    begun = file_list([str(photos)])
+    begun = digest_files([str(photos)])
     moved = Path(shutil.move(photos, tmp_path / "other"))
-    assert file_list([str(moved)]) == begun
+    assert digest_files([str(moved)]) == begun
     (moved / "train" / "new.tar").write_bytes(b"shard")
-    longer = file_list([str(moved)])
+    longer = digest_files([str(moved)])
     assert longer != begun
     (moved / "train" / "new.tar").write_bytes(b"shards")
-    assert file_list([str(moved)]) != longer
+    assert digest_files([str(moved)]) != longer

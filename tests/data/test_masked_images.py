@@ -43,7 +43,7 @@ def collator(config: HfViTConfig, **options: Any) -> MaskedImageModelingCollator
     )
 
 
-def listed(photos: Path) -> TargetDataset:
+def joined(photos: Path) -> TargetDataset:
     return TargetDataset(load_unlabeled_images([str(photos)])["train"], masked_image_target)
 
 
@@ -57,7 +57,7 @@ def streamed(photos: Path, transform: Callable[[Any], Any], **options: Any) -> A
     ("options", "name"), [({}, "noise"), ({"mask_unit": 2}, "noise"), ({"mask_type": "blockwise"}, "bool_masked_pos")]
 )
 def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: Path, options: dict, name: str) -> None:
-    images, make = listed(photos), collator(small_config(), **options)
+    images, make = joined(photos), collator(small_config(), **options)
     batch = make([images[index] for index in range(NUM_IMAGES)])
     assert batch.keys() == {"pixel_values", name}
     assert batch[name].shape == (NUM_IMAGES, 16)
@@ -74,7 +74,7 @@ def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: P
 
 def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photos: Path) -> None:
     augmentation = cropped_example_augmentation(draw_mask_seed, (32, 32), 3, min_crop_scale=0.2, horizontal_flip=0.5)
-    dataset = AugmentedDataset(listed(photos), augmentation, seed=0, column=None)
+    dataset = AugmentedDataset(joined(photos), augmentation, seed=0, column=None)
     make = collator(small_config())
     first, again = (make([dataset[0], dataset[1]]) for _ in range(2))
     dataset.set_epoch(1)

@@ -150,12 +150,12 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
         (["animals", "more.parquet"], None),
     ):
         places = [str(tmp_path / source) for source in sources]
-        listed, stream = load_unlabeled_images(places), stream_images(places)
-        assert list(stream) == list(listed)
+        joined, stream = load_unlabeled_images(places), stream_images(places)
+        assert list(stream) == list(joined)
         first = first_images(stream, dict.fromkeys(stream, 100))
         for name, rows in first.items():
-            assert set(rows.column_names) == set(listed[name].column_names)
-            assert pixels_of(rows) == pixels_of(listed[name])
+            assert set(rows.column_names) == set(joined[name].column_names)
+            assert pixels_of(rows) == pixels_of(joined[name])
         known = first["train"].column_names.count("class_number")
         assert (sorted(first["train"]["class_number"][:]) if known else None) == classes
     shuffled = {"train": stream["train"].shuffle(seed=0, buffer_size=5)}
@@ -176,8 +176,8 @@ def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path)
     for name, labels in (("words", ["b", "a", "", None, "b"]), ("numbers", [3, None, 10, -1, 3])):
         dataset_of(labels).to_parquet(tmp_path / f"{name}.parquet")
         first = first_images(stream_images([str(tmp_path / f"{name}.parquet")]), {"train": 5})["train"]
-        listed = load_unlabeled_images([str(tmp_path / f"{name}.parquet")])["train"]
-        assert first["class_number"][:] == listed["class_number"][:]
+        joined = load_unlabeled_images([str(tmp_path / f"{name}.parquet")])["train"]
+        assert first["class_number"][:] == joined["class_number"][:]
         assert first["class_number"][:].count(-1) == 2
 
 

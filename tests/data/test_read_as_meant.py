@@ -21,7 +21,7 @@ from hf_vit.data import (
 )
 from hf_vit.data.datasets import TargetData
 from hf_vit.data.formats.classes import read_class_file
-from hf_vit.data.formats.files import flag_of
+from hf_vit.data.formats.files import parse_flag
 
 from ..helpers.datasets import (
     dataset_of,
@@ -62,13 +62,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     ],
 )
 def test_a_flag_may_be_a_number_a_truth_value_or_text(values: tuple, meant: bool) -> None:
-    assert [flag_of(value, "iscrowd") for value in values] == [meant] * len(values)
+    assert [parse_flag(value, "iscrowd") for value in values] == [meant] * len(values)
 
 
 @pytest.mark.parametrize("value", ["perhaps", 2, -1, [0]])
 def test_what_is_no_flag_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"iscrowd of 3 is .*, which is neither true nor false\. Use 1 or 0"):
-        flag_of(value, "iscrowd of 3")
+        parse_flag(value, "iscrowd of 3")
 
 
 def crowds(data: TargetData, split: str = "train") -> list[bool]:

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification
 from hf_vit.data.formats.stored import find_tars
-from hf_vit.data.loaders.image_classification import held_out_of_stream
+from hf_vit.data.loaders.image_classification import held_out_images_of_stream
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
@@ -33,11 +33,11 @@ def labels_of(rows: Dataset) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt"), (IN_JSON, "json")])
 def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
     write_tars(tmp_path, labels, kind)
-    listed, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
-    assert list(listed) == ["train", "validation"]  # a test split without labels is of no use
+    joined, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
+    assert list(joined) == ["train", "validation"]  # a test split without labels is of no use
     train = stream.first("train", 9, 3)
-    assert labels_of(train) == labels_of(listed["train"])
-    assert labels_of(stream.listed["validation"]) == labels_of(listed["validation"])
+    assert labels_of(train) == labels_of(joined["train"])
+    assert labels_of(stream.joined["validation"]) == labels_of(joined["validation"])
     assert sorted(image.tobytes() for image in train["image"]) == sorted(picture(n).tobytes() for n in range(5))
     assert (stream.rows.num_shards, stream.held_out) == (2, 0)
 
@@ -48,9 +48,9 @@ def test_names_of_numbered_classes_are_given_or_lie_beside_the_files(tmp_path: P
     assert given.names == ("ant", "bee", "cow", "doe")
     assert [name for _, name in labels_of(given.first("train", 9, 3))] == ["cow", "ant", "bee", "cow", "ant"]
     (folder / "classes.txt").write_text("ant\nbee\ncow\n")
-    beside, listed = stream_image_classification(str(folder)), load_image_classification(str(folder))
-    assert beside.names == tuple(listed["train"].features["label"].names) == ("ant", "bee", "cow")
-    assert labels_of(beside.first("train", 9, 3)) == labels_of(listed["train"])
+    beside, joined = stream_image_classification(str(folder)), load_image_classification(str(folder))
+    assert beside.names == tuple(joined["train"].features["label"].names) == ("ant", "bee", "cow")
+    assert labels_of(beside.first("train", 9, 3)) == labels_of(joined["train"])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
     images = load_image_classification(str(tmp_path))["train"]
     for source in (str(tmp_path), "user/on-the-hub"):  # which is not opened again
-        assert len(held_out_of_stream(images, source, 0.3)) == len(held_out)
+        assert len(held_out_images_of_stream(images, source, 0.3)) == len(held_out)
 
 
 def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
         stream = stream_image_classification(str(tmp_path / source), train_val_split=0)
         assert stream.names == tuple(names)
         assert sorted(row["label"] for row in stream.train) == train
-        assert (stream.listed["test"]["label"][:] if test else []) == test
+        assert (stream.joined["test"]["label"][:] if test else []) == test
     held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
-    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # by class, as without a stream
+    assert sorted(held_out.joined["validation"]["label"]) == [0, 1]  # by class, as without a stream
     assert len(list(held_out.train)) == 6
 
 
@@ -153,10 +153,10 @@ def test_class_names_that_are_not_those_of_the_data_are_refused(
 
 def test_images_without_labels_come_from_tar_files_too(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt")
-    listed = load_unlabeled_images([str(tmp_path / "words")])
+    joined = load_unlabeled_images([str(tmp_path / "words")])
     streamed = stream_images([str(tmp_path / "words")])
-    assert {name: len(rows) for name, rows in listed.items()} == {"train": 5, "validation": 2}
-    assert listed["train"].features["class_number"].names == ["cat", "dog", "fox"]
+    assert {name: len(rows) for name, rows in joined.items()} == {"train": 5, "validation": 2}
+    assert joined["train"].features["class_number"].names == ["cat", "dog", "fox"]
     assert sorted(row["class_number"] for row in streamed["train"]) == sorted(WORDS["train"])
     write_tar(tmp_path / "only.tar", {"1": encoded(picture(0))}, {"1": {"width": 8}}, "json")
     assert load_unlabeled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]

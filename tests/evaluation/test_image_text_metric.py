@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit.evaluation import features
-from hf_vit.evaluation.features import RetrievalMetric, chance_of_retrieval, retrieval_ranks
+from hf_vit.evaluation.features import RetrievalMetric, random_retrieval_recall, retrieval_ranks
 
 
 COUNTS = torch.tensor([2, 1, 3, 2, 5, 1, 1, 2, 3, 2, 2, 1])
@@ -75,7 +75,7 @@ def test_recall_does_not_depend_on_how_images_come() -> None:
 
 
 def test_chance_is_what_random_numbers_reach() -> None:
-    expected = chance_of_retrieval(COUNTS.tolist())
+    expected = random_retrieval_recall(COUNTS.tolist())
     generator = torch.Generator().manual_seed(1)
     metric = RetrievalMetric()
     drawn = []
@@ -87,5 +87,5 @@ def test_chance_is_what_random_numbers_reach() -> None:
         drawn.append([float((of_way < k).double().mean()) for of_way in ranks for k in (1, 5, 10)])
     found = torch.tensor(drawn).mean(dim=0).tolist()
     assert list(expected.values())[1:] == pytest.approx(found, abs=0.03)
-    assert chance_of_retrieval([5] * 140)["text_to_image_recall_at_10"] == pytest.approx(1 / 14)
-    assert chance_of_retrieval([1, 1])["image_to_text_recall_at_5"] == 1
+    assert random_retrieval_recall([5] * 140)["text_to_image_recall_at_10"] == pytest.approx(1 / 14)
+    assert random_retrieval_recall([1, 1])["image_to_text_recall_at_5"] == 1

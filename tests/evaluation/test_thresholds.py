@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vit.evaluation.base import best_threshold
-from hf_vit.evaluation.detection import FOLDS, DetectionMetric, Matches, cross_fitted_threshold, threshold_of
+from hf_vit.evaluation.detection import FOLDS, DetectionMetric, Matches, cross_fitted_threshold, find_best_threshold
 from hf_vit.evaluation.keypoints import KeypointMetric
 from hf_vit.evaluation.segmentation import (
     INSTANCE,
@@ -183,7 +183,7 @@ def test_few_images_report_the_score_of_images_that_did_not_choose() -> None:
     assert found is not None
     assert found.value == pytest.approx(np.mean(values), rel=5e-3)
     assert found.quality == 2 * right / (given + 30)
-    assert found.quality < threshold_of(images).quality
+    assert found.quality < find_best_threshold(images).quality
 
 
 def test_instances_choose_by_their_masks() -> None:

@@ -46,7 +46,7 @@ def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
     return {"loss": value.detach(), **{str(number): gradient for number, gradient in enumerate(gradients)}}
 
 
-def losses_of_shares() -> dict[Any, Any]:
+def losses_per_distribution() -> dict[Any, Any]:
     """Returns the losses of this process for each distribution of pairs, and the error for a process without pairs."""
     rank, results = dist.get_rank(), {}
     for loss in LOSSES:

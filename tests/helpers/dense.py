@@ -56,13 +56,13 @@ def panoptic_image(number: int) -> Image:
             ids[top : bottom + move, left + move : right] = i
         maps.append(ids)
     target, prediction = maps
-    listed = [i for i in range(1, 7) if (target == i).any()]
+    joined = [i for i in range(1, 7) if (target == i).any()]
     found = [i for i in range(1, 7) if (prediction == i).any()]
     info = [{"id": i, "label_id": (i + i // 5) % 4 if number % 2 else i % 4, "score": 0.5} for i in found]
     return {"segmentation": prediction, "segments_info": info}, {
-        "masks": np.stack([target == i for i in listed]),
-        "class_labels": np.array([i % 4 for i in listed]),
-        "is_crowd": np.array([i == 5 for i in listed]),
+        "masks": np.stack([target == i for i in joined]),
+        "class_labels": np.array([i % 4 for i in joined]),
+        "is_crowd": np.array([i == 5 for i in joined]),
     }
 
 

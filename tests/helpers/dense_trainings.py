@@ -109,13 +109,13 @@ def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> Eval
     trainer = made.make_trainer()
     draw_weights(trainer.model)
     if task == "object_detection":
-        see_the_right(trainer.model)
+        move_boxes_to_objects(trainer.model)
     trainer.model.double()
     trainer.data_collator = Float64Collator(trainer.data_collator)
     return trainer
 
 
-def see_the_right(model: HfViTForObjectDetection) -> None:
+def move_boxes_to_objects(model: HfViTForObjectDetection) -> None:
     """Moves all predicted boxes near the objects on the right, because boxes of random weights match no object."""
     last = model.detection_head.box_predictor.layers[-1]
     with torch.no_grad():

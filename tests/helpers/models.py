@@ -243,7 +243,7 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
 
 
 objects = with_boxes(lambda number: number % 5)  # The first image has no objects.
-lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
+objects_in_one_image = with_boxes(lambda number: 3 * (number == 5))  # Only image 5 has objects.
 
 
 def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
@@ -298,7 +298,7 @@ def padded(make_batch: MakeBatch) -> MakeBatch:
     return make_padded_batch
 
 
-class WithPointsOnALattice(HfViTForUniversalSegmentation):
+class WithFixedPoints(HfViTForUniversalSegmentation):
     """Samples masks at fixed points, as in evaluation, because random points would differ between processes."""
 
     def train(self, mode: bool = True) -> Self:
@@ -371,11 +371,11 @@ TRAINING_CASES = {
     ),
     "queries": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": QUERIES, **ROTARY}),
     "queries_of_one_image": TrainingCase(
-        HfViTForObjectDetection, padded(lonely_objects), {"detection_config": QUERIES, **ROTARY}
+        HfViTForObjectDetection, padded(objects_in_one_image), {"detection_config": QUERIES, **ROTARY}
     ),
     "deformable": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": DEFORMABLE, **ROTARY}),
     "deformable_of_one_image": TrainingCase(
-        HfViTForObjectDetection, padded(lonely_objects), {"detection_config": DEFORMABLE, **ROTARY}
+        HfViTForObjectDetection, padded(objects_in_one_image), {"detection_config": DEFORMABLE, **ROTARY}
     ),
     "deformable_batch_norm": TrainingCase(
         HfViTForObjectDetection,
@@ -415,5 +415,5 @@ TRAINING_CASES = {
     "text_encoder": TrainingCase(
         Comparing, with_texts, {"text_config": {"encoder_config": BERT}, **ROTARY}, accumulates=False
     ),
-    "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
+    "universal": TrainingCase(WithFixedPoints, padded(masks_with_classes), ROTARY),
 }

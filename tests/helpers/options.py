@@ -44,7 +44,7 @@ def evaluation_values(arguments: Sequence[str]) -> dict[str, Any]:
 
 def evaluate(arguments: Sequence[str], report: Callable[[str], None]) -> None:
     """Run an evaluation from a command line. Errors exit with a one-line message, as in the command."""
-    with cli.exit_in_one_line():
+    with cli.exit_with_error_line():
         values = evaluation_values(arguments)
     run_evaluation(values, report)
 
@@ -73,6 +73,6 @@ def run(
     task_class: type[training.Task], arguments: Arguments, description: str | None, report: Callable[[str], None]
 ) -> None:
     """Run training from a command line. Errors exit with a one-line message, as in the command."""
-    with cli.exit_in_one_line():
+    with cli.exit_with_error_line():
         values = values_of(task_class.argument_types(), arguments)
     run_training(task_class, values, report)

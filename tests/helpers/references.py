@@ -153,7 +153,7 @@ class Parity:
     reference: nn.Module
     ours: nn.Module
     run_reference: Callable[[nn.Module, Tensor], Mapping[str, Tensor]]
-    run_ours: Callable[[nn.Module, Tensor], Mapping[str, Tensor]]
+    run_converted: Callable[[nn.Module, Tensor], Mapping[str, Tensor]]
     sizes: Iterable[tuple[int, int]] = ((32, 32), (24, 48))
     float32_positions: str | None = None
     without_effect: str | None = None
@@ -186,7 +186,7 @@ class Parity:
                 table.data = table.data.float()
             images = torch.randn(2, self.ours.config.num_channels, *size, generator=torch.Generator().manual_seed(1))
             expected, expected_gradients = self._run(self.reference, self.run_reference, images.to(dtype))
-            actual, gradients = self._run(self.ours, self.run_ours, images.to(dtype))
+            actual, gradients = self._run(self.ours, self.run_converted, images.to(dtype))
             assert actual.keys() == expected.keys()
             for name, value in expected.items():
                 assert value.std() >= 0.1, f"{name} hardly varies"
@@ -224,13 +224,13 @@ class Parity:
 
     @torch.no_grad()
     def _check_sensitivity(self, images: Tensor, least: float) -> None:
-        before = self.run_ours(self.ours, images)
+        before = self.run_converted(self.ours, images)
         for name, parameter in self.ours.named_parameters():
             if self.without_effect and name.endswith(self.without_effect):
                 continue
             kept = parameter.clone()
             parameter.mul_(1.1)
-            after = self.run_ours(self.ours, images)
+            after = self.run_converted(self.ours, images)
             parameter.copy_(kept)
             change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in before)
             assert change > least, f"{name} has almost no effect: {change}"

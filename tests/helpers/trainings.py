@@ -456,7 +456,7 @@ def compare_distillation(folder: Path) -> None:
 def compare_shares(folder: Path) -> None:
     """Compute contrastive losses with images and texts split between two processes."""
     torch.distributed.init_process_group("gloo")
-    results = contrastive.losses_of_shares()
+    results = contrastive.losses_per_distribution()
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 

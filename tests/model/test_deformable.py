@@ -14,8 +14,8 @@ from hf_vit.model.deformable_decoder import (
     DetectionPrediction,
     HfViTDeformableDecoder,
     Pyramid,
+    closest_anchor_mask,
     deformable_attention,
-    proposals_of_objects,
     select_proposals,
 )
 from hf_vit.model.layers import HfViTBatchNorm2d
@@ -181,8 +181,8 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
     # The third place of the second image is nearest to its object, but of no use; an image may have no object.
-    assert proposals_of_objects(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
-    assert not proposals_of_objects(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
+    assert closest_anchor_mask(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
+    assert not closest_anchor_mask(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
 
 def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_object() -> None:

@@ -19,8 +19,8 @@ from hf_vit.model.task_configurations import HfViTDetectionConfig
 from hf_vit.model.task_object_detection import (
     box_overlaps,
     check_labels,
-    count_divisors,
     detection_loss,
+    loss_normalizers,
     match_objects,
     prediction_losses,
 )
@@ -146,7 +146,7 @@ def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
         prediction.logits.float(), [as_float(target) for target in labels], "cpu", prediction.boxes.float(), config
     )
     own = options("cross_entropy", num_queries=20)
-    loss, parts = detection_loss([prediction], labels, own, count_divisors(labels, own))
+    loss, parts = detection_loss([prediction], labels, own, loss_normalizers(labels, own))
     for name, part in parts.items():
         torch.testing.assert_close(part.float(), expected[name].detach())
     torch.testing.assert_close(loss.float(), total)
@@ -190,7 +190,7 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
         encoder.boxes,
     )
     actual, parts = detection_loss(
-        layers, labels, options("iou_aware"), count_divisors(labels, options("iou_aware")), num_groups
+        layers, labels, options("iou_aware"), loss_normalizers(labels, options("iou_aware")), num_groups
     )
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # theirs matches boxes in float32
     assert set(parts) == {f"{name}{at}" for name in ("loss_ce", "loss_bbox", "loss_giou") for at in ("", "_0", "_1")}
@@ -205,8 +205,8 @@ def test_divisors_of_parts_add_up() -> None:
     labels = draw_labels(generator)
     for class_loss, own in {"cross_entropy": 9 + 0.1 * 15, "iou_aware": 9.0}.items():
         config = options(class_loss, num_queries=NUM_QUERIES)
-        torch.testing.assert_close(count_divisors(labels, config), torch.tensor([own, 9.0], dtype=torch.float64))
-        parts = torch.stack([count_divisors([target], config) for target in labels])
+        torch.testing.assert_close(loss_normalizers(labels, config), torch.tensor([own, 9.0], dtype=torch.float64))
+        parts = torch.stack([loss_normalizers([target], config) for target in labels])
         torch.testing.assert_close(parts.sum(dim=0), torch.tensor([own, 9.0], dtype=torch.float64))
 
 

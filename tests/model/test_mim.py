@@ -91,7 +91,7 @@ def run_mae(model: nn.Module, images: Tensor) -> Any:
     return model(images, noise=noise_for(images), output_hidden_states=True)
 
 
-def named_outputs(outputs: Any) -> dict[str, Tensor]:
+def outputs_as_mapping(outputs: Any) -> dict[str, Tensor]:
     states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}
     return {"logits": outputs.logits, **states}
 
@@ -128,8 +128,8 @@ def mae(**options: Any) -> Parity:
     parity = Parity(
         reference,
         ours,
-        lambda model, images: named_outputs(run_reference(model, images)),
-        lambda model, images: named_outputs(run_mae(model, images)),
+        lambda model, images: outputs_as_mapping(run_reference(model, images)),
+        lambda model, images: outputs_as_mapping(run_mae(model, images)),
         float32_positions="vit.embeddings.position_embeddings",
         rearrange=as_ours,
     )

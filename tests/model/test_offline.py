@@ -9,7 +9,7 @@ import hf_vit
 from hf_vit.data import load_image_classification
 from hf_vit.features import open_encoder
 from hf_vit.model.pretrained import read_config
-from hf_vit.model.remote_code import can_reach
+from hf_vit.model.remote_code import is_hub_reachable
 
 
 CLOSED = "http://127.0.0.1:9"  # where nothing answers
@@ -68,9 +68,9 @@ def test_a_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         def head(self, endpoint: str, timeout: float) -> None:
             asked.append((endpoint, timeout))
 
-    can_reach.cache_clear()
+    is_hub_reachable.cache_clear()
     monkeypatch.setattr("hf_vit.model.remote_code.get_session", Session)
-    assert can_reach("http://hub")
-    assert can_reach("http://hub")
+    assert is_hub_reachable("http://hub")
+    assert is_hub_reachable("http://hub")
     assert asked == [("http://hub", 5)]
-    can_reach.cache_clear()
+    is_hub_reachable.cache_clear()

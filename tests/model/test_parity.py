@@ -311,7 +311,7 @@ def clip() -> Parity:
         assert torch.equal(outputs.pop("last_hidden_state"), outputs["hidden_states[2]"])  # theirs has no final norm
         return outputs
 
-    def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    def run_converted(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         outputs = with_pooled(model(images, output_hidden_states=True))
         del outputs["last_hidden_state"]
         return outputs
@@ -321,7 +321,7 @@ def clip() -> Parity:
     reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
     ours = HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5)
     positions = "embeddings.position_embedding.weight"
-    return Parity(reference, HfViTModel(ours), run, run_ours, float32_positions=positions)
+    return Parity(reference, HfViTModel(ours), run, run_converted, float32_positions=positions)
 
 
 def siglip() -> Parity:

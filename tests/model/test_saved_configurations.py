@@ -11,10 +11,10 @@ import transformers
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTContrastiveConfig, HfViTMaskedImageModelingConfig, HfViTTextConfig
-from hf_vit.model.nested_options import with_lists
+from hf_vit.model.nested_options import tuples_to_lists
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.remote_code import AUTO_MAP
-from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
+from hf_vit.model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 
 from ..helpers.models import SMALL
 
@@ -200,7 +200,7 @@ def model_class(name: str) -> type[HfViTPreTrainedModel]:
 def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
     """All options of a task, of which a configuration names some."""
     options = {**DEFAULTS[field], **(config.get(field) or {})}
-    return {name: with_lists(value) for name, value in options.items()}
+    return {name: tuples_to_lists(value) for name, value in options.items()}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -215,7 +215,7 @@ def test_what_none_stands_for_never_changes() -> None:
     assert DEFAULTS.keys() == {"backbone", *TASK_CONFIGS}
     shares = [HfViTMaskedImageModelingConfig(objective=objective).masked_share for objective in ("mae", "simmim")]
     assert shares == [0.75, 0.6]
-    assert [HfViTTextConfig(encoder_config=tower).pooled_by for tower in (None, {"model_type": "bert"})] == [
+    assert [HfViTTextConfig(encoder_config=tower).effective_pooling for tower in (None, {"model_type": "bert"})] == [
         "eos",
         "first",
     ]
@@ -231,7 +231,7 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
         assert options.of(vars(config)[field]).to_full_dict() == options_in(SAVED[name], field)
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    used = MODEL_OPTIONS.get(name, ())
+    used = MODEL_TASK_CONFIGS.get(name, ())
     kept = {key: value for key, value in SAVED[name].items() if key not in used}
     assert {key: written[key] for key in kept} == kept
     for field in TASK_CONFIGS:
@@ -242,15 +242,15 @@ def test_configurations_of_the_first_version_open_as_they_were(name: str, tmp_pa
 def test_every_class_is_among_them() -> None:
     classes = {place.rpartition(".")[2] for auto, place in AUTO_MAP.items() if auto.startswith("AutoModel")}
     assert classes == SAVED.keys()
-    assert {field for used in MODEL_OPTIONS.values() for field in used} == TASK_CONFIGS.keys()
-    for name, used in MODEL_OPTIONS.items():
+    assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
+    for name, used in MODEL_TASK_CONFIGS.items():
         assert issubclass(model_class(name), HfViTPreTrainedModel)
         assert len(used) == len(set(used))
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_model_names_all_options_of_its_task(name: str, tmp_path: Path) -> None:
-    used = MODEL_OPTIONS.get(name, ())
+    used = MODEL_TASK_CONFIGS.get(name, ())
     model = model_class(name)(HfViTConfig(**BACKBONE, **{field: SMALL[field] for field in used}))
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())

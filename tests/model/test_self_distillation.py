@@ -7,7 +7,7 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForJointEmbedding
 from hf_vit.model.task_configurations import HfViTJointEmbeddingConfig
-from hf_vit.model.task_joint_embedding import assign, between_views, koleo_loss, of_patches
+from hf_vit.model.task_joint_embedding import assign, koleo_loss, patch_cross_entropy, view_cross_entropy
 from hf_vit.training.callbacks.ema import WeightAverage
 from hf_vit.training.tasks.joint_embedding import FIRST_TEMPERATURE, MASKED_SHARES, Teach, warmed_temperature
 
@@ -52,7 +52,7 @@ def test_each_view_learns_from_all_global_ones_but_itself() -> None:
         for other in range(4)
         if one != other
     ]
-    torch.testing.assert_close(between_views(logits, assigned, 0.1), torch.stack(terms).mean())
+    torch.testing.assert_close(view_cross_entropy(logits, assigned, 0.1), torch.stack(terms).mean())
 
 
 def test_masked_patches_learn_what_is_assigned_to_them() -> None:
@@ -62,8 +62,8 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
         torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
     )
     # The mean in each view first, then over all views, as DINOv2 weighs them by `masks_weight`.
-    torch.testing.assert_close(of_patches(logits, assigned, 0.1, masks), (first + second + third) / 4)
-    assert float(of_patches(logits[:0], assigned[:0], 0.1, masks & False)) == 0
+    torch.testing.assert_close(patch_cross_entropy(logits, assigned, 0.1, masks), (first + second + third) / 4)
+    assert float(patch_cross_entropy(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
 
 def test_images_are_drawn_away_from_the_nearest_other_one() -> None:

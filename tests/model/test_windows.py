@@ -43,7 +43,7 @@ def encode(
 ) -> dict[str, Tensor]:
     """Tokens after the last block and gradients; with `size` blocks are run one by one under the equivalent mask."""
     model.zero_grad()
-    states, blocks = model.start_blockwise(images, mask)
+    states, blocks = model.start_blocks(images, mask)
     queries = torch.linspace(-1, 1, num_queries * 32, dtype=states.dtype).reshape(1, num_queries, 32)
     states = torch.cat((states, queries.expand(len(states), -1, -1)), dim=1)
     grid = (images.shape[2] // 8, images.shape[3] // 8)
@@ -94,7 +94,7 @@ def test_windows_equal_attention_under_the_equivalent_mask(
 @pytest.mark.parametrize("grid", [(4, 6), GRID])
 def test_there_is_a_mask_only_where_windows_are_incomplete(grid: tuple[int, int]) -> None:
     model = build(variant="windows")
-    states, blocks = model.start_blockwise(pixels(model.config, grid=grid))
+    states, blocks = model.start_blocks(pixels(model.config, grid=grid))
     windows = blocks.masks(states)["windows"]
     assert isinstance(windows, Windows)
     assert (windows.mask is None) == (grid == (4, 6))

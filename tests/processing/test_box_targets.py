@@ -177,8 +177,8 @@ def test_other_kinds_of_arrays(backend):
     features = backend(size=8)(noise(*SIZE, 3), boxes=np.array([BOXES]), class_labels=[CLASSES], return_tensors="np")
     assert isinstance(features["labels"][0]["boxes"], np.ndarray)
     np.testing.assert_allclose(features["labels"][0]["boxes"], encode(backend(size=8)).labels[0]["boxes"])
-    listed = backend(size=8)(noise(*SIZE, 3), boxes=[BOXES], class_labels=[CLASSES])["labels"]
-    assert np.asarray(listed[0]["class_labels"]).tolist() == CLASSES
+    joined = backend(size=8)(noise(*SIZE, 3), boxes=[BOXES], class_labels=[CLASSES])["labels"]
+    assert np.asarray(joined[0]["class_labels"]).tolist() == CLASSES
 
 
 def without(key):

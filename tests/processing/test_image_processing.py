@@ -17,7 +17,7 @@ from transformers.image_utils import SizeDict, get_image_size_for_max_height_wid
 from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
 from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
-from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, resized_size, to_size_dict
+from hf_vit.model.image_geometry import MAX_OUTPUT_PIXELS, center_crop, compute_resized_size, to_size_dict
 
 from ..helpers.images import BACKENDS, as_chw, noise
 
@@ -154,7 +154,7 @@ def test_unknown_rounding_of_crops_is_refused(backend):
     ],
 )
 def test_output_size(image, size, multiple, expected):
-    assert resized_size(*image, size=size, ensure_multiple_of=multiple) == expected
+    assert compute_resized_size(*image, size=size, ensure_multiple_of=multiple) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,9 @@ def test_sizes_that_keep_the_aspect_ratio_are_the_librarys_to_the_pixel(size, th
     for image in sides:
         expected = tuple(max(side, 16 if is_yolos else 1) for side in theirs(image, *size))
         if math.prod(expected) <= MAX_OUTPUT_PIXELS:
-            assert resized_size(*image, size=dict(zip(names, size, strict=False)), **options) == expected, image
+            assert compute_resized_size(*image, size=dict(zip(names, size, strict=False)), **options) == expected, (
+                image
+            )
 
 
 @pytest.mark.parametrize("resample", [Resampling.BILINEAR, Resampling.BICUBIC])

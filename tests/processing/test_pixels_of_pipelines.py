@@ -20,7 +20,7 @@ from hf_vit.data import (
     unreadable_images,
 )
 from hf_vit.data.augmentation.operations import read_uint8
-from hf_vit.data.checks import shows_transparency
+from hf_vit.data.checks import has_transparency
 from hf_vit.data.datasets import TargetDataset
 from hf_vit.data.targets import image_only, label_target
 from hf_vit.features.extraction import ImageReader
@@ -218,9 +218,9 @@ def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypa
     expected = write_files(tmp_path / "train" / "any")
     for name, is_transparent in expected.items():
         file = tmp_path / "train" / "any" / name
-        assert shows_transparency({"path": str(file), "bytes": None}) == is_transparent, name
-        assert shows_transparency({"path": None, "bytes": file.read_bytes()}) == is_transparent, name
-    assert not shows_transparency({"path": "nowhere.png", "bytes": None})
+        assert has_transparency({"path": str(file), "bytes": None}) == is_transparent, name
+        assert has_transparency({"path": None, "bytes": file.read_bytes()}) == is_transparent, name
+    assert not has_transparency({"path": "nowhere.png", "bytes": None})
     messages: list[str] = []
     monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
     args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)

@@ -220,9 +220,9 @@ for name in ("blue", "green", "red"):
 
 
 def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path: Path) -> None:
-    listed = run_command("push", workplace, "resumed", "user/colors", "--dry_run")
-    assert listed.returncode == 0, listed.stderr
-    assert "Nothing was uploaded" in listed.stdout
+    joined = run_command("push", workplace, "resumed", "user/colors", "--dry_run")
+    assert joined.returncode == 0, joined.stderr
+    assert "Nothing was uploaded" in joined.stdout
     with serve(tmp_path / "hub") as hub:
         pushed = run_command("push", workplace, "resumed", "user/colors", **hub.client)
         assert pushed.returncode == 0, pushed.stderr

@@ -47,7 +47,7 @@ def blocks_of(file: Path) -> list[Block]:
     return [Block(*info.strip().partition(" ")[::2], code) for info, code in found]
 
 
-def name_of(file: Path) -> str:
+def get_name(file: Path) -> str:
     return str(file.relative_to(ROOT).with_suffix(""))
 
 
@@ -182,15 +182,15 @@ assert min(accuracies.values()) >= 0.9, accuracies
     assert "'score'" in finished.stdout
 
 
-@pytest.mark.parametrize("file", READMES[1:], ids=name_of)
+@pytest.mark.parametrize("file", READMES[1:], ids=get_name)
 def test_code_of_the_other_readmes_runs_block_after_block(file: Path, workplace: Path) -> None:
     names: dict[str, Any] = {}
     for block in blocks_of(file):
         if block[:2] == ("python", ""):
-            exec(compile(block.code, f"{name_of(file)}.md", "exec"), names)
+            exec(compile(block.code, f"{get_name(file)}.md", "exec"), names)
 
 
-@pytest.mark.parametrize("file", READMES, ids=name_of)
+@pytest.mark.parametrize("file", READMES, ids=get_name)
 def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks_of(file):
         assert block.mark in MARKS
@@ -204,7 +204,7 @@ def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkey
                 check_command(words, monkeypatch)
 
 
-@pytest.mark.parametrize("file", CARDS, ids=name_of)
+@pytest.mark.parametrize("file", CARDS, ids=get_name)
 def test_commands_of_cards_parse(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in blocks_of(file):
         for words in commands_of(block.code) if block.language == "bash" else ():
@@ -212,7 +212,7 @@ def test_commands_of_cards_parse(file: Path, workplace: Path, monkeypatch: pytes
                 check_command(words, monkeypatch)
 
 
-@pytest.mark.parametrize("file", READMES, ids=name_of)
+@pytest.mark.parametrize("file", READMES, ids=get_name)
 def test_links_lead_somewhere(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
@@ -245,7 +245,7 @@ APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove
 def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
     text = (ROOT / "hf_vit" / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^### Add a task$(.*?)(?=^##)", text + "\n##", flags=re.DOTALL | re.MULTILINE)
-    listed = set(re.findall(r"`([^`]+\.py)`", section))
+    joined = set(re.findall(r"`([^`]+\.py)`", section))
     naming = {
         str(file.relative_to(ROOT))
         for top in ("hf_vit", "scripts")
@@ -256,5 +256,5 @@ def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
         # Checkpoints of other libraries have a check-list of their own; the rest measure what there is.
         and not str(file.relative_to(ROOT)).startswith(APART)
     }
-    assert listed == naming, f"not in the list: {sorted(naming - listed)}; in it in vain: {sorted(listed - naming)}"
-    assert len(listed) <= 10
+    assert joined == naming, f"not in the list: {sorted(naming - joined)}; in it in vain: {sorted(joined - naming)}"
+    assert len(joined) <= 10

@@ -60,8 +60,8 @@ def read(folder: Path, what: str = "scores") -> dict[str, Any]:
 
 def flat(scores: dict[str, Any]) -> dict[str, float]:
     """Scores, also those of each class, in one dictionary, NaN where there is none."""
-    listed = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
-    return {f"{name} {key}": np.nan if v is None else v for name, values in listed for key, v in values.items()}
+    joined = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
+    return {f"{name} {key}": np.nan if v is None else v for name, values in joined for key, v in values.items()}
 
 
 @pytest.mark.parametrize("task", OPTIONS)

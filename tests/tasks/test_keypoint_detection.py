@@ -36,7 +36,7 @@ def test_the_naive_baseline_is_the_mean_pose_in_the_box() -> None:
     found = predict(target([100.0, 0.0, 200.0, 10.0], [[0.0, 0.0, 0.0]] * 3))
     expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the last one, which is never labeled, in the middle
     torch.testing.assert_close(found["keypoints"], torch.tensor(expected).double())
-    assert not evaluator.has_truth(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
+    assert not evaluator.has_annotations(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
 
 
 def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path) -> None:

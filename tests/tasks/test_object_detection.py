@@ -51,8 +51,8 @@ def test_the_naive_baseline_puts_each_class_where_it_is_on_average() -> None:
 def test_crowds_alone_are_no_truth() -> None:
     evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a"]), 5)
     box = [[0.0, 0.0, 5.0, 5.0]]
-    assert [evaluator.has_truth(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
-    assert not evaluator.has_truth(target((9, 9), [], [], []))
+    assert [evaluator.has_annotations(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
+    assert not evaluator.has_annotations(target((9, 9), [], [], []))
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_a_text_encoder_of_the_library_brings_its_weights_and_tokens(workplace: 
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])
-    assert trainer.model.text_options.pooled_by == "last"  # its tokenizer has no [CLS]
+    assert trainer.model.text_options.effective_pooling == "last"  # its tokenizer has no [CLS]
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 

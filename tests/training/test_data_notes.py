@@ -260,13 +260,13 @@ def test_targets_are_read_in_shares_by_several_processes(
     change_masks(scenes, {0: 255, 1: 255, 2: 255}, ["train/masks/[25].png"])
     examples = load_semantic_segmentation(str(scenes)).examples("train")
     args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
-    whole = data_notes.see_classes(examples, 3, args)
+    whole = data_notes.find_seen_classes(examples, 3, args)
     parts: list = []
     for rank in range(3):
         monkeypatch.setattr(data_notes, "gather_object", lambda part: parts.extend(part) or parts)
         monkeypatch.setattr(HfViTTrainingArguments, "process_index", rank)
         monkeypatch.setattr(HfViTTrainingArguments, "world_size", 3)
-        shared = data_notes.see_classes(examples, 3, args)
+        shared = data_notes.find_seen_classes(examples, 3, args)
     assert torch.equal(shared.is_seen, whole.is_seen)
     assert (shared.empty, shared.num_read) == (whole.empty, 8)
     assert shared.ignored_share == pytest.approx(whole.ignored_share)

@@ -163,8 +163,8 @@ def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Pat
     assert (process.returncode, process.stderr) == (0, "")
     lines = process.stdout.splitlines()
     sizes = {path.name: path.stat().st_size for path in list_upload(saved)}
-    listed = (line.replace(",", "").split(maxsplit=1) for line in lines[: len(sizes)])
-    assert {name: int(size) for size, name in listed} == sizes
+    joined = (line.replace(",", "").split(maxsplit=1) for line in lines[: len(sizes)])
+    assert {name: int(size) for size, name in joined} == sizes
     assert lines[len(sizes) :] == [
         f"{sum(sizes.values()):>14,}  bytes in {len(sizes)} files",
         "license: apache-2.0, pipeline tag: image-classification",

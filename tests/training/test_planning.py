@@ -347,12 +347,12 @@ def test_heads_of_detectors_learn_from_stored_features(
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
     start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "2", *given]
-    told: list[str] = []
+    report_lines: list[str] = []
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
-    run(TASKS["object-detection"], command, None, report=told.append)
+    run(TASKS["object-detection"], command, None, report=report_lines.append)
     recipe = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
     assert {name: recipe.get(name) for name in expected} == expected
-    assert any("features of frozen blocks are stored" in line for line in told) is is_stored
+    assert any("features of frozen blocks are stored" in line for line in report_lines) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
     assert len(folders) == is_stored  # nothing of the timed steps is left
 
@@ -384,9 +384,9 @@ def command_of(data: Path, output: Path, *options: str) -> list[str]:
 
 
 def train(command: list[str]) -> list[str]:
-    told: list[str] = []
-    run(ImageClassification, command, None, report=told.append)
-    return told
+    report_lines: list[str] = []
+    run(ImageClassification, command, None, report=report_lines.append)
+    return report_lines
 
 
 def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
@@ -402,11 +402,11 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
     monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # a single correction
     command = command_of(photos, tmp_path / "out", "--minutes", "1", "--config_overrides", '{"hidden_act": "silu"}')
-    told = "\n".join(train(command))
+    report_lines = "\n".join(train(command))
     first = (tmp_path / "out" / "model.safetensors").read_bytes()
-    size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
+    size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", report_lines).groups()  # type: ignore[union-attr]
     assert "images of 16 pixels (most have 16)" in size
-    assert "no training images are held out" in told
+    assert "no training images are held out" in report_lines
     file = tmp_path / "out" / "recipe.yaml"
     recipe = yaml.safe_load(file.read_text())
     assert f"Steps: {recipe['max_steps']:,} of " in steps
@@ -532,18 +532,18 @@ def test_ten_minutes_are_the_default_if_no_length_is_given(
     ],
 )
 def test_nothing_is_held_out_that_chooses_nothing(
-    with_test: bool, options: list[str], told: str, tmp_path: Path
+    with_test: bool, options: list[str], report_lines: str, tmp_path: Path
 ) -> None:
     data = write_photos(tmp_path / "photos", with_test)
     config = json.dumps({"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "patch_size": 8})
     command = command_of(data, tmp_path / "out", "--max_steps", "2", "--image_size", "16", *options)
     command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
-    assert any(re.search(told, line) for line in train(command))
+    assert any(re.search(report_lines, line) for line in train(command))
     places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
     evaluation, saved = plan_evaluation(
         evaluation_values([*places, "--split", "validation", "--output_dir", str(tmp_path / "scores")])
     )
-    if "no training image" not in told:
+    if "no training image" not in report_lines:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
     else:  # images that were trained on would be taken for others

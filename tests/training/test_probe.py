@@ -106,12 +106,14 @@ def test_weights_between_probe_and_fine_tuned_model_are_saved(
     learning_rate: str, choice: str, photos: Path, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageClassification, "least_held_from", 40)
-    told: list[str] = []
+    report_lines: list[str] = []
     options = ["--learning_rate", learning_rate, "--warmup_steps", "0", "--bf16", "false"]
-    run(ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=told.append)
-    assert any("are held out" in line for line in told)
-    assert any(line.startswith("Linear probe: ") for line in told)
-    (comparison,) = (line for line in told if line.startswith("Saved weights: "))
+    run(
+        ImageClassification, command_of(photos, backbone, tmp_path / "out", *options), None, report=report_lines.append
+    )
+    assert any("are held out" in line for line in report_lines)
+    assert any(line.startswith("Linear probe: ") for line in report_lines)
+    (comparison,) = (line for line in report_lines if line.startswith("Saved weights: "))
     assert choice in comparison
     assert "held-out images" in comparison
     saved = HfViTForImageClassification.from_pretrained(tmp_path / "out")
@@ -145,13 +147,18 @@ def test_a_classifier_of_other_classes_starts_as_a_probe(photos: Path, backbone:
     model = HfViTForImageClassification(config)
     model.save_pretrained(tmp_path / "classifier")
     HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "classifier")
-    told: list[str] = []
-    run(ImageClassification, command_of(photos, tmp_path / "classifier", tmp_path / "out"), None, report=told.append)
-    assert any(line.startswith("Linear probe: ") for line in told)
+    report_lines: list[str] = []
+    run(
+        ImageClassification,
+        command_of(photos, tmp_path / "classifier", tmp_path / "out"),
+        None,
+        report=report_lines.append,
+    )
+    assert any(line.startswith("Linear probe: ") for line in report_lines)
     again = command_of(photos, tmp_path / "out", tmp_path / "again")  # whose classes it knows
-    told.clear()
-    run(ImageClassification, again, None, report=told.append)
-    assert not any(line.startswith("Linear probe: ") for line in told)
+    report_lines.clear()
+    run(ImageClassification, again, None, report=report_lines.append)
+    assert not any(line.startswith("Linear probe: ") for line in report_lines)
 
 
 def test_a_probe_needs_a_saved_model(photos: Path, tmp_path: Path) -> None:

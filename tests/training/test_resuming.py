@@ -336,7 +336,7 @@ def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, tra
     number = os.getpid() if process == "other" else ended.pid  # which another process has got since
     write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
     if process == "silent":
-        os.utime("output/training.lock", (0, time.time() - outputs.SILENT_SECONDS))
+        os.utime("output/training.lock", (0, time.time() - outputs.LOCK_TIMEOUT_SECONDS))
     train(*LAST)
     assert weights() == weights(str(trained / "output"))
     assert not Path("output/training.lock").exists()
@@ -348,9 +348,9 @@ def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
         lock = tmp_path / "training.lock"
         os.utime(lock, (0, 0))
         end = time.monotonic() + 30
-        while outputs.seconds_untouched(lock) > outputs.SILENT_SECONDS and time.monotonic() < end:
+        while outputs.file_age_seconds(lock) > outputs.LOCK_TIMEOUT_SECONDS and time.monotonic() < end:
             time.sleep(0.01)
-        assert outputs.seconds_untouched(lock) < outputs.SILENT_SECONDS
+        assert outputs.file_age_seconds(lock) < outputs.LOCK_TIMEOUT_SECONDS
     assert not lock.exists()
 
 

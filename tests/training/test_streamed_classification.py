@@ -85,9 +85,9 @@ def test_a_training_is_resumed_at_the_same_image(workers: str, colors: dict[str,
 
 def test_a_folder_is_streamed_and_the_same_images_are_held_out(colors: dict[str, Path], tmp_path: Path) -> None:
     task = make_task(colors["folders"], tmp_path, "--max_steps", "1", "--save_strategy", "no")
-    listed = make_task(colors["folders"], tmp_path, "--streaming", "false", "--train_val_split", "0.1")
+    joined = make_task(colors["folders"], tmp_path, "--streaming", "false", "--train_val_split", "0.1")
     assert task.count_examples() == {"validation": 4, "test": 21}
-    assert task.loaded.splits["validation"]["file"][:] == listed.loaded.splits["validation"]["file"][:]
+    assert task.loaded.splits["validation"]["file"][:] == joined.loaded.splits["validation"]["file"][:]
     trainer = task.make_trainer()
     trainer.predict(task.loaded.examples("test"))
     assert trainer.evaluator.metric.confusion_matrix().sum() == 21

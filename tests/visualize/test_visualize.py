@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hf_vit.visualize import segmentation_palette
-from hf_vit.visualize.colors import in_colors
+from hf_vit.visualize.colors import apply_color_map
 from hf_vit.visualize.dense import (
     DEPTH_COLORS,
     draw_depth,
@@ -204,7 +204,7 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
 
 def color_depth(values: list[list[float]], lowest: float, highest: float) -> np.ndarray:
     depth = np.array(values)
-    return in_colors(depth, is_valid(depth), (lowest, highest), DEPTH_COLORS)
+    return apply_color_map(depth, is_valid(depth), (lowest, highest), DEPTH_COLORS)
 
 
 def test_near_is_bright_and_invalid_is_gray() -> None:

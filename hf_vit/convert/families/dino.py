@@ -118,7 +118,7 @@ EOMT_KEYS: KeyMap = {
     **parts(BLOCK, "layers.*", "attention.projection=attention.out_proj mlp.fc1 mlp.fc2"),
 }
 # Keys for files of transformers before 5.20, which store both branches of a gated MLP in one layer
-IN_ONE = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
+JOINT_GATED_MLP_KEYS = gated_mlp_keys("layers.*.mlp", "weights_in", "weights_out")
 OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
 
@@ -151,7 +151,7 @@ EOMT = Family(
     name="EoMT",
     model_types=("eomt",),
     keys=EOMT_KEYS,
-    adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
+    adapt=lambda config, ours, shapes: JOINT_GATED_MLP_KEYS if "layers.0.mlp.weights_in.weight" in shapes else {},
     configure=configure_eomt,
     dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
     fixed={"hidden_act": "gelu"},  # hidden_act also applies to the head, which supports only GELU in hf_vit.

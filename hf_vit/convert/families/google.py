@@ -126,7 +126,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     return fields
 
 
-def refuse_texts(given: Config, shapes: Shapes) -> str:
+def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
     """Returns the reason why the text tower is not supported, empty if there is no text tower."""
     has_texts = any(name.startswith("txt/") for name in shapes)
     return "it has big_vision's layout; google/siglip-… of transformers has the same weights" if has_texts else ""
@@ -150,5 +150,5 @@ BIG_VISION = replace(
     keys=BIG_VISION_KEYS,
     prefixes=("params/img/", "params/"),
     dropped={r"txt/.*|t|b": "the text tower, and the temperature and bias of its loss"},
-    refuse_texts=refuse_texts,
+    unsupported_text_reason=unsupported_text_reason,
 )

@@ -25,7 +25,7 @@ OFFSET = 0.1  # https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 # Tensors that no file of facebookresearch has, or that a file of timm with another architecture may have too. With
 # any of them, the name of the architecture is required.
-NEEDS_NAME = (
+AMBIGUOUS_TENSORS = (
     *("norm_pre.weight", "attn_pool.latent", "reg_token", "blocks.0.attn.q_norm.weight", "blocks.0.attn.q_bias"),
     *("blocks.0.mlp.fc1_g.weight", "blocks.0.gamma_1"),
 )
@@ -79,7 +79,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     Raises:
         ValueError: if several architectures have tensors of these names.
     """
-    signs = [name for name in NEEDS_NAME if name in shapes]
+    signs = [name for name in AMBIGUOUS_TENSORS if name in shapes]
     signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
     if signs:
         raise ValueError(

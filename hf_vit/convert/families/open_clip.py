@@ -170,7 +170,7 @@ def has_texts(shapes: Shapes) -> bool:
     return any(re.fullmatch(TEXTS, name) and not name.startswith("logit_") for name in shapes)
 
 
-def strange_tensors(shapes: Shapes) -> str:
+def unsupported_tensors_reason(shapes: Shapes) -> str:
     """Returns the reason why the tensors of a text tower are not supported by `text_keys`, empty if they are."""
     unknown = [name for name in shapes if re.fullmatch(TEXTS, name) and not re.fullmatch(KNOWN_TEXTS, name)]
     missing = {f"{text_prefix(shapes)}text_projection", "logit_scale"} - shapes.keys()
@@ -178,17 +178,17 @@ def strange_tensors(shapes: Shapes) -> str:
     return f"its tensors are not those of CLIP ({', '.join(strange)})" if strange else ""
 
 
-def refuse_texts(given: Config, shapes: Shapes) -> str:
+def unsupported_text_reason(given: Config, shapes: Shapes) -> str:
     """Returns why the text tower of a file without configuration is not supported, empty if it is."""
     if has_texts(shapes) and text_prefix(shapes):
         return (
             "the attention mask and pooling of a text tower named text.* are unknown without a configuration; put "
             "open_clip_config.json next to the file"
         )
-    return strange_tensors(shapes) if has_texts(shapes) else ""
+    return unsupported_tensors_reason(shapes) if has_texts(shapes) else ""
 
 
-def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
+def unsupported_open_clip_text_reason(config: Config, shapes: Shapes) -> str:
     """Returns the reason why the text tower of an OpenCLIP model is not supported, empty if it is."""
     if not has_texts(shapes):
         return ""
@@ -196,7 +196,7 @@ def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
     text = model.get("text_cfg")
     if text is None:
         return "open_clip_config.json has no text_cfg"
-    foreign = foreign_fields(model, {}, KNOWN_MODEL) | foreign_fields(
+    foreign = unsupported_fields(model, {}, KNOWN_MODEL) | unsupported_fields(
         text, TEXT_FIXED, f"{KNOWN_TEXT}|pool_type|eos_id"
     )
     if text.get("pool_type", "argmax") not in ("argmax", "eos"):
@@ -204,10 +204,10 @@ def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
     elif text.get("pool_type", "argmax") == "argmax" and text.get("hf_tokenizer_name"):
         # Other tokenizers do not necessarily give the end token the largest number.
         foreign |= {"pool_type": "argmax", "hf_tokenizer_name": text["hf_tokenizer_name"]}
-    return f"open_clip_config.json has {foreign}" if foreign else strange_tensors(shapes)
+    return f"open_clip_config.json has {foreign}" if foreign else unsupported_tensors_reason(shapes)
 
 
-def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[str, Any]:
+def unsupported_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[str, Any]:
     """Returns the unsupported fields of a tower.
 
     Args:
@@ -224,8 +224,8 @@ def foreign_fields(tower: Config, fixed: Mapping[str, Any], known: str) -> dict[
 
 
 def check_image_tower(tower: Config, fixed: Mapping[str, Any], known: str) -> None:
-    """Raises `ValueError` if an image tower has unsupported fields; see `foreign_fields`."""
-    if foreign := foreign_fields(tower, fixed, known):
+    """Raises `ValueError` if an image tower has unsupported fields; see `unsupported_fields`."""
+    if foreign := unsupported_fields(tower, fixed, known):
         raise ValueError(
             f"The image tower in open_clip_config.json has {foreign}, which is not supported. Use OpenCLIP instead."
         )
@@ -240,7 +240,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
             "open_clip_config.json next to the file."
         )
     fields = fields_of(given["hidden_act"], given, shapes)
-    opens_texts = has_texts(shapes) and not refuse_texts(given, shapes)
+    opens_texts = has_texts(shapes) and not unsupported_text_reason(given, shapes)
     return {**fields, **(text_fields(given["hidden_act"], shapes) if opens_texts else {})}
 
 
@@ -258,7 +258,7 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     hidden_act = "quick_gelu" if model.get("quick_gelu") else "gelu"
     fields = fields_of(hidden_act, heads, shapes, tower["image_size"])
     check_sizes(tower, fields)
-    if not has_texts(shapes) or refuse_open_clip_texts(config, shapes):
+    if not has_texts(shapes) or unsupported_open_clip_text_reason(config, shapes):
         return fields
     text = {**TEXT_DEFAULTS, **model["text_cfg"]}
     eos = text.get("eos_id", 2) if text.get("pool_type") == "eos" else None
@@ -298,7 +298,7 @@ CLIP_FILE = Family(
         r"visual\.proj": "the image projection of the contrastive head, unused without a text tower",
         r"input_resolution|context_length|vocab_size|attn_mask": "constants",
     },
-    refuse_texts=refuse_texts,
+    unsupported_text_reason=unsupported_text_reason,
     images="clip",
     outputs="last hidden state, pooled; embeddings and logits of images and texts",
 )
@@ -308,12 +308,12 @@ OPEN_CLIP = replace(
     marks=(),
     reads=lambda config: "model_cfg" in config,
     configure=configure_open_clip,
-    refuse_texts=refuse_open_clip_texts,
+    unsupported_text_reason=unsupported_open_clip_text_reason,
 )
 
 # Supported fields of SigLIP models in OpenCLIP. Sizes of the image tower follow from its timm name.
 SIGLIP_FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
-SIGLIP_LEFT_OUT = {"timm_pool": "avg", "timm_proj": "linear"}
+SIGLIP_DEFAULTS = {"timm_pool": "avg", "timm_proj": "linear"}
 SIGLIP_KNOWN = (
     "timm_(model_name|model_pretrained|drop|drop_path)|layers|width|head_width|patch_size|image_size|mlp_ratio|"
     "patch_dropout"
@@ -339,12 +339,12 @@ def reads_siglip(config: Config) -> bool:
     return re.fullmatch(r"vit_.*_siglip_\d+", vision.get("timm_model_name") or "") is not None
 
 
-def refuse_siglip_texts(config: Config, shapes: Shapes) -> str:
+def unsupported_siglip_text_reason(config: Config, shapes: Shapes) -> str:
     """Returns the reason why the text tower of a SigLIP model of OpenCLIP is not supported, empty if it is."""
     model = config["model_cfg"]
     text = {**SIGLIP_TEXT_LEFT_OUT, **model.get("text_cfg", {})}
-    foreign = foreign_fields(model, {}, KNOWN_MODEL)
-    foreign |= foreign_fields(text, SIGLIP_TEXT_FIXED, f"{KNOWN_TEXT}|act_kwargs|norm_kwargs")
+    foreign = unsupported_fields(model, {}, KNOWN_MODEL)
+    foreign |= unsupported_fields(text, SIGLIP_TEXT_FIXED, f"{KNOWN_TEXT}|act_kwargs|norm_kwargs")
     activation, norm = text.get("act_kwargs") or {}, text.get("norm_kwargs") or {}
     if activation.keys() - {"approximate"} or activation.get("approximate", "none") not in ACTIVATIONS:
         foreign["act_kwargs"] = activation
@@ -362,10 +362,10 @@ def configure_siglip(config: Config, shapes: Shapes) -> dict[str, Any]:
     """
     model = config["model_cfg"]
     vision, text = model["vision_cfg"], {**TEXT_DEFAULTS, **model.get("text_cfg", {})}
-    check_image_tower({**SIGLIP_LEFT_OUT, **vision}, SIGLIP_FIXED, SIGLIP_KNOWN)
+    check_image_tower({**SIGLIP_DEFAULTS, **vision}, SIGLIP_FIXED, SIGLIP_KNOWN)
     timm = architecture(config) | {"input_size": (3, *to_pair(vision.get("image_size", 224)))}
     fields = timm_vit.configure({**timm, "image_size": config.get("image_size")}, shapes)
-    if refuse_siglip_texts(config, shapes):
+    if unsupported_siglip_text_reason(config, shapes):
         return fields
     hidden_act = ACTIVATIONS[(text.get("act_kwargs") or {}).get("approximate", "none")]
     tower = text_tower_fields("text.", hidden_act, shapes, text["heads"])
@@ -394,5 +394,5 @@ OPEN_CLIP_SIGLIP = replace(
     configure=configure_siglip,
     prefixes=("visual.trunk.",),
     dropped={r"text\..*|logit_.*": "a text tower that is not supported"},
-    refuse_texts=refuse_siglip_texts,
+    unsupported_text_reason=unsupported_siglip_text_reason,
 )

@@ -87,7 +87,7 @@ RENAMED_ARGUMENTS = {
 }
 # Arguments of timm models that are ignored: they can be inferred from tensors, or are used in training only
 # fmt: off
-TOLD_ARGUMENTS = (
+IGNORED_ARGUMENTS = (
     "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",
     "qkv_bias", "qk_norm", "proj_bias", "class_token", "reg_tokens", "num_reg_tokens", "no_embed_class",
     "pre_norm", "use_pre_transformer_norm", "fc_norm", "use_fc_norm", "dynamic_img_size", "dynamic_img_pad",
@@ -109,7 +109,7 @@ def check_architecture(architecture: str) -> None:
         )
 
 
-def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
+def fields_by_architecture(architecture: str, width: int) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` that follow from an architecture name only; `width` is the hidden size."""
     head_size = next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
     fields: dict[str, Any] = {"num_attention_heads": width // head_size}
@@ -119,7 +119,7 @@ def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
     return fields
 
 
-def name_of(config: Config) -> str:
+def get_name(config: Config) -> str:
     """Returns the architecture name without the tag of the weights, such as ".augreg_in21k"."""
     return str(config["architecture"]).partition(".")[0]
 
@@ -131,7 +131,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         config: Content of timm's config.json, and `image_size` if the user gave it.
         shapes: Shapes of the tensors by name.
     """
-    architecture = name_of(config)
+    architecture = get_name(config)
     check_architecture(architecture)
     given = config.get("model_args") or {}
     published = config.get("pretrained_cfg") or {}
@@ -139,13 +139,13 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     image_size = given.get("img_size") or (list(input_size[1:]) if input_size[1] else None)
     fields = shape_fields(shapes, image_size, config.get("image_size"))
     num_classes, depth = shapes.get("head.weight", (0,))[0], fields["num_hidden_layers"]
-    told = (("num_classes", config.get("num_classes"), num_classes), ("depth", given.get("depth"), depth))
-    for name, number, found in told:
+    report_lines = (("num_classes", config.get("num_classes"), num_classes), ("depth", given.get("depth"), depth))
+    for name, number, found in report_lines:
         if number not in (None, found):
             raise ValueError(
                 f"config.json has {name}={number}, but the weights have {found}. The files belong to different models."
             )
-    fields.update(architecture_facts(architecture, fields["hidden_size"]))
+    fields.update(fields_by_architecture(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:
         has_table = fields["position_embedding_type"] == "learned"
@@ -162,7 +162,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
     """Returns the fields that follow from `model_args` only; raises `ValueError` if an argument is not supported."""
     fields = {ours: arguments[name] for name, ours in RENAMED_ARGUMENTS.items() if arguments.get(name) is not None}
-    unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(TOLD_ARGUMENTS) - {"act_layer", "norm_layer"}
+    unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(IGNORED_ARGUMENTS) - {"act_layer", "norm_layer"}
     activation, norm = arguments.get("act_layer"), arguments.get("norm_layer")
     if unknown or activation not in (None, *ACTIVATIONS) or norm not in (None, "layernorm", "rmsnorm"):
         raise ValueError(
@@ -195,7 +195,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     """Returns the changes of the key map for the tensors and the architecture of a checkpoint."""
     keys = dict(block_layout.adapt(ours, shapes))
-    architecture = name_of(config)
+    architecture = get_name(config)
     if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
         head_size = ours.hidden_size // ours.num_attention_heads
         order = half_order(head_size, columns_first=bool(re.fullmatch(COLUMNS_FIRST, architecture)))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model.image_geometry import crop_regions, keep_inside, sample_pixels
+from ...model.image_geometry import crop_regions, sample_pixels, zero_keypoints_outside
 from ...model.image_inputs import read_image
 
 
@@ -157,7 +157,7 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     """Map keypoints (K, 3) to a crop by an affine matrix (2, 3); set unlabeled ones and those outside it to zero."""
-    return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
+    return zero_keypoints_outside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:

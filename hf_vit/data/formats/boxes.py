@@ -15,27 +15,27 @@ from transformers.utils import logging
 from .files import (
     MAX_NAMED,
     SPLITS,
+    by_unique_split,
     check_exist,
     files_below,
     images_at,
     in_lines,
     is_image,
-    listed,
-    one_per_split,
+    joined,
     raise_faults,
-    split_named,
+    split_from_alias,
     splits_in,
     subfolders,
     visible,
 )
 from .objects import (
     ObjectTable,
+    check_no_class_names,
     check_numbers,
-    class_names_beside,
+    class_names_or_file,
     corners,
-    numbered_words,
+    number_class_names,
     table_of,
-    without_class_names,
 )
 
 
@@ -71,7 +71,7 @@ def find_yolo(path: Path) -> YoloFiles | None:
     files = list(filter(_read_description, visible(f for f in path.iterdir() if f.suffix.lower() in YAML_SUFFIXES)))
     if len(files) > 1:
         raise ValueError(
-            f"{path} has several YAML files of YOLO datasets: {listed(list(map(str, files)))}. Give one of them."
+            f"{path} has several YAML files of YOLO datasets: {joined(list(map(str, files)))}. Give one of them."
         )
     return _from_yaml(files[0]) if files else _from_folders(path)
 
@@ -82,7 +82,9 @@ def _read_description(file: Path) -> dict[Any, Any] | None:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{file} is not valid YAML: {error}. Correct it.") from error
-    names_data = isinstance(content, dict) and "names" in content and any(split_named(str(key)) for key in content)
+    names_data = (
+        isinstance(content, dict) and "names" in content and any(split_from_alias(str(key)) for key in content)
+    )
     return content if names_data else None
 
 
@@ -94,7 +96,7 @@ def _from_yaml(file: Path) -> YoloFiles:
         raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to COCO JSON or to a CSV file.")
     images: dict[str, list[Path]] = {}
     for key, place in content.items():
-        if place and (split := split_named(str(key))):
+        if place and (split := split_from_alias(str(key))):
             entries = [place] if isinstance(place, str) else place
             images[split] = [image for entry in entries for image in _images_at(entry, content, file)]
     return YoloFiles(images, _names(content["names"], file), (), file)
@@ -153,8 +155,8 @@ def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[list
     Polygons are converted to their bounding boxes. Class names come from data.yaml, `class_names`, or classes.txt.
     """
     if files.names:
-        without_class_names(class_names, files.source)
-    names = files.names or class_names_beside(files.folders, class_names)
+        check_no_class_names(class_names, files.source)
+    names = files.names or class_names_or_file(files.folders, class_names)
     splits = [split for split in SPLITS if split in files.images]
     return [_table(files.images[split], split, len(names), files.source) for split in splits], names
 
@@ -183,7 +185,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     # Absolute paths stay valid if the working directory changes.
     images = images_at([str(path.absolute()) for path in paths], split)
     boxes, sizes = corners(table[:, 2:], "yolo"), np.zeros((len(images), 2))
-    return table_of(split, images, sizes, image_numbers, boxes, names, is_share=True, labels=labels)
+    return table_of(split, images, sizes, image_numbers, boxes, names, is_fraction=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:
@@ -246,7 +248,7 @@ def _year(path: Path) -> Path:
     years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
     if len(years) > 1:
         raise ValueError(
-            f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give the path of one."
+            f"{path} has several years of VOC: {joined(sorted(year.name for year in years))}. Give the path of one."
         )
     return years[0] if years else path
 
@@ -256,7 +258,7 @@ def _split_lists(root: Path) -> dict[str, Path]:
     found = [(name, folder / f"{name}.txt") for name in SPLIT_LISTS if (folder / f"{name}.txt").is_file()]
     if not any(name == "train" for name, _ in found) and (folder / "trainval.txt").is_file():
         found = [("train", folder / "trainval.txt"), *(entry for entry in found if entry[0] == "test")]
-    return one_per_split(found)
+    return by_unique_split(found)
 
 
 def _listed_files(root: Path, file: Path) -> list[Path]:
@@ -278,7 +280,7 @@ def load_voc(
     """
     found = {split: (_images_of(paths), *_read_all(paths)) for split, paths in files.items()}
     words = {split: [entry.word for entry in objects] for split, (_, _, _, objects) in found.items()}
-    labels, names = numbered_words(words, class_names)
+    labels, names = number_class_names(words, class_names)
     tables = [
         table_of(
             split,
@@ -304,7 +306,7 @@ def _images_of(files: list[Path]) -> list[str]:
     found = [[image for folder in folders[file.parent] for image in by_stem[folder, file.stem]] for file in files]
     raise_faults(
         [
-            f"{file}: {listed(list(map(str, images))) if images else 'none'}"
+            f"{file}: {joined(list(map(str, images))) if images else 'none'}"
             for file, images in zip(files, found, strict=True)
             if len(images) != 1
         ],

@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from .files import listed, parse_json, read_text, report
+from .files import joined, parse_json, read_text, report
 
 
 logger = logging.get_logger(__name__)
@@ -57,12 +57,12 @@ class ClassList:
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
             raise ValueError(
-                f"Class names must not be empty or occur more than once (duplicates: {listed(twice)}). Rename them."
+                f"Class names must not be empty or occur more than once (duplicates: {joined(twice)}). Rename them."
             )
         if self.binary_masks and (len(self.names) != 2 or self.reduce_labels or self.colors):
             raise ValueError(
                 "binary_masks is for masks of 0 and 255 with two classes, without a palette and without "
-                f"reduce_labels. The classes are {listed(self.names)}. Remove binary_masks, or name two classes."
+                f"reduce_labels. The classes are {joined(self.names)}. Remove binary_masks, or name two classes."
             )
 
 
@@ -119,7 +119,7 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
     is_ignored = {name: name.lower() in IGNORED_NAMES and name not in numbers for name in palette.values()}
     if unknown := sorted(name for name in set(palette.values()) if name not in numbers and not is_ignored[name]):
         raise ValueError(
-            f"The palette has colors for {listed(unknown)}, but the classes are {listed(names)}. Use the same "
+            f"The palette has colors for {joined(unknown)}, but the classes are {joined(names)}. Use the same "
             f"spelling, or name the color of unlabeled pixels {sorted(IGNORED_NAMES)[0]!r}."
         )
     return {color: numbers.get(name, IGNORED_LABEL) for color, name in palette.items()}
@@ -153,7 +153,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
     return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
 
 
-def names_beside(folders: Sequence[Path]) -> list[str]:
+def read_class_names(folders: Sequence[Path]) -> list[str]:
     """Return the class names in the first classes.txt or id2label.json in the folders; empty if there is no file."""
     files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
     return read_class_file(files[0])[0] if files else []
@@ -178,7 +178,7 @@ def _without_numbers(lines: list[str], file: Path) -> list[str]:
 def _by_number(names: Mapping[int, str], file: Path) -> list[str]:
     if sorted(names) != list(range(len(names))):
         raise ValueError(
-            f"{file} numbers its classes {listed(sorted(names))}. Number these {len(names)} classes from 0 to "
+            f"{file} numbers its classes {joined(sorted(names))}. Number these {len(names)} classes from 0 to "
             f"{len(names) - 1}. If class numbers in masks start at 1 and 0 means unlabeled, also set reduce_labels. "
             f"If the numbers are part of the class names, use a file {NAME_FILES[1]} instead."
         )
@@ -204,9 +204,9 @@ class ClassNumbers:
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
-            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2. Add classes.")
+            raise ValueError(f"The classes are {joined(self.names)}, but there must be at least 2. Add classes.")
         if len(set(self.names)) < len(self.names):
-            raise ValueError(f"The class names {listed(self.names)} are not unique. Rename duplicate ones.")
+            raise ValueError(f"The class names {joined(self.names)} are not unique. Rename duplicate ones.")
 
     def number(self, label: object, file: str) -> int:
         """Return the class number of a label; `file` names the image in error messages."""
@@ -216,7 +216,7 @@ class ClassNumbers:
         if number is None:
             raise ValueError(
                 f"{file} has the label {label!r}, which is not one of the {len(self.names)} classes "
-                f"{listed(self.names)}. Correct it, or give the names of all classes as class_names."
+                f"{joined(self.names)}. Correct it, or give the names of all classes as class_names."
             )
         return number
 
@@ -234,7 +234,7 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
             raise ValueError(
-                f"class_names={listed(names)} differs from the class names in the data, {listed(feature.names)}. "
+                f"class_names={joined(names)} differs from the class names in the data, {joined(feature.names)}. "
                 "Remove class_names."
             )
         names = feature.names
@@ -245,7 +245,7 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
     return _by_name(names)
 
 
-def classes_among(labels: Iterable[object]) -> ClassNumbers:
+def classes_from_labels(labels: Iterable[object]) -> ClassNumbers:
     """Return the classes that occur in labels, sorted numerically if all are numbers, otherwise alphabetically."""
     return _by_name(sorted_names({str(label).strip() for label in labels if label not in UNLABELED}))
 
@@ -284,8 +284,8 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
             occurring = set(names)
             missing = [label for label in classes if label not in occurring]
             raise ValueError(
-                f"The labels of the splits differ. Only in {name!r}: {listed(unknown)}. Only in {first!r}: "
-                f"{listed(missing) if missing else 'none'}. Use the same spelling in all splits, or add examples of "
+                f"The labels of the splits differ. Only in {name!r}: {joined(unknown)}. Only in {first!r}: "
+                f"{joined(missing) if missing else 'none'}. Use the same spelling in all splits, or add examples of "
                 f"the missing classes to {first!r}."
             )
         if splits[name].features["label"] != ClassLabel(names=classes):
@@ -335,7 +335,7 @@ def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     occurring = set(names)
     classes: list[str] = feature.names if isinstance(feature, ClassLabel) else sorted_names(occurring)
     if missing := [name for name in classes if name not in occurring]:
-        logger.warning("The split %r has no examples of the classes %s.", split, listed(missing))
+        logger.warning("The split %r has no examples of the classes %s.", split, joined(missing))
     if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but at least 2 classes are needed.")
     return classes

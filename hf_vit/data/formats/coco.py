@@ -19,24 +19,24 @@ from ..datasets import TargetData
 from ..targets import instances_target, panoptic_target
 from .columns import SourceOptions
 from .files import (
+    add_file_column,
+    by_unique_split,
     check_exist,
-    flag_of,
     images_at,
     in_lines,
-    listed,
-    one_per_split,
+    joined,
+    parse_flag,
     parse_json,
     raise_faults,
     read_text,
-    split_named,
-    split_within,
+    split_from_alias,
+    split_in_name,
     subfolders,
     visible,
-    with_files,
 )
 from .keypoints import KeypointNames
-from .objects import WHOLE_IMAGE, ObjectTable, corners, table_of, without_class_names
-from .orientation import AnnotationOrientation, with_turns
+from .objects import WHOLE_IMAGE, ObjectTable, check_no_class_names, corners, table_of
+from .orientation import AnnotationOrientation, add_turn_column
 
 
 logger = logging.get_logger(__name__)
@@ -65,17 +65,17 @@ def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
         )
     if len(files) == 1:
         return {_split_of(files[0]) or "train": files[0]}
-    return one_per_split((split, file) for file in files if (split := _split_of(file)))
+    return by_unique_split((split, file) for file in files if (split := _split_of(file)))
 
 
 def _is_annotation(file: Path, kinds: Sequence[str]) -> bool:
     if file.name in USUAL_FILES or any(kind in file.stem for kind in kinds):
         return True
-    return file.parent.name == "annotations" and split_named(file.stem) is not None
+    return file.parent.name == "annotations" and split_from_alias(file.stem) is not None
 
 
 def _split_of(file: Path) -> str | None:
-    return split_within(re.sub(r"\d+", " ", file.stem)) or split_named(file.parent.name)
+    return split_in_name(re.sub(r"\d+", " ", file.stem)) or split_from_alias(file.parent.name)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class CocoFile:
         name, known = ("images", self.images) if key == "image_id" else ("categories", self.categories)
         if unknown := sorted({entry[key] for entry in entries} - {entry["id"] for entry in known}):
             raise ValueError(
-                f"{self.path} has annotations of {name} that it does not define: {listed(unknown)}. Add definitions, "
+                f"{self.path} has annotations of {name} that it does not define: {joined(unknown)}. Add definitions, "
                 "or remove the annotations."
             )
 
@@ -200,8 +200,8 @@ def _categories(entries: Sequence[Entry], file: Path) -> list[Entry]:
     categories = sorted(entries, key=lambda category: int(category["id"]))
     names = [str(category["name"]) for category in categories]
     if len(set(names)) < len(names):
-        raise ValueError(f"{file} has categories with the same name: {listed(sorted(names))}. Rename them.")
-    is_thing = [flag_of(entry.get("isthing", 1), f"isthing of {entry['name']!r} in {file}") for entry in categories]
+        raise ValueError(f"{file} has categories with the same name: {joined(sorted(names))}. Rename them.")
+    is_thing = [parse_flag(entry.get("isthing", 1), f"isthing of {entry['name']!r} in {file}") for entry in categories]
     return [
         {**entry, "name": name, "isthing": thing}
         for entry, name, thing in zip(categories, names, is_thing, strict=True)
@@ -223,7 +223,7 @@ def load_coco_masks(files: Mapping[str, Path], orientation: AnnotationOrientatio
     read = _panoptic_rows if is_panoptic else _instance_rows
     rows = DatasetDict({content.split: read(content, numbers) for content in contents})
     return TargetData(
-        with_turns(with_files(rows), "panoptic" if is_panoptic else None, orientation),
+        add_turn_column(add_file_column(rows), "panoptic" if is_panoptic else None, orientation),
         panoptic_target if is_panoptic else instances_target,
         tuple(category["name"] for category in categories),
         tuple(numbers[category["id"]] for category in categories if category["isthing"] or not is_panoptic),
@@ -245,7 +245,7 @@ def _panoptic_rows(content: CocoFile, numbers: dict[int, int]) -> Dataset:
     by_id = {image["id"]: path for image, path in zip(content.images, content.image_paths(), strict=True)}
     masks = content.paths_in(annotations, [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"])
     if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
-        logger.warning("Ignored images in %s because they have no annotation, by id: %s.", file, listed(sorted(bare)))
+        logger.warning("Ignored images in %s because they have no annotation, by id: %s.", file, joined(sorted(bare)))
     segments = [
         [_labeled(segment, numbers, file) for segment in annotation["segments_info"]] for annotation in annotations
     ]
@@ -274,7 +274,11 @@ def _instance_rows(content: CocoFile, numbers: dict[int, int]) -> Dataset:
 
 def _labeled(entry: Entry, numbers: Mapping[int, int], file: Path) -> Entry:
     number, label = entry.get("id"), numbers[entry["category_id"]]
-    return {"id": number, "label": label, "iscrowd": flag_of(entry.get("iscrowd"), f"iscrowd of {number} in {file}")}
+    return {
+        "id": number,
+        "label": label,
+        "iscrowd": parse_flag(entry.get("iscrowd"), f"iscrowd of {number} in {file}"),
+    }
 
 
 def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
@@ -303,7 +307,7 @@ def load_coco_objects(
     files: Mapping[str, Path], class_names: Sequence[str] | None
 ) -> tuple[list[ObjectTable], tuple[str, ...]]:
     """Read boxes and the class names in the order of category ids, without opening images whose size is given."""
-    without_class_names(class_names, next(iter(files.values())))
+    check_no_class_names(class_names, next(iter(files.values())))
     # Roboflow adds a category without boxes that is only the supercategory of others. It is not a class.
     contents = _read_all(files)
     used = {annotation.get("category_id") for content in contents for annotation in content.annotations}
@@ -353,7 +357,7 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
         np.array([places[annotation["image_id"]] for annotation in annotations], np.int64),
         corners(content.numbers("bbox", 4), "coco") if has_boxes else np.tile(WHOLE_IMAGE, (len(annotations), 1)),
         [content.describe(place) for place in range(len(annotations))],
-        is_share=not has_boxes,
+        is_fraction=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
         is_crowd=[annotation.get("iscrowd") for annotation in annotations],
         areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),
@@ -364,7 +368,7 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
 def _keypoint_category(content: CocoFile) -> Entry:
     found = [category for category in content.categories if category.get("keypoints")]
     if len(found) != 1:
-        names = listed([category["name"] for category in found]) or "none"
+        names = joined([category["name"] for category in found]) or "none"
         raise ValueError(
             f"{content.path} must have one category with a list of keypoints, but has {names}. Train one model per "
             "category, or give keypoints in a CSV file."

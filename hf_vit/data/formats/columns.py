@@ -13,14 +13,14 @@ from datasets import Dataset, DatasetDict, Image, Value
 from .files import (
     SPLIT_NAMES,
     SPLITS,
+    by_unique_split,
     check_exist,
     images_at,
-    listed,
-    one_per_split,
+    joined,
     parse_json,
     read_text,
-    split_named,
-    split_within,
+    split_from_alias,
+    split_in_name,
     visible,
 )
 
@@ -92,16 +92,16 @@ class SourceOptions:
             by_type: Names of the columns of the right type.
         """
         given = self.image_column_name if kind == "image" else self.target_column
-        option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
+        option, joined = f"{kind}_column_name", ", ".join(map(repr, columns))
         if given is not None:
             if given not in columns:
-                raise ValueError(f"{where} has no column {given!r}, only {listed}. Set {option} to one of these.")
+                raise ValueError(f"{where} has no column {given!r}, only {joined}. Set {option} to one of these.")
             return given
         names = USUAL_NAMES[kind]
         found = list(by_type) or [column for column in columns if column.strip().lower() in names]
         if not found:
             raise ValueError(
-                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Set {option} to one of "
+                f"{where} has no column of a usual name ({', '.join(names)}), only {joined}. Set {option} to one of "
                 "these columns."
             )
         if len(found) > 1:
@@ -176,17 +176,17 @@ def find_tables(path: Path) -> dict[str, Path]:
     table without a split in its name is "train".
     """
     if path.is_file():
-        return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
+        return {split_in_name(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
     tables = list_tables(path)
-    by_name = [(table.stem, table) for table in tables if split_named(table.stem)]
+    by_name = [(table.stem, table) for table in tables if split_from_alias(table.stem)]
     by_folder = [
         (table.parent.name, table)
         for suffix in TABLE_SUFFIXES
         for table in sorted(path.glob(f"*/metadata{suffix}"))
-        if split_named(table.parent.name)
+        if split_from_alias(table.parent.name)
     ]
     whole = [("train", table) for table in tables if table.stem == "metadata"]
-    return one_per_split(by_name or by_folder or whole)
+    return by_unique_split(by_name or by_folder or whole)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
     for number, cells in enumerate(rows, start=1):
         where, split = f"{table}, row {number}", table_split
         if "split" in cells:
-            named = split_named(str(cells["split"]))
+            named = split_from_alias(str(cells["split"]))
             if named is None:
                 raise ValueError(f"{where}, has the split {cells['split']!r}. Use one of {', '.join(SPLIT_NAMES)}.")
             split = named
@@ -282,7 +282,7 @@ def _parse_csv(text: str, file: Path) -> list[dict[str, Any]]:
     reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True)
     header = list(filter(None, reader.fieldnames or ()))
     if several := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{file} has several columns named {listed(several)}. Rename or remove the others.")
+        raise ValueError(f"{file} has several columns named {joined(several)}. Rename or remove the others.")
     rows = list(reader)
     # The reader stores surplus cells under the key None, and None as value of missing cells.
     if ragged := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:

@@ -23,7 +23,7 @@ from ...model.image_inputs import header
 FALSE, TRUE = {"", "0", "0.0", "false", "no", "none", "unspecified"}, {"1", "1.0", "true", "yes"}
 
 
-def flag_of(value: object, name: str) -> bool:
+def parse_flag(value: object, name: str) -> bool:
     """Convert a number, a bool or a text ("0", "True", "yes") to bool; error messages start with `name`."""
     text = str(value).strip().lower()
     if text not in FALSE | TRUE:
@@ -72,7 +72,7 @@ SYSTEM_NAMES = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "thumbs.db", "
 SHARD = re.compile(r"(.*)-(\d+)-of-(\d+).*")
 
 
-def listed(items: Collection[object]) -> str:
+def joined(items: Collection[object]) -> str:
     """Return the first `MAX_LISTED` items, quoted and separated by commas, and the number of remaining items."""
     more = f", and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
     return ", ".join(map(repr, islice(items, MAX_LISTED))) + more
@@ -131,17 +131,17 @@ def split_names(names: str | None) -> list[str]:
     return [str(name).strip() for name in given]
 
 
-def split_named(name: str) -> str | None:
+def split_from_alias(name: str) -> str | None:
     """Return the split that a name is an alias of, for example "validation" for "val", or `None`."""
     return SPLIT_NAMES.get(name.strip().lower())
 
 
-def split_within(name: str) -> str | None:
+def split_in_name(name: str) -> str | None:
     """Return the first split that a word of `name` stands for, as in "train-00000-of-00001", or `None`."""
     return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
 
 
-def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+def by_unique_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
     """Convert pairs of a split name (or alias) and a value to a dictionary in the order train, validation, test.
 
     Raises:
@@ -158,8 +158,8 @@ def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def splits_in(folder: Path) -> dict[str, Path]:
-    """Return the subfolders that are named like splits, by split; see `one_per_split`."""
-    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
+    """Return the subfolders that are named like splits, by split; see `by_unique_split`."""
+    return by_unique_split((sub.name, sub) for sub in subfolders(folder) if split_from_alias(sub.name))
 
 
 def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
@@ -168,17 +168,17 @@ def files_by_split(folder: Path, files: list[Path]) -> dict[str, list[str]]:
     If no name contains a split, all files are "train". If only some do, the other files are ignored with a warning.
     """
     if files == [folder]:  # a single file
-        return {split_within(folder.stem) or "train": [str(folder)]}
+        return {split_in_name(folder.stem) or "train": [str(folder)]}
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:
         parent = "" if file.parent == folder else file.parent.name
-        found[split_within(file.stem) or split_within(parent)].append(str(file))
+        found[split_in_name(file.stem) or split_in_name(parent)].append(str(file))
     _check_shards(chain.from_iterable(found.values()))
     others = found.pop(None, [])
     if not found:
         return {"train": others} if others else {}
     if others:
-        logger.warning("Ignored files because their names do not contain a split: %s.", listed(others))
+        logger.warning("Ignored files because their names do not contain a split: %s.", joined(others))
     return {split: found[split] for split in SPLITS if split in found}
 
 
@@ -250,7 +250,7 @@ def images_at(paths: Iterable[str], split: str, **others: tuple[Iterable[Any], A
     return Dataset.from_dict(values, features=features, split=NamedSplit(split))
 
 
-def with_files(splits: DatasetDict) -> DatasetDict:
+def add_file_column(splits: DatasetDict) -> DatasetDict:
     """Add the column `file`: the path that is stored with each image, or a name such as "image 17 of train"."""
     named = {}
     for name, split in splits.items():

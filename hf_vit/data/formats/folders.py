@@ -13,9 +13,9 @@ from .files import (
     files_below,
     images_at,
     is_image,
-    listed,
+    joined,
     raise_faults,
-    split_named,
+    split_from_alias,
     splits_in,
     subfolders,
 )
@@ -41,11 +41,13 @@ def load_image_folder(folder: Path) -> DatasetDict:
     folder = folder.absolute()  # absolute paths stay valid if the working directory changes
     roots = _split_folders(folder)
     unlabeled = [
-        name for name, root in roots.items() if name != "train" and not subfolders(root) and _loose_images(root)
+        name
+        for name, root in roots.items()
+        if name != "train" and not subfolders(root) and _images_without_class(root)
     ]
     if unlabeled:
         logger.warning(
-            "Ignored splits in %s because their images are not in class folders: %s.", folder, listed(unlabeled)
+            "Ignored splits in %s because their images are not in class folders: %s.", folder, joined(unlabeled)
         )
     return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
 
@@ -53,16 +55,16 @@ def load_image_folder(folder: Path) -> DatasetDict:
 def has_class_folders(folder: Path) -> bool:
     """Return whether a folder can be read by `load_image_folder`: it has two subfolders, or one named like a split."""
     inside = subfolders(folder)
-    return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
+    return len(inside) > 1 or any(split_from_alias(sub.name) for sub in inside)
 
 
-def _loose_images(root: Path) -> list[str]:
+def _images_without_class(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_file() and is_image(path))
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
     # A folder named "train" without subfolders is a class, not a split.
-    if not any(subfolders(sub) for sub in subfolders(folder) if split_named(sub.name)):
+    if not any(subfolders(sub) for sub in subfolders(folder) if split_from_alias(sub.name)):
         return {"train": folder}
     named = splits_in(folder)
     report_other_folders(folder, named)
@@ -72,20 +74,20 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 def report_other_folders(folder: Path, named: Mapping[str, Path]) -> None:
     """Log a warning that names the subfolders of a folder that do not belong to one of its splits."""
     if others := sorted({sub.name for sub in subfolders(folder)} - {root.name for root in named.values()}):
-        logger.warning("Ignored folders in %s because they are not named like a split: %s.", folder, listed(others))
+        logger.warning("Ignored folders in %s because they are not named like a split: %s.", folder, joined(others))
 
 
 def _load_split(name: str, root: Path) -> Dataset:
     files = {sub.name: files_below(sub) for sub in subfolders(root)}
     images = {label: [file for file in found if is_image(file)] for label, found in files.items()}
-    loose = _loose_images(root)
+    loose = _images_without_class(root)
     _check_images(root, images, loose)
     _check_places(images)
     others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
     if others:
         logger.warning("Ignored files in %s because they are not images, by suffix: %s.", root, dict(others))
     if loose:
-        logger.warning("Ignored images in %s because they are not in a class folder: %s.", root, listed(loose))
+        logger.warning("Ignored images in %s because they are not in a class folder: %s.", root, joined(loose))
     labels = [label for label, found in images.items() for _ in found]
     paths = (str(file) for found in images.values() for file in found)
     return images_at(paths, name, label=(labels, Value("string")))
@@ -94,7 +96,7 @@ def _load_split(name: str, root: Path) -> Dataset:
 def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -> None:
     suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
     if not any(images.values()):
-        found = f"only images without a class ({listed(loose)})" if loose else f"no image: no file ends in {suffixes}"
+        found = f"only images without a class ({joined(loose)})" if loose else f"no image: no file ends in {suffixes}"
         raise ValueError(
             f"{root} contains {found}. Put the images into one folder per class: {root.name}/cat/1.jpg, ..."
         )
@@ -130,7 +132,7 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
         image, other = IMAGE_FOLDERS[0], TARGET_FOLDERS[target][0]
         inside = [path.name for path in subfolders(folder)]
         raise ValueError(
-            f"{folder} needs folders of images and {target}s, but has {listed(inside) if inside else 'no folders'}. "
+            f"{folder} needs folders of images and {target}s, but has {joined(inside) if inside else 'no folders'}. "
             f"Save pairs as train/{image}/1.jpg and train/{other}/1.png, ..., or in {image}/ and {other}/."
         )
     found = {split: _match(images, targets, target) for split, (images, targets) in roots.items()}
@@ -147,7 +149,7 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
 
 
 def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
-    whole = _side_by_side(folder, target)
+    whole = _find_pair_folders(folder, target)
     if whole is not None:
         named = {name: splits_in(side) for name, side in zip(("image", target), whole, strict=True)}
         if not named["image"] and not named[target]:
@@ -155,15 +157,15 @@ def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
         sides = {split: (named["image"].get(split), named[target].get(split)) for split in named["image"]}
     else:
         named_folders = splits_in(folder)
-        sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
+        sides = {split: _find_pair_folders(sub, target) or (sub, None) for split, sub in named_folders.items()}
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
     if complete and (others := sorted(sides.keys() - complete.keys())):
-        lack = f"because they have no folder of images or of {target}s: {listed(others)}"
+        lack = f"because they have no folder of images or of {target}s: {joined(others)}"
         logger.warning("Ignored splits in %s %s.", folder, lack)
     return complete
 
 
-def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
+def _find_pair_folders(folder: Path, target: str) -> tuple[Path, Path] | None:
     """Return the image folder and the target folder inside a folder, or `None` if one of them is missing."""
     inside = {sub.name.lower(): sub for sub in subfolders(folder)}
     images, targets = (
@@ -185,17 +187,17 @@ def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, P
         if not by_stem:
             return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
         problems += [
-            f"{listed(list(map(str, found)))} have the same stem" for found in by_stem.values() if len(found) > 1
+            f"{joined(list(map(str, found)))} have the same stem" for found in by_stem.values() if len(found) > 1
         ]
         sides.append({stem: files[0] for stem, files in by_stem.items()})
     if not sides[0].keys() & sides[1].keys():
         sides = [_without_common_words(side) for side in sides]
-    problems += _alone(sides[0], sides[1], f"no {target} in {targets}")
-    problems += _alone(sides[1], sides[0], f"no image in {images}")
+    problems += _unpaired(sides[0], sides[1], f"no {target} in {targets}")
+    problems += _unpaired(sides[1], sides[0], f"no image in {images}")
     return [(file, sides[1][stem]) for stem, file in sorted(sides[0].items()) if stem in sides[1]], problems
 
 
-def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:
+def _unpaired(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:
     return (f"{file}: {problem}" for stem, file in sorted(side.items()) if stem not in other)
 
 

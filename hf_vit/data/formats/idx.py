@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 
-from .files import listed
+from .files import joined
 
 
 PLACES = ("*", "raw/*", "*/raw/*")  # torchvision stores the files in MNIST/raw
@@ -30,7 +30,7 @@ def find_idx(path: Path) -> IdxFiles:
             found.setdefault(dataset, {}).setdefault(split, {}).setdefault(match[3], file)
     if len(found) > 1:
         raise ValueError(
-            f"{path} contains idx files of several datasets: {listed(sorted(found))}. Give the folder of one of them."
+            f"{path} contains idx files of several datasets: {joined(sorted(found))}. Give the folder of one of them."
         )
     return next(iter(found.values()), {})
 

@@ -11,7 +11,7 @@ import numpy as np
 from transformers.utils import logging
 
 from .columns import MISSING, SourceOptions, TableRow, columns_of, find_tables, list_tables, read_rows
-from .files import SPLITS, check_exist, images_at, listed, raise_faults, split_names
+from .files import SPLITS, check_exist, images_at, joined, raise_faults, split_names
 from .objects import WHOLE_IMAGE, ObjectTable, table_of
 
 
@@ -89,10 +89,10 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str | Sequence[str]] | N
     ]
     if alone:
         logger.warning(
-            "No keypoint is the left or right counterpart of %s. Set flip_pairs, or disable flips.", listed(alone)
+            "No keypoint is the left or right counterpart of %s. Set flip_pairs, or disable flips.", joined(alone)
         )
     if numbered:
-        examples = listed([f"{names[start]},{names[end]}" for start, end in numbered])
+        examples = joined([f"{names[start]},{names[end]}" for start, end in numbered])
         logger.warning("A horizontal flip swaps keypoints of equal numbers: %s. If not, set flip_pairs.", examples)
     if not pairs:
         logger.warning(
@@ -124,12 +124,12 @@ def _given_pairs(names: Sequence[str], given: Sequence[str | Sequence[str]]) -> 
             text = pair if isinstance(pair, str) else ",".join(pair)
             raise ValueError(
                 f"flip_pairs contains {text!r}, which is not a pair of keypoints such as 'left_eye,right_eye' or "
-                f"'1,2'. The keypoints are {listed(names)}."
+                f"'1,2'. The keypoints are {joined(names)}."
             )
         pairs.append(tuple(sorted(number for number in ends if number is not None)))
     paired = [number for pair in pairs for number in pair]
     if twice := sorted({names[number] for number in paired if paired.count(number) > 1}):
-        raise ValueError(f"flip_pairs contains {listed(twice)} more than once. Put each keypoint into one pair only.")
+        raise ValueError(f"flip_pairs contains {joined(twice)} more than once. Put each keypoint into one pair only.")
     return tuple(sorted((first, second) for first, second in pairs))
 
 
@@ -180,11 +180,11 @@ def _keypoint_columns(names: Sequence[str], table: Path) -> KeypointColumns:
             found.setdefault(match[2], {})[match[1].lower()] = column
     if not found:
         raise ValueError(
-            f"{table} has no keypoint columns, only {listed(names)}. Name these columns nose_x, nose_y, ..., or x1, "
+            f"{table} has no keypoint columns, only {joined(names)}. Name these columns nose_x, nose_y, ..., or x1, "
             "y1, ..."
         )
     if lacking := [name for name, columns in found.items() if not {"x", "y"} <= columns.keys()]:
-        raise ValueError(f"{table} has no x or no y column for the keypoints {listed(lacking)}. Add the columns.")
+        raise ValueError(f"{table} has no x or no y column for the keypoints {joined(lacking)}. Add the columns.")
     return found
 
 
@@ -206,7 +206,7 @@ def _as_table(rows: Sequence[tuple[TableRow, KeypointColumns]], split: str) -> O
         np.array([numbers[row.image] for row, _ in rows]),
         np.array([WHOLE_IMAGE if box is None else box for box in boxes]),
         [row.where for row, _ in rows],
-        is_share=np.array([box is None for box in boxes]),
+        is_fraction=np.array([box is None for box in boxes]),
         keypoints=np.array(keypoints, float),
     )
 

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from .classes import sorted_names
 from .columns import USUAL_NAMES, Columns
-from .files import listed
+from .files import joined
 from .stored import tar_label
 
 
@@ -55,7 +55,7 @@ def number_in(cell: Any) -> float:
         return math.inf
 
 
-def are_flags(numbers: pd.DataFrame | pd.Series) -> Any:
+def are_binary(numbers: pd.DataFrame | pd.Series) -> Any:
     """Return whether each number is 0, 1 or missing."""
     return numbers.isna() | numbers.isin([0, 1])
 
@@ -76,7 +76,7 @@ def find_columns(columns: Columns, given: str | None) -> list[str]:
     if found := typed or tar_label(columns) or usual:
         return found if len(found) == 1 else []
     texts = {name: cells for name, (cells, kind) in columns.items() if isinstance(kind, Value)}
-    flags = [name for name, cells in texts.items() if are_flags(pd.Series(map(number_in, cells[:]))).all()]
+    flags = [name for name, cells in texts.items() if are_binary(pd.Series(map(number_in, cells[:]))).all()]
     return flags if len(flags) > 1 else []
 
 
@@ -96,7 +96,7 @@ def read_cells(columns: Columns, names: Sequence[str], split: str) -> pd.DataFra
 def detect(cells: pd.DataFrame, numbers: pd.DataFrame, separator: str | None, is_named: bool) -> ProblemType:
     """Detect the problem type; text in a single column is one class name, unless a separator is given."""
     if cells.shape[1] > 1:
-        return MULTI if are_flags(numbers).all(axis=None) else REGRESSION
+        return MULTI if are_binary(numbers).all(axis=None) else REGRESSION
     types, are_numbers = {*map(type, cells.iloc[:, 0])}, not is_named and not np.isinf(numbers).any(axis=None)
     if are_numbers and (float in types or (numbers % 1 > 0).any(axis=None)):
         return REGRESSION
@@ -136,12 +136,12 @@ def label_values(
     kind = problem_type or detect(cells, numbers, separator, bool(known))
     if kind == SINGLE:
         return None
-    has_names = known or separator or lists or not are_flags(numbers).all(axis=None)
+    has_names = known or separator or lists or not are_binary(numbers).all(axis=None)
     if kind == MULTI and cells.shape[1] == 1 and has_names:
         numbers = flags_of_names(cells.iloc[:, 0], first, separator, known or class_names)
     if problem_type is None:
-        logger.warning("Labels are used for %s: %s. If this is wrong, set problem_type.", kind, listed([*numbers]))
-    wrong = ~are_flags(numbers) if kind == MULTI else np.isinf(numbers)
+        logger.warning("Labels are used for %s: %s. If this is wrong, set problem_type.", kind, joined([*numbers]))
+    wrong = ~are_binary(numbers) if kind == MULTI else np.isinf(numbers)
     if wrong.any(axis=None):
         name = wrong.any().idxmax()
         split, row = wrong[name].idxmax()
@@ -158,7 +158,7 @@ def label_values(
             values = Dataset(InMemoryTable(pa.table({FLAGS if kind == MULTI else VALUES: struct})))
             found[split] = concatenate_datasets([rows, values], axis=1)
         elif split == first:
-            raise ValueError(f"All labels of the split {split!r} are missing ({listed([*own])}). Fill them in.")
+            raise ValueError(f"All labels of the split {split!r} are missing ({joined([*own])}). Fill them in.")
         else:
             logger.warning("Ignored the split %r because it has no labels.", split)
     return found
@@ -168,7 +168,7 @@ def one_by_one(cells: pd.Series, lengths: set[int]) -> pd.DataFrame:
     """Convert cells with lists of numbers of the same length to a table with one column per list element."""
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
-            f"{cells.name!r} has lists of {listed(sorted(lengths))} numbers. All lists must have the same length."
+            f"{cells.name!r} has lists of {joined(sorted(lengths))} numbers. All lists must have the same length."
         )
     rows = [cell if isinstance(cell, list) else [cell] * max(lengths) for cell in cells]
     return pd.DataFrame(rows, cells.index, [f"{cells.name}_{number}" for number in range(*lengths)], dtype=object)
@@ -196,7 +196,7 @@ def flags_of_names(cells: pd.Series, first: str, separator: str | None, names: S
     for split, own in occurring.items():
         if unknown := sorted(own - {*names}):
             raise ValueError(
-                f"The split {split!r} has the labels {listed(unknown)}, but the classes are {listed(names)}. Use the "
+                f"The split {split!r} has the labels {joined(unknown)}, but the classes are {joined(names)}. Use the "
                 f"same spelling, or add examples of them to {first!r}."
             )
     flags = np.zeros((len(cells), len(names)))

@@ -11,18 +11,18 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
 from .columns import LABEL_NAMES, USUAL_NAMES, SourceOptions, can_hold_images, take_columns
-from .files import image_headers, listed, raise_faults
+from .files import image_headers, joined, raise_faults
 from .keypoints import KeypointNames
 from .objects import (
     WHOLE_IMAGE,
     BoxFormat,
     ObjectTable,
+    check_no_class_names,
     check_numbers,
-    class_names_beside,
+    class_names_or_file,
     corners,
-    numbered_words,
+    number_class_names,
     table_of,
-    without_class_names,
     wrong_boxes,
 )
 from .orientation import upright_sizes
@@ -115,7 +115,7 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
     for field in needed:
         if names[field] is None:
             raise ValueError(
-                f"The objects of {split!r} have no {field}. Their fields are {listed(list(lists))}. Rename the field "
+                f"The objects of {split!r} have no {field}. Their fields are {joined(list(lists))}. Rename the field "
                 f"to one of {', '.join(FIELDS[field])}."
             )
     found = {field: lists[name] for field, name in names.items() if name is not None}
@@ -196,7 +196,7 @@ def load_detection_columns(
     tables = [
         found.table(
             corners(own, written),
-            is_share=written == "yolo",
+            is_fraction=written == "yolo",
             labels=labels[found.split],
             is_crowd=found.values.get("crowd"),
         )
@@ -210,16 +210,16 @@ def _labels(
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     kind, values = objects[0].label_type, {found.split: found.values["label"] for found in objects}
     if any(other.label_type != kind for other in objects):
-        raise ValueError(f"The classes of the splits {listed(list(values))} differ in type or name. Make them equal.")
+        raise ValueError(f"The classes of the splits {joined(list(values))} differ in type or name. Make them equal.")
     if missing := [split for split, found in values.items() if None in found]:
-        raise ValueError(f"Some objects of {listed(missing)} have no class. Add their class, or remove them.")
+        raise ValueError(f"Some objects of {joined(missing)} have no class. Add their class, or remove them.")
     if kind in (Value("string"), Value("large_string")):
-        return numbered_words(values, class_names)
+        return number_class_names(values, class_names)
     if isinstance(kind, ClassLabel):
-        without_class_names(class_names, f"The class column ({listed(kind.names)})")
+        check_no_class_names(class_names, f"The class column ({joined(kind.names)})")
         names = tuple(kind.names)
     else:
-        names = class_names_beside([class_folder(options, class_names)], class_names)
+        names = class_names_or_file([class_folder(options, class_names)], class_names)
     numbers = {split: np.array(found, np.int64) for split, found in values.items()}
     for found in objects:
         check_numbers(numbers[found.split], len(names), found.names, found.split)
@@ -238,9 +238,9 @@ def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFo
     """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
     # Values up to 1 are fractions: as pixels, they would be implausibly small boxes.
-    is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
+    is_fraction = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
-        name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0
+        name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_fraction else 0
         for name in get_args(BoxFormat)
     }
     if not len(boxes) or [name for name, count in num_right.items() if count == max(num_right.values())] == ["coco"]:
@@ -264,10 +264,10 @@ def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[
         found = read_objects(dataset, split, ("keypoints",), options)
         has_boxes = "box" in found.values
         boxes = found.boxes() if has_boxes else np.tile(WHOLE_IMAGE, (len(found.image_numbers), 1))
-        tables.append(found.table(corners(boxes, "coco"), is_share=not has_boxes, keypoints=found.keypoints()))
+        tables.append(found.table(corners(boxes, "coco"), is_fraction=not has_boxes, keypoints=found.keypoints()))
     counts = {table.keypoints.shape[1] for table in tables}
     if len(counts) > 1:
         raise ValueError(
-            f"The splits have different numbers of keypoints per object: {listed(sorted(counts))}. Make them equal."
+            f"The splits have different numbers of keypoints per object: {joined(sorted(counts))}. Make them equal."
         )
     return tables, KeypointNames(tuple(str(number) for number in range(counts.pop())))

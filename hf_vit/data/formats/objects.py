@@ -14,9 +14,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers.utils import logging
 
-from .classes import NAME_FILES, names_beside
-from .files import MAX_NAMED, flag_of, image_headers, in_lines, listed, raise_faults, report, with_files
-from .orientation import AnnotationOrientation, find_turns, reversed_axes, turn_points, upright_sizes
+from .classes import NAME_FILES, read_class_names
+from .files import MAX_NAMED, add_file_column, image_headers, in_lines, joined, parse_flag, raise_faults, report
+from .orientation import AnnotationOrientation, choose_orientations, flipped_axes, orient_points, upright_sizes
 
 
 logger = logging.get_logger(__name__)
@@ -53,7 +53,7 @@ class ObjectTable:
     names: np.ndarray
     image_numbers: np.ndarray
     boxes: np.ndarray
-    is_share: np.ndarray
+    is_fraction: np.ndarray
     labels: np.ndarray
     is_crowd: np.ndarray
     areas: np.ndarray
@@ -98,7 +98,7 @@ def table_of(
     boxes: np.ndarray,
     names: Sequence[str],
     *,
-    is_share: np.ndarray | bool = False,
+    is_fraction: np.ndarray | bool = False,
     labels: np.ndarray | None = None,
     is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
@@ -110,13 +110,13 @@ def table_of(
     positive are replaced by NaN (unknown). `names` are the names of the objects in error messages.
     """
     count, order = len(image_numbers), np.argsort(image_numbers, kind="stable")
-    flags = [flag_of(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
+    flags = [parse_flag(value, f"The mark of {names[place]} as a crowd") for place, value in enumerate(is_crowd or ())]
     areas = np.full(count, np.nan) if areas is None else np.asarray(areas, float)
     columns: dict[str, Any] = {
         "names": np.array(names, object),
         "image_numbers": np.asarray(image_numbers, np.int64),
         "boxes": np.asarray(boxes, float).reshape(-1, 4),
-        "is_share": np.broadcast_to(is_share, count),
+        "is_share": np.broadcast_to(is_fraction, count),
         "labels": np.zeros(count, np.int64) if labels is None else np.asarray(labels, np.int64),
         "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
         "areas": np.where(areas > 0, areas, np.nan),
@@ -141,18 +141,20 @@ def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
     for split, images in table.images.items():
         given = table.sizes[start : start + len(images)]
         headers = image_headers(images, is_needed=(given <= 0).any(axis=1))
-        found.append(find_turns(headers, given, choice, split))
+        found.append(choose_orientations(headers, given, choice, split))
         start += len(images)
     turns, frames = (np.concatenate(parts) for parts in zip(*found, strict=True))
     own, sizes = turns[table.image_numbers], frames[table.image_numbers]
-    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
-    places = turn_points(boxes.reshape(-1, 2, 2), own, sizes)
+    boxes = np.where(table.is_fraction[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
+    places = orient_points(boxes.reshape(-1, 2, 2), own, sizes)
     # If an axis is reversed, swap its coordinates, so that x1, y1 remains the top left corner.
-    boxes = np.where(reversed_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
+    boxes = np.where(flipped_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
     keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
-    keypoints[..., :2] = np.where(is_labeled, turn_points(keypoints[..., :2], own, sizes, last=1), 0)
-    is_share = np.zeros_like(table.is_share)
-    return replace(table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_share=is_share)
+    keypoints[..., :2] = np.where(is_labeled, orient_points(keypoints[..., :2], own, sizes, last=1), 0)
+    is_fraction = np.zeros_like(table.is_fraction)
+    return replace(
+        table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_fraction=is_fraction
+    )
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
@@ -189,7 +191,7 @@ def detection_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> tu
     }
     lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
     rows = Dataset(pa.table({**lists, "width": table.sizes[:, 0], "height": table.sizes[:, 1]}))
-    images = with_files(DatasetDict(table.images))
+    images = add_file_column(DatasetDict(table.images))
     splits = {
         split: concatenate_datasets([images[split], rows.select(numbers)], axis=1)
         for split, (numbers, _) in _parts(table, "box", source).items()
@@ -214,7 +216,7 @@ def keypoint_rows(table: ObjectTable, box_errors: BoxErrors, source: str) -> Dat
         "width": sizes[:, 0],
         "height": sizes[:, 1],
     }
-    rows, images = Dataset(pa.table(columns)), with_files(DatasetDict(table.images))
+    rows, images = Dataset(pa.table(columns)), add_file_column(DatasetDict(table.images))
     found = DatasetDict()
     for split, (numbers, objects) in _parts(table, "object with a labeled keypoint", source).items():
         own = images[split].select(table.image_numbers[objects.start : objects.stop] - numbers.start)
@@ -236,9 +238,9 @@ def _parts(table: ObjectTable, what: str, source: str) -> dict[str, tuple[range,
     }
     empty = [split for split, (_, objects) in parts.items() if not objects]
     if "train" in empty or len(empty) == len(parts):
-        raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
+        raise ValueError(f"{source} has no {what} in {joined(empty)}. Add some.")
     if empty:  # test sets are often published without annotations
-        logger.warning("Ignored splits of %s because they have no %s: %s.", source, what, listed(empty))
+        logger.warning("Ignored splits of %s because they have no %s: %s.", source, what, joined(empty))
     return {split: part for split, part in parts.items() if split not in empty}
 
 
@@ -363,9 +365,9 @@ def _checked_keypoints(table: ObjectTable, box_errors: BoxErrors) -> ObjectTable
     return _checked_boxes(replace(table, keypoints=keypoints).select(is_kept), box_errors)
 
 
-def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
+def class_names_or_file(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of numbered classes: `class_names`, or the names in a file of one of the folders."""
-    names = tuple(class_names or names_beside(folders))
+    names = tuple(class_names or read_class_names(folders))
     if not names:
         raise ValueError(
             "The classes are numbers without names. Give their names as class_names, or in a file "
@@ -374,10 +376,10 @@ def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | Non
     return names
 
 
-def without_class_names(class_names: Sequence[str] | None, source: object) -> None:
+def check_no_class_names(class_names: Sequence[str] | None, source: object) -> None:
     """Raise `ValueError` if class names are given although the data contain them."""
     if class_names:
-        raise ValueError(f"{source} already contains class names. Remove class_names={listed(class_names)}.")
+        raise ValueError(f"{source} already contains class names. Remove class_names={joined(class_names)}.")
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], source: object) -> None:
@@ -389,7 +391,7 @@ def check_numbers(numbers: np.ndarray, num_classes: int, names: Sequence[str], s
     )
 
 
-def numbered_words(
+def number_class_names(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Convert class names of objects to class numbers.
@@ -410,7 +412,7 @@ def numbered_words(
     for split, found in words.items():
         if unknown := sorted(set(found) - set(names)):
             raise ValueError(
-                f"The split {split!r} has classes that are not in {first!r}: {listed(unknown)}. Use the same spelling "
-                f"({listed(names)}), or give all classes as class_names."
+                f"The split {split!r} has classes that are not in {first!r}: {joined(unknown)}. Use the same spelling "
+                f"({joined(names)}), or give all classes as class_names."
             )
     return {split: np.array([numbers[word] for word in found], np.int64) for split, found in words.items()}, names

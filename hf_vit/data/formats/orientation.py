@@ -18,7 +18,7 @@ AnnotationOrientation = Literal["auto", "stored", "displayed"]
 TURN = "turn"  # column with the EXIF orientation that must be applied to masks and depth maps
 
 
-def find_turns(
+def choose_orientations(
     headers: np.ndarray, given: np.ndarray, choice: AnnotationOrientation, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose the EXIF orientations to apply to the annotations of a split.
@@ -57,12 +57,12 @@ def upright_sizes(sizes: np.ndarray, turns: np.ndarray) -> np.ndarray:
     return np.where(turns[:, None] > 4, sizes[:, ::-1], sizes)
 
 
-def reversed_axes(turns: np.ndarray | int) -> np.ndarray:
+def flipped_axes(turns: np.ndarray | int) -> np.ndarray:
     """Return whether each EXIF orientation reverses x and y, (..., 2) bool; those above 4 first swap x and y."""
     return np.stack([np.isin(turns, (2, 3, 6, 7)), np.isin(turns, (3, 4, 7, 8))], axis=-1)
 
 
-def turn_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: int = 0) -> np.ndarray:
+def orient_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: int = 0) -> np.ndarray:
     """Apply EXIF orientations (N,) to points (N, K, 2) in images of width and height `sizes` (N, 2).
 
     Coordinates of a reversed axis become `length - last - x`. Use `last=1` if integer coordinates are pixel centers,
@@ -70,17 +70,17 @@ def turn_points(points: np.ndarray, turns: np.ndarray, sizes: np.ndarray, last: 
     """
     points = np.where(turns[:, None, None] > 4, points[..., ::-1], points)
     return np.where(
-        reversed_axes(turns)[:, None], upright_sizes(sizes, turns)[:, None] - last - points, points
+        flipped_axes(turns)[:, None], upright_sizes(sizes, turns)[:, None] - last - points, points
     )  # (N, K, 2)
 
 
-def turn_map(values: Tensor, turn: int) -> Tensor:
+def orient_map(values: Tensor, turn: int) -> Tensor:
     """Apply an EXIF orientation to a map (..., H, W)."""
-    return (values.mT if turn > 4 else values).flip((-1 - np.flatnonzero(reversed_axes(turn))).tolist())
+    return (values.mT if turn > 4 else values).flip((-1 - np.flatnonzero(flipped_axes(turn))).tolist())
 
 
-def with_turns(splits: DatasetDict, column: str | None, choice: AnnotationOrientation) -> DatasetDict:
-    """Add the column `TURN` to splits with pixelwise targets that need an EXIF orientation, see `find_turns`.
+def add_turn_column(splits: DatasetDict, column: str | None, choice: AnnotationOrientation) -> DatasetDict:
+    """Add the column `TURN` to splits with pixelwise targets that need an EXIF orientation, see `choose_orientations`.
 
     The sizes of the targets are those of the images in `column` or, if it is `None`, the columns `width` and `height`.
     """
@@ -92,6 +92,6 @@ def with_turns(splits: DatasetDict, column: str | None, choice: AnnotationOrient
             given[:, :2] = np.array([rows["width"][:], rows["height"][:]]).T
         else:
             given[tagged] = image_headers(rows.select(tagged), column)
-        turns, _ = find_turns(headers, given, choice, split)
+        turns, _ = choose_orientations(headers, given, choice, split)
         found[split] = rows.add_column(TURN, turns) if (turns > 1).any() else rows
     return found

@@ -25,21 +25,21 @@ from huggingface_hub.utils import validate_repo_id
 from pyarrow import ArrowInvalid, parquet
 from transformers.utils import logging
 
-from ...model.remote_code import is_within_reach
-from .classes import INTEGERS, names_beside, with_class_column
+from ...model.remote_code import is_repository_available
+from .classes import INTEGERS, read_class_names, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
 from .files import (
     SPLIT_NAMES,
     Format,
+    by_unique_split,
     files_below,
     files_by_split,
     first_format,
     is_image,
-    listed,
-    one_per_split,
+    joined,
     parse_json,
     raise_faults,
-    split_named,
+    split_from_alias,
     subfolders,
     visible,
 )
@@ -137,32 +137,32 @@ def load_saved(path: Path) -> DatasetDict:
 
 def load_from_hub(options: SourceOptions, *, streaming: bool = False) -> DatasetDict:
     """Load or stream a dataset on the Hub, with standard split names."""
-    with _explained(options):
+    with _explain_missing_dataset(options):
         return _standard_splits(load_dataset(options.source, **options.hub, streaming=streaming))
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
     """Rename splits to "train", "validation" and "test"; ignore splits of other names with a warning."""
     # If there is only one split, it becomes "train" whatever its name.
-    others = [name for name in splits if split_named(name) is None]
+    others = [name for name in splits if split_from_alias(name) is None]
     if len(splits) == len(others) == 1:
         return DatasetDict({"train": splits[others[0]]})
     if len(splits) == len(others):
         raise ValueError(
-            f"The names of the splits {listed(others)} are unknown. Rename them to one of {', '.join(SPLIT_NAMES)}."
+            f"The names of the splits {joined(others)} are unknown. Rename them to one of {', '.join(SPLIT_NAMES)}."
         )
     if others:
-        logger.warning("Ignored splits with unknown names: %s.", listed(others))
-    return DatasetDict(one_per_split((name, split) for name, split in splits.items() if name not in others))
+        logger.warning("Ignored splits with unknown names: %s.", joined(others))
+    return DatasetDict(by_unique_split((name, split) for name, split in splits.items() if name not in others))
 
 
 @contextmanager
-def _explained(options: SourceOptions) -> Iterator[None]:
+def _explain_missing_dataset(options: SourceOptions) -> Iterator[None]:
     """Context manager that adds similar local paths to the error if a dataset is neither on disk nor on the Hub."""
     try:
         validate_repo_id(options.source)
         prepared = Path(config.HF_DATASETS_CACHE, options.source.replace("/", "___"))
-        if not prepared.is_dir() and not is_within_reach(options.source, "dataset"):
+        if not prepared.is_dir() and not is_repository_available(options.source, "dataset"):
             raise ConnectionError(f"Cannot reach {options.source!r} on the Hub")
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
@@ -179,7 +179,7 @@ def _neighbors(path: Path) -> str:
     near = difflib.get_close_matches(path.name, names)
     if near:
         return f"Did you mean {' or '.join(repr(str(path.parent / name)) for name in near)}?"
-    return f"The folder {path.parent} has no {path.name!r}. It contains {listed(names) if names else 'nothing'}."
+    return f"The folder {path.parent} has no {path.name!r}. It contains {joined(names) if names else 'nothing'}."
 
 
 def class_folder(options: SourceOptions, are_named: object = None) -> Path:
@@ -240,7 +240,7 @@ def load_files(kind: str, files: Mapping[str, list[str]], *, streaming: bool = F
             rows = load_dataset(kind, data_files={split: patterns}, split=split, streaming=streaming)
         except (ValueError, DatasetGenerationError) as error:  # these errors do not name the file
             raise ValueError(
-                f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Download these "
+                f"The split {split!r} cannot be read from {joined(names)}: {error.__cause__ or error} Download these "
                 "files again, or remove them if they are empty."
             ) from error
         splits[split] = rows if kind != "webdataset" else _flat_stream(rows) if streaming else rows.flatten()
@@ -308,7 +308,7 @@ def _read_tar_labels(file: str, kind: str, inner: str) -> Iterator[object]:
 def load_shards(kind: str, files: Mapping[str, list[str]], options: SourceOptions) -> DatasetDict:
     """Load files found by `find_shards`; convert `.cls` numbers in tar files to classes if a file has their names."""
     splits = load_files(kind, files)
-    names = names_beside([class_folder(options)]) if kind == "webdataset" else []
+    names = read_class_names([class_folder(options)]) if kind == "webdataset" else []
     for split, rows in splits.items():
         if names and rows.features.get("cls") in INTEGERS:
             splits[split] = with_class_column(rows, "cls", rows["cls"][:], names)

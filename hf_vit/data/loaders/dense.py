@@ -12,9 +12,9 @@ from ..datasets import TargetData
 from ..formats.classes import ClassList, choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
 from ..formats.columns import SourceKeywords, SourceOptions, image_and_target
-from ..formats.files import find_folder, listed, with_files
+from ..formats.files import add_file_column, find_folder, joined
 from ..formats.folders import load_pairs
-from ..formats.orientation import AnnotationOrientation, with_turns
+from ..formats.orientation import AnnotationOrientation, add_turn_column
 from ..formats.stored import class_folder, load_splits
 from ..targets import depth_target, region_target, semantic_target
 
@@ -150,7 +150,7 @@ def _thing_ids(names: Sequence[str], thing_names: Sequence[str] | None, source: 
             "if all classes are stuff."
         )
     if unknown := [name for name in thing_names if name not in names]:
-        raise ValueError(f"thing_names has unknown classes {listed(unknown)}. Choose from {listed(names)}.")
+        raise ValueError(f"thing_names has unknown classes {joined(unknown)}. Choose from {joined(names)}.")
     return tuple(number for number, name in enumerate(names) if name in thing_names)
 
 
@@ -195,7 +195,7 @@ def load_depth_estimation(
 def _load_pairs(options: SourceOptions, target: str, orientation: AnnotationOrientation) -> DatasetDict:
     take, folders = partial(image_and_target, target=target), ((find_folder, partial(load_pairs, target=target)),)
     problem = "is a file of an unknown format. Give a parquet file or a folder. Extract archives first."
-    return with_turns(with_files(load_splits(options, take, folders, problem)), target, orientation)
+    return add_turn_column(add_file_column(load_splits(options, take, folders, problem)), target, orientation)
 
 
 def _load_coco(path: Path, annotations: str | None, orientation: AnnotationOrientation) -> TargetData | None:

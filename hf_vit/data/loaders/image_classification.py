@@ -18,10 +18,10 @@ from ..datasets import SPLIT_SEED, DatasetInfo, hold_out
 from ..formats.classes import (
     LABEL_TYPES,
     ClassNumbers,
-    classes_among,
+    classes_from_labels,
     has_labels,
     known_classes,
-    names_beside,
+    read_class_names,
     with_class_labels,
 )
 from ..formats.columns import (
@@ -36,7 +36,7 @@ from ..formats.columns import (
     read_columns,
     take_columns,
 )
-from ..formats.files import SPLITS, with_files
+from ..formats.files import SPLITS, add_file_column
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
 from ..formats.label_values import SINGLE, ProblemType, label_values
@@ -134,9 +134,9 @@ def load_image_classification(
         images, columns = read_columns(tables, options) if rows is None else _split_columns(rows, options)
         found = label_values(images, columns, label_column_name, problem_type, label_separator, class_names or ())
         if found is not None:
-            return with_files(found)
+            return add_file_column(found)
     single = load_labeled_tables(tables, options) if rows is None else take_from(rows, image_and_label, options)
-    return with_files(with_class_labels(single))
+    return add_file_column(with_class_labels(single))
 
 
 def _split_columns(splits: DatasetDict, options: SourceOptions) -> tuple[DatasetDict, dict[str, Columns]]:
@@ -231,13 +231,13 @@ class LabeledStream:
     names: tuple[str, ...]
     rows: IterableDataset
     held_out: float = 0.0
-    listed: DatasetDict = field(default_factory=DatasetDict)
+    joined: DatasetDict = field(default_factory=DatasetDict)
     streamed: dict[str, IterableDataset] = field(default_factory=dict)
 
     @property
     def train(self) -> IterableDataset:
         """Stream of the training images without the held-out ones."""
-        return self.rows.filter(partial(_is_trained_on, share=self.held_out)) if self.held_out else self.rows
+        return self.rows.filter(partial(_is_training_row, share=self.held_out)) if self.held_out else self.rows
 
     def first(self, split: str, count: int, buffer_size: int) -> Dataset:
         """Load up to `count` rows of a split into memory.
@@ -251,7 +251,7 @@ class LabeledStream:
         chosen: Iterable[dict[str, Any]] = rows
         if split not in self.streamed:
             wanted = split == "train"
-            chosen = (row for row in rows if _is_trained_on(row, self.held_out) == wanted)
+            chosen = (row for row in rows if _is_training_row(row, self.held_out) == wanted)
         features = Features({**ROWS, "label": ClassLabel(names=list(self.names))})
         return Dataset.from_list(list(islice(chosen, count)), features=features).cast_column("image", Image())
 
@@ -291,12 +291,14 @@ def stream_image_classification(
     found = take_from(streams, image_and_label, options)
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
-        class_names = names_beside([class_folder(options)])
-    classes = known_classes(feature, class_names) or classes_among(_labels_on_disk(options, streams["train"].features))
+        class_names = read_class_names([class_folder(options)])
+    classes = known_classes(feature, class_names) or classes_from_labels(
+        _labels_on_disk(options, streams["train"].features)
+    )
     held_out = 0.0 if "validation" in streams else train_val_split
     rows = stream_rows(found.pop("train"), "label", classes.number, Value("int64"))
     if options.path.exists():
-        return LabeledStream(classes.names, rows, held_out, listed=_other_splits(options, classes))
+        return LabeledStream(classes.names, rows, held_out, joined=_other_splits(options, classes))
     labeled = {
         name: stream_rows(stream, "label", classes.number, Value("int64"))
         for name, stream in found.items()
@@ -305,7 +307,7 @@ def stream_image_classification(
     return LabeledStream(classes.names, rows, held_out, streamed=labeled)
 
 
-def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
+def held_out_images_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
     """Return the images that are held out for validation if the training images are streamed.
 
     Args:
@@ -317,10 +319,10 @@ def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> 
     if options.path.exists() and not open_streams(options):
         return hold_out(images, train_val_split)["test"]  # files in a list are split as without streaming
     rows = images.select_columns("image").cast_column("image", Image(decode=False))
-    return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
+    return images.select([number for number, row in enumerate(rows) if not _is_training_row(row, train_val_split)])
 
 
-def _is_trained_on(row: dict[str, Any], share: float) -> bool:
+def _is_training_row(row: dict[str, Any], share: float) -> bool:
     """Return whether a row is used for training, by a hash of the image, so that equal images stay together."""
     image = row["image"] or {}
     content = image.get("bytes") or (image.get("path") or "").encode()
@@ -335,7 +337,7 @@ def _from_list(splits: DatasetDict, class_names: Sequence[str], train_val_split:
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
     rows = as_stream(splits["train"].cast_column("image", Image(decode=False)))
     others = DatasetDict({name: splits[name] for name in SPLITS if name in splits and name != "train"})
-    return LabeledStream(tuple(feature.names), rows, listed=others)
+    return LabeledStream(tuple(feature.names), rows, joined=others)
 
 
 def as_stream(images: Dataset) -> IterableDataset:
@@ -384,7 +386,7 @@ def _labels_on_disk(options: SourceOptions, features: Features) -> Iterable[obje
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
     kind, files = find_shards(options.path)
     splits = load_shards(kind, {name: found for name, found in files.items() if name != "train"}, options)
-    found = with_files(take_from(splits, image_and_label, options))
+    found = add_file_column(take_from(splits, image_and_label, options))
     labeled = {name: split for name, split in found.items() if has_labels(name, split["label"][:])}
     return DatasetDict({name: classes.relabeled(split) for name, split in labeled.items()})
 

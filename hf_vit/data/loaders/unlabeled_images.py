@@ -14,14 +14,14 @@ from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_t
 from ..formats.files import (
     IMAGE_SUFFIXES,
     SPLITS,
+    add_file_column,
     files_below,
     find_folder,
     images_at,
     is_image,
-    listed,
+    joined,
     splits_in,
     subfolders,
-    with_files,
 )
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS, report_other_folders
 from ..formats.stored import TAR_SUFFIXES, open_streams, take_from
@@ -52,15 +52,15 @@ def load_unlabeled_images(
 
     Returns:
         The available splits among "train", "validation" and "test", with the columns `image` (`datasets.Image`),
-        `file` (see `with_files`) and `number` (index of the image). If there is a single source with labels, from a
-        column or class folders, also `class_number` (`datasets.ClassLabel`), -1 for images without a label.
+        `file` (see `add_file_column`) and `number` (index of the image). If there is a single source with labels, from
+        a column or class folders, also `class_number` (`datasets.ClassLabel`), -1 for images without a label.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or the choice of columns is ambiguous.
     """
     options = _options_of(sources, label_column_name, keywords)
-    return _numbered(with_files(DatasetDict(_joined([_load(each) for each in options]))))
+    return _numbered(add_file_column(DatasetDict(_joined([_load(each) for each in options]))))
 
 
 def _numbered(splits: DatasetDict) -> DatasetDict:
@@ -72,7 +72,7 @@ def _options_of(sources: Sequence[str], label: str | None, keywords: SourceKeywo
     if len(sources) > 1 and (config_name or revision):
         raise ValueError(
             f"dataset_config_name={config_name!r} and dataset_revision={revision!r} require a single dataset, but "
-            f"there are {len(sources)}: {listed(sources)}. Remove these options."
+            f"there are {len(sources)}: {joined(sources)}. Remove these options."
         )
     return [SourceOptions(source, label, **keywords) for source in sources]
 
@@ -160,7 +160,7 @@ def _images_below(root: Path) -> list[Path]:
     places = {inside.parent for inside in folders if inside.name.lower() in IMAGE_FOLDERS}
     targets = {inside for inside in folders if inside.name.lower() in TARGETS and inside.parent in places}
     if targets:
-        found = listed(sorted(map(str, targets)))
+        found = joined(sorted(map(str, targets)))
         logger.warning("Ignored folders in %s because they contain targets of images: %s.", root, found)
     return [file for file in images if not targets & set(file.relative_to(root).parents)]
 
@@ -214,4 +214,4 @@ def _open(options: SourceOptions) -> dict[str, IterableDataset]:
     """Stream the splits of a source, with the columns `image` and, if there are labels, `class_number`."""
     if streams := open_streams(options):
         return take_from(streams, image_and_class, options)
-    return {name: as_stream(split) for name, split in with_files(_load(options)).items()}
+    return {name: as_stream(split) for name, split in add_file_column(_load(options)).items()}

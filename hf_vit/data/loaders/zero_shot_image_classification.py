@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
 from ..formats.columns import USUAL_NAMES, SourceKeywords, SourceOptions, find_tables, load_tables, take_columns
-from ..formats.files import with_files
+from ..formats.files import add_file_column
 from ..formats.stored import load_splits
 from ..targets import caption_target
 
@@ -61,7 +61,7 @@ def load_image_text(
         "to the images, in train/, val/, ..., or give a table or a parquet file of images and captions."
     )
     splits = load_splits(options, _image_and_caption, ((find_tables, read),), problem)
-    merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(splits).items()})
+    merged = DatasetDict({name: _merge_rows(split, name) for name, split in add_file_column(splits).items()})
     return TargetData(merged, caption_target)
 
 

@@ -22,7 +22,7 @@ from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageCl
 from ...outputs import check_new_folder, new_folder
 from ..ahead_of_time import first_line
 from .formats import FORMATS, Format, check_format, write_program
-from .programs import TOLERANCE, Difference, compare, example_inputs, least_grid, open_model, output_names
+from .programs import TOLERANCE, Difference, compare, example_inputs, min_grid, open_model, output_names
 
 
 WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification)
@@ -36,7 +36,7 @@ MEANINGS = {
     "attention_mask": "mask (texts, tokens), 0 for padding, 1 for other tokens",
 }
 # Image processor options that `run.py` does not support
-UNKNOWN_STEPS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
+UNSUPPORTED_OPTIONS = ("pad_size", "keep_aspect_ratio", "multiple_rounding")
 
 
 def export_model(
@@ -111,13 +111,13 @@ def write_companions(
     if isinstance(model, HfViTForZeroShotImageClassification):
         load_tokenizer(model, source, **kwargs).save_pretrained(folder)
     options = json.loads(image_processor.to_json_string())
-    missing = why_no_script(model, chosen.name, options)
+    missing = missing_script_reason(model, chosen.name, options)
     if missing is None:
         shutil.copy(RUN, folder / "run.py")
     write_card(folder, model, source, chosen, rows, missing, options.get("window_scale"))
 
 
-def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
+def missing_script_reason(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
     """Returns the reason why `run.py` does not support a program, or None if it does.
 
     Args:
@@ -129,7 +129,7 @@ def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str
         return "it supports ONNX only"
     if isinstance(model, WITH_OTHER_INPUTS):
         return "the model has inputs other than images"
-    if steps := [name for name in UNKNOWN_STEPS if options.get(name) not in (None, False, "nearest")]:
+    if steps := [name for name in UNSUPPORTED_OPTIONS if options.get(name) not in (None, False, "nearest")]:
         return f"it does not support the image processor option {steps[0]}"
     size = {name: value for name, value in options["size"].items() if value is not None}
     if options["do_resize"] and {*size} not in ({"height", "width"}, {"shortest_edge"}):
@@ -158,7 +158,7 @@ def write_card(
         window_scale: Option of the image processor for sliding windows, which the program does not support.
     """
     name = Path(source).name
-    inputs = example_inputs(model, 1, least_grid(model))
+    inputs = example_inputs(model, 1, min_grid(model))
     bounds, patch = chosen.bounds(model), to_pair(model.config.patch_size)
     card = ModelCard.from_template(
         ModelCardData(tags=["vision", "hf_vit", chosen.name], base_model=None if Path(source).exists() else source),
@@ -172,7 +172,7 @@ def write_card(
         outputs=[row.output for row in rows if row[:3] == rows[0][:3]],
         rows=rows,
         patch=patch,
-        least=[side * size for side, size in zip(least_grid(model), patch, strict=True)],
+        least=[side * size for side, size in zip(min_grid(model), patch, strict=True)],
         largest=None if bounds.grid is None else [side * size for side, size in zip(bounds.grid, patch, strict=True)],
         most_images=bounds.batch,
         megabytes=sum(file.stat().st_size for file in folder.iterdir()) / 1e6,

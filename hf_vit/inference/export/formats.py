@@ -26,7 +26,7 @@ SIZES = {
     **dict.fromkeys(("input_ids", "attention_mask"), ("text_batch", "length")),
 }
 MOST_IMAGES = 8  # Largest batch for formats that allocate memory ahead of time.
-MOST_TIMES_NATIVE = 2  # Largest patch grid for these formats, as a multiple of the native grid per side.
+MAX_GRID_RATIO = 2  # Largest patch grid for these formats, as a multiple of the native grid per side.
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Format:
         """Returns the largest batch and patch grid of a program in this format."""
         if not self.is_bounded:
             return Bounds()
-        rows, columns = (MOST_TIMES_NATIVE * max(side, 8) for side in model.config.grid_size)
+        rows, columns = (MAX_GRID_RATIO * max(side, 8) for side in model.config.grid_size)
         return Bounds(MOST_IMAGES, (rows, columns))
 
 
@@ -184,14 +184,14 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
         return
     from transformers.exporters.auto import get_exporter_class
 
-    program, inputs, sizes = what_is_traced(model, chosen)
+    program, inputs, sizes = tracing_inputs(model, chosen)
     exporter = get_exporter_class(chosen.name)
     config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
     written, _ = exporter().export_program(program, inputs, config)
     exporter.save_program(written, file)
 
 
-def what_is_traced(
+def tracing_inputs(
     model: HfViTPreTrainedModel, chosen: Format
 ) -> tuple[HfViTProgram, dict[str, Tensor], dict[str, dict[int, Any]]]:
     """Returns the program to trace, its example inputs, and the dynamic dimensions of these inputs."""
@@ -202,5 +202,5 @@ def what_is_traced(
 @torch.no_grad()
 def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedProgram:
     """Traces a model with `torch.export`."""
-    program, inputs, sizes = what_is_traced(model, chosen)
+    program, inputs, sizes = tracing_inputs(model, chosen)
     return torch.export.export(program, (), inputs, dynamic_shapes=sizes)

@@ -29,7 +29,7 @@ Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
 TOLERANCE = 1e-4  # Largest accepted difference in float32, relative to the largest value of an output
 TRACED_BATCH = 2
-MOST_TOKENS = 512  # Maximum text length if the text tower has no limit
+MAX_TEXT_TOKENS = 512  # Maximum text length if the text tower has no limit
 
 
 class Bounds(NamedTuple):
@@ -66,7 +66,7 @@ class HfViTProgram(nn.Module):
 @torch.no_grad()
 def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
     """Returns the output names of the program for a model in evaluation mode."""
-    outputs = model(**example_inputs(model, 1, least_grid(model)), return_dict=True)
+    outputs = model(**example_inputs(model, 1, min_grid(model)), return_dict=True)
     left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
     return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
 
@@ -126,12 +126,12 @@ def text_limits(model: HfViTForZeroShotImageClassification) -> tuple[int, int]:
     """Returns the vocabulary size and the maximum number of tokens per text."""
     own = model.text_options.encoder_config is None
     limits = vars(model.text_options if own else model.text_model.config)
-    return limits["vocab_size"], limits.get("max_position_embeddings") or MOST_TOKENS
+    return limits["vocab_size"], limits.get("max_position_embeddings") or MAX_TEXT_TOKENS
 
 
 def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[int, Any]]:
     """Returns the dynamic dimensions of each input by name, in the format of `torch.export`."""
-    least, most = least_grid(model), bounds.grid or (None, None)
+    least, most = min_grid(model), bounds.grid or (None, None)
     batch = Dim("batch", min=1, max=bounds.batch)
     sides = [Dim(name, min=least[i], max=most[i]) for i, name in enumerate(("rows", "columns"))]
     height, width = (patch * side for patch, side in zip(to_pair(model.config.patch_size), sides, strict=True))
@@ -145,7 +145,7 @@ def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[in
     return sizes
 
 
-def least_grid(model: HfViTPreTrainedModel) -> Grid:
+def min_grid(model: HfViTPreTrainedModel) -> Grid:
     """Returns the minimum patch grid (h, w) for a program.
 
     `torch.export` specializes programs for sizes of 1, so the coarsest feature map needs at least two rows and
@@ -160,14 +160,14 @@ def least_grid(model: HfViTPreTrainedModel) -> Grid:
 
 def traced_grid(model: HfViTPreTrainedModel) -> Grid:
     """Returns the patch grid (h, w) for tracing, which is small, not square, and not the native one."""
-    rows, columns = least_grid(model)
+    rows, columns = min_grid(model)
     is_native = (rows + 1, columns + 3) == model.config.grid_size
     return rows + 1, columns + 3 + is_native
 
 
-def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
+def comparison_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
     """Returns three pairs of batch size and patch grid (native, tall, wide) for comparison, other than the traced."""
-    least, traced = least_grid(model), traced_grid(model)
+    least, traced = min_grid(model), traced_grid(model)
     rows, columns = (max(own, side) for own, side in zip(model.config.grid_size, least, strict=True))
     wanted = [(rows, columns), (rows + 3, columns), (max(least[0], rows - 1), columns + 5)]
     if bounds.grid is not None:
@@ -210,7 +210,7 @@ def compare(model: HfViTPreTrainedModel, run: Run, bounds: Bounds) -> Iterator[D
         ValueError: if the program fails at one of the sizes, or its outputs have other shapes than the model's.
     """
     program = HfViTProgram(model).eval()
-    for seed, (batch, grid) in enumerate(checked_sizes(model, bounds), start=1):
+    for seed, (batch, grid) in enumerate(comparison_sizes(model, bounds), start=1):
         inputs = example_inputs(model, batch, grid, seed)
         height, width = inputs["pixel_values"].shape[2:]
         expected: dict[str, Tensor] = program(**inputs)

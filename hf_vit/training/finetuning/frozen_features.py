@@ -36,7 +36,7 @@ from ...model.modeling_hf_vit import HfViTModel
 from ...model.task_joint_embedding import HfViTForJointEmbedding
 from ...model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..checkpoints import on_first_process
-from ..errors import in_words
+from ..errors import format_bytes
 from ..optimizer import find_backbone
 from ..regularization import Mixing
 
@@ -88,7 +88,7 @@ class FrozenPart:
     def run(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the features (B, L, D), pooled ones (B, D) or (B, 2·D), of a batch of images."""
         mask = batch.get("patch_attention_mask")
-        tokens, blocks = self.backbone.start_blockwise(batch["pixel_values"], mask)
+        tokens, blocks = self.backbone.start_blocks(batch["pixel_values"], mask)
         states, masks = {"0": tokens}, blocks.masks(tokens)
         for number in range(self.num_blocks):
             states[str(number + 1)] = tokens = blocks.run(tokens, number, number + 1, **masks)
@@ -284,7 +284,7 @@ class FrozenFeatures:
         views, limit = self.options.cached_views, self.options.cache_gigabytes
         if self.size > limit * 10**9:
             raise ValueError(
-                f"The features of {len(self.source):,} images in {views} views take {in_words(self.size)}, and "
+                f"The features of {len(self.source):,} images in {views} views take {format_bytes(self.size)}, and "
                 f"cache_gigabytes={limit:g}. Set it higher, or take fewer --cached_views, --cache_dtype float16, a "
                 "smaller --image_size, or 0 views to train without stored features."
             )
@@ -346,7 +346,7 @@ class FrozenFeatures:
             error = f", {self.error:.1e} off float32" if self.dtype != torch.float32 else ""
             trainer.report(
                 f"Frozen features ({', '.join(self.read)}): {len(self.source):,} images, {views} views, "
-                f"{in_words(size)} in {self.folder}{error}; {how} in {self.seconds:.1f} s."
+                f"{format_bytes(size)} in {self.folder}{error}; {how} in {self.seconds:.1f} s."
             )
 
     def _write(self, view: int, number: int, update: Callable[[int], Any]) -> None:

@@ -239,12 +239,12 @@ def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
     for name, metadata in options_of(*task.argument_types()).items():
         if name in chosen:
             group = metadata["group"].partition(" (")[0]  # without the class name of the library's options
-            groups.setdefault(group, []).append(f"{name} {brief(chosen[name])}")
+            groups.setdefault(group, []).append(f"{name} {short_text(chosen[name])}")
     lines += [f"  {group}: {', '.join(options)}" for group, options in groups.items()]
     return "\n".join(lines)
 
 
-def brief(value: Any) -> str:
+def short_text(value: Any) -> str:
     """Return a short text for a value."""
     return f"{value:.3g}" if isinstance(value, float) else json.dumps(value).replace('"', "")
 

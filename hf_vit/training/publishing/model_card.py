@@ -135,7 +135,7 @@ def score_rows(info: TrainingInfo) -> list[list[str]]:
         known = [value for value in ranks if not math.isnan(value)]
         marks = ["**" if known and value == max(known) > min(known) else "" for value in ranks]
         unit = f" ({info.units[metric]})" if metric in info.units else ""
-        cells = [f"{mark}{shown(value)}{mark}" for mark, value in zip(marks, scores, strict=True)]
+        cells = [f"{mark}{format_value(value)}{mark}" for mark, value in zip(marks, scores, strict=True)]
         rows.append([f"{metric}{unit}", *cells])
     return rows
 
@@ -148,9 +148,9 @@ def compare(info: TrainingInfo) -> list[str]:
         for metric, score in info.metrics.items():
             own, other = rank(info, metric, score), rank(info, metric, baseline[metric])
             if own < other:
-                behind.append(f"{metric} ({shown(score)} against {shown(baseline[metric])})")
+                behind.append(f"{metric} ({format_value(score)} against {format_value(baseline[metric])})")
             elif own == other:
-                level.append(f"{metric} ({shown(score)})")
+                level.append(f"{metric} ({format_value(score)})")
         if behind:
             sentences.append(f"This model is behind {name} in {', '.join(behind)}.")
         if level:
@@ -163,7 +163,7 @@ def rank(info: TrainingInfo, metric: str, score: float) -> float:
     return round(-score if metric in info.lower_is_better else score, 4)
 
 
-def shown(score: float) -> str:
+def format_value(score: float) -> str:
     """Format a score for the card."""
     return "-" if math.isnan(score) else f"{score:.4f}"
 
@@ -253,7 +253,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     )
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
     lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
-    functions = {"escape": escape_markdown, "score_rows": score_rows, "compare": compare, "shown": shown}
+    functions = {"escape": escape_markdown, "score_rows": score_rows, "compare": compare, "shown": format_value}
     options = {"info": info, "fence": fence, "lower": lower, **functions}
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"

@@ -171,13 +171,13 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 def write_json(file: Path, scores: Mapping[str, Any]) -> None:
     """Write scores as JSON, with null in place of NaN."""
-    write_whole(file, json.dumps(known(scores), indent=2, allow_nan=False) + "\n")
+    write_whole(file, json.dumps(null_for_nan(scores), indent=2, allow_nan=False) + "\n")
 
 
-def known(value: Any) -> Any:
+def null_for_nan(value: Any) -> Any:
     """Return a score, or a mapping of scores, with None in place of NaN."""
     if isinstance(value, Mapping):
-        return {name: known(score) for name, score in value.items()}
+        return {name: null_for_nan(score) for name, score in value.items()}
     return None if math.isnan(value) else value
 
 

@@ -17,10 +17,10 @@ from transformers.utils import logging
 from ...convert import load_image_processor
 from ...data import AugmentedDataset
 from ...data.augmentation.datasets import AugmentedStream
-from ...data.checks import check_apart
+from ...data.checks import check_output_outside_data
 from ...data.datasets import TargetData
 from ...data.targets import image_only
-from ...evaluation.base import BaseEvaluator, Evaluator, check_truth
+from ...evaluation.base import BaseEvaluator, Evaluator, check_has_annotations
 from ...extras import check_packages
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
@@ -30,7 +30,14 @@ from ...options.resolve import build, values_of
 from ...outputs import free_folder
 from ...visualize.plots import draw_curves
 from ..checkpoints import on_first_process
-from ..data_notes import SeenClasses, note_classes, note_duplicates, note_transparent, see_classes, see_labels
+from ..data_notes import (
+    SplitClasses,
+    describe_missing_classes,
+    find_seen_classes,
+    note_duplicates,
+    note_transparent,
+    see_labels,
+)
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
 from ..models import NUM_IMAGES, input_size, load_model, open_trained, plan_config, whiten_patches
@@ -139,7 +146,7 @@ class Task(ABC):
     )  # notes about missing or unusual data, for the card
 
     def __post_init__(self) -> None:
-        check_apart(self.options.sources, self.args.output_dir)
+        check_output_outside_data(self.options.sources, self.args.output_dir)
 
     @property
     def held_out_for(self) -> str:
@@ -238,7 +245,7 @@ class Task(ABC):
         evaluator = self.make_evaluator(model, processor)
         if isinstance(evaluator, Evaluator):
             for split in self.loaded.splits:
-                check_truth(evaluator, split, self.loaded.examples(split))
+                check_has_annotations(evaluator, split, self.loaded.examples(split))
         if self.chooses_threshold:
             evaluator.threshold = model.options.score_threshold
         return evaluator
@@ -313,20 +320,20 @@ class Task(ABC):
                 notes += on_first_process(self.args, lambda: note_duplicates(splits, evaluated, accepted))
         if not names:
             return notes
-        return notes + note_classes(
-            {split: self.see_classes(split) for split in splits},
+        return notes + describe_missing_classes(
+            {split: self.find_seen_classes(split) for split in splits},
             names,
             self.num_needed_classes,
             examples=self.examples,
             is_pixelwise=any("mask" in rows.column_names for rows in splits.values()),
         )
 
-    def see_classes(self, split: str) -> SeenClasses:
+    def find_seen_classes(self, split: str) -> SplitClasses:
         """Return the classes that occur in a split; for a stream, in its first images."""
         rows, names = self.loaded.splits[split], self.loaded.names
         if "label" in rows.column_names:
             return see_labels(rows["label"][:], len(names), split == "train" and self.loaded.stream is not None)
-        return see_classes(self.loaded.examples(split), len(names), self.args)
+        return find_seen_classes(self.loaded.examples(split), len(names), self.args)
 
     def make_trainer(self) -> EvaluatorTrainer:
         """Return the trainer of a new or saved model.

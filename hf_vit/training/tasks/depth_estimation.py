@@ -46,11 +46,11 @@ class DepthEvaluator(Evaluator):
         trained = math.inf if self.is_relative or self.options.max_depth is None else self.options.max_depth
         self.max_depth = min(self.metric.max_depth, trained)
 
-    def has_truth(self, target: Tensor) -> bool:
+    def has_annotations(self, target: Tensor) -> bool:
         """Return whether any pixel is in the range for training and evaluation."""
         return bool(((target > self.metric.min_depth) & (target < self.max_depth)).any())
 
-    def describe_lack(self, targets: Iterable[Tensor]) -> str:
+    def missing_annotations_message(self, targets: Iterable[Tensor]) -> str:
         """Return a description of the depths in the data and the expected range."""
         depths = [depth[depth > 0] for depth in targets]
         extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]

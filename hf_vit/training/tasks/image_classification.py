@@ -18,7 +18,7 @@ from ...data import ImageClassificationCollator, load_image_classification
 from ...data.augmentation.classification import image_classification_augmentation
 from ...data.augmentation.datasets import AugmentedDataset, AugmentedStream
 from ...data.datasets import TargetData
-from ...data.formats.files import with_files
+from ...data.formats.files import add_file_column
 from ...data.formats.label_values import MULTI, REGRESSION, SINGLE, problem_type_of, value_table, values_target
 from ...data.targets import label_target
 from ...evaluation.base import BaseEvaluator, Batch, ImageResult
@@ -68,7 +68,7 @@ def load_classifier(
 class ClassificationEvaluator(BaseEvaluator):
     """Predict and score the class of each image."""
 
-    is_divisible = True
+    can_split_batch = True
     caption = ""
     metric: Any
 
@@ -173,7 +173,7 @@ def with_names(splits: DatasetDict, stream: IterableDataset | None = None) -> Ta
     if problem_type_of(first) != SINGLE:
         names = tuple(value_table(first.select([0])))
         return TargetData(splits, partial(values_target, names=names), names)
-    named = splits if "file" in first.column_names else with_files(splits)
+    named = splits if "file" in first.column_names else add_file_column(splits)
     return TargetData(named, label_target, tuple(first.features["label"].names), stream=stream)
 
 

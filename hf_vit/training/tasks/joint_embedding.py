@@ -23,12 +23,12 @@ from ...model.task_configurations import HfViTJointEmbeddingConfig
 from ...model.task_joint_embedding import (
     HfViTForJointEmbedding,
     assign,
-    between_views,
     draw_slices,
     gaussian_loss,
+    view_cross_entropy,
     view_loss,
 )
-from ...model.task_masked_image_modeling import mask_of_blocks
+from ...model.task_masked_image_modeling import draw_block_mask
 from ...options.field import COUNT, POSITIVE, PROBABILITY, SHARE, Range, model_option, option
 from ...visualize.pretraining import draw_views
 from ..arguments import UnlabeledArguments
@@ -204,7 +204,7 @@ class Teach:
             generator = Generator().manual_seed(int(seeds[image, view]))
             place = (numbers[image, view] + torch.rand((), generator=generator)) / num_masked
             count = int((least + (most - least) * float(place)) * math.prod(grid))
-            masks[image, view] = mask_of_blocks(grid, count, generator, LEAST_BLOCK)
+            masks[image, view] = draw_block_mask(grid, count, generator, LEAST_BLOCK)
         return masks.flatten(2).to(views.device)
 
 
@@ -289,7 +289,7 @@ class JointEmbeddingEvaluator(NeighborEvaluator):
             first = embeds[:, :num_global]
             assigned = assign(first.flatten(0, 1), options.teacher_temperature, add=as_it_is)
             assigned = assigned.unflatten(0, first.shape[:2])
-            loss = between_views(embeds, assigned, options.student_temperature, add=as_it_is)
+            loss = view_cross_entropy(embeds, assigned, options.student_temperature, add=as_it_is)
             return {"loss": float(loss), **super().compute(model)}
         generator = Generator().manual_seed(0)
         slices = draw_slices(embeds.shape[-1], options.num_slices, embeds.device, generator)

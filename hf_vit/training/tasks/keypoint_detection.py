@@ -74,7 +74,7 @@ class KeypointEvaluator(Evaluator):
         found = {"labels": self.metric.names, "box": target["box"].tolist()}
         return found | {name: value.tolist() for name, value in prediction.items()}
 
-    def has_truth(self, target: Target) -> bool:
+    def has_annotations(self, target: Target) -> bool:
         """Return whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())
 

@@ -24,7 +24,7 @@ from ...model.task_object_detection import (
     HfViTForObjectDetection,
     class_loss_of,
     class_scores_of,
-    count_divisors,
+    loss_normalizers,
     prediction_losses,
 )
 from ...options.field import (
@@ -68,7 +68,7 @@ class DetectionEvaluator(Evaluator):
             ImageResult(
                 {"boxes": result["boxes"], "class_labels": result["labels"], "scores": result["scores"]},
                 self._sums_of_losses(model, DetectionPrediction(logits[None], boxes[None]), label),
-                tuple(count_divisors([label], model.options).tolist()),
+                tuple(loss_normalizers([label], model.options).tolist()),
             )
             for result, logits, boxes, label in zip(
                 found, outputs.logits, outputs.pred_boxes, batch["labels"], strict=True
@@ -94,7 +94,7 @@ class DetectionEvaluator(Evaluator):
             ]
         }
 
-    def has_truth(self, target: Target) -> bool:
+    def has_annotations(self, target: Target) -> bool:
         """Return whether there is an object that is not a crowd."""
         return bool((~target["is_crowd"]).any())
 

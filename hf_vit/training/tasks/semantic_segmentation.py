@@ -16,7 +16,7 @@ from ...data import load_semantic_segmentation
 from ...evaluation.base import Batch, Evaluator, File, ImageResult, Images
 from ...evaluation.segmentation import SemanticSegmentationMetric
 from ...model.configuration_hf_vit import to_pair
-from ...model.image_geometry import resize_nearest, resized_size
+from ...model.image_geometry import compute_resized_size, resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_semantic_segmentation import (
     HfViTForSemanticSegmentation,
@@ -107,7 +107,7 @@ class SemanticEvaluator(Evaluator):
         found = [{"label": self.metric.names[k], "share": share} for k, share in zip(numbers, shares, strict=True)]
         return {"classes": sorted(found, key=lambda entry: -entry["share"])}
 
-    def has_truth(self, target: Tensor) -> bool:
+    def has_annotations(self, target: Tensor) -> bool:
         """Return whether any pixel has a class."""
         return bool((target != IGNORED_LABEL).any())
 
@@ -154,7 +154,7 @@ def scales_to_try(processor: BaseImageProcessor, sizes: Sequence[tuple[int, int]
     stride = overlapping_stride(window, patch)
 
     def sides(size: tuple[int, int]) -> tuple[int, int]:
-        return resized_size(*size, **trial.at_window_scale().call_options())
+        return compute_resized_size(*size, **trial.at_window_scale().call_options())
 
     for size in sizes:
         ratios.append(min(native / seen for native, seen in zip(size, sides(size), strict=True)))

@@ -116,7 +116,7 @@ class UniversalEvaluator(Evaluator):
             ]
         }
 
-    def has_truth(self, target: dict[str, Any]) -> bool:
+    def has_annotations(self, target: dict[str, Any]) -> bool:
         """Return whether any mask has a pixel."""
         return bool(target["masks"].any())
 

@@ -26,11 +26,11 @@ from ...data.collators import ImageTextCollator, draw_caption
 from ...data.datasets import TargetData
 from ...evaluation.base import BaseEvaluator, Batch, File, ImageResult, Images
 from ...evaluation.classification import ClassificationMetric
-from ...evaluation.features import ComparedImage, RetrievalMetric, chance_of_retrieval
+from ...evaluation.features import ComparedImage, RetrievalMetric, random_retrieval_recall
 from ...extras import check_packages
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
-from ...model.remote_code import refusing_code
+from ...model.remote_code import raising_remote_code_error
 from ...model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification, contrastive_loss
 from ...options.field import (
     COUNT,
@@ -163,7 +163,7 @@ def make_tokenizer(args: ImageTextArguments, captions: Iterable[str]) -> PreTrai
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
         return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
-    with refusing_code(name, "Give a tokenizer of the library."):
+    with raising_remote_code_error(name, "Give a tokenizer of the library."):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -187,7 +187,7 @@ def text_options(args: ImageTextArguments, tokenizer: PreTrainedTokenizerBase) -
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Return the options of a text encoder of transformers; raise `ValueError` if it is not supported."""
-    with refusing_code(name, "Give a text encoder of the library."):
+    with raising_remote_code_error(name, "Give a text encoder of the library."):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if "vocab_size" not in config.to_dict():
         raise ValueError(
@@ -327,7 +327,7 @@ class ZeroShotEvaluator(ClassificationEvaluator):
         class_embeds: Embeddings of the K class names, (K, E), of length 1.
     """
 
-    is_divisible = False
+    can_split_batch = False
     class_embeds: Tensor
 
     def logits(self, model: PreTrainedModel, inputs: Batch) -> Tensor:
@@ -486,7 +486,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
 
     def evaluate_baseline(self, trainer: EvaluatorTrainer, split: str) -> tuple[str, dict[str, float]]:
         """Return the scores of random retrieval."""
-        return "chance", chance_of_retrieval(list(map(len, self.loaded.splits[split]["captions"])))
+        return "chance", random_retrieval_recall(list(map(len, self.loaded.splits[split]["captions"])))
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Return the card's table rows about loss, towers, texts and labeled images."""

@@ -30,7 +30,7 @@ from hf_vit import (
 from hf_vit.convert.export import export_checkpoint
 from hf_vit.inference.export import folder as export_folder
 from hf_vit.inference.export import formats
-from hf_vit.inference.export.folder import why_no_script
+from hf_vit.inference.export.folder import missing_script_reason
 from hf_vit.inference.export.formats import FORMATS
 from hf_vit.inference.export.programs import Run
 
@@ -265,6 +265,8 @@ def test_there_is_no_script_where_it_would_process_images_otherwise(
     model_class: type, options: dict[str, object], reason: str | None
 ) -> None:
     overrides = {"use_mask_token": True} if model_class is HfViTForMaskedImageModeling else {}
-    found = why_no_script(model_class(small_config(**overrides)), "onnx", options)
+    found = missing_script_reason(model_class(small_config(**overrides)), "onnx", options)
     assert found is None if reason is None else reason in str(found)
-    assert why_no_script(model_class(small_config(**overrides)), "openvino", options) == "it supports ONNX only"
+    assert (
+        missing_script_reason(model_class(small_config(**overrides)), "openvino", options) == "it supports ONNX only"
+    )

@@ -25,8 +25,8 @@ from hf_vit.inference.export.formats import FORMATS, trace, write_onnx, write_pr
 from hf_vit.inference.export.programs import (
     TRACED_BATCH,
     Difference,
-    checked_sizes,
     compare,
+    comparison_sizes,
     in_order,
     output_names,
     traced_grid,
@@ -143,7 +143,7 @@ def test_programs_of_the_librarys_exporters_equal_the_model(
 @pytest.mark.parametrize("case", [HEADS["features"], HEADS["deformable"], OPTIONS["windows"]])
 def test_checked_sizes_are_none_of_the_traced_one(case: Case) -> None:
     model = build(case)
-    sizes = checked_sizes(model, FORMATS["torch"].bounds(model))
+    sizes = comparison_sizes(model, FORMATS["torch"].bounds(model))
     batches, grids = zip(*sizes, strict=True)
     assert len({*batches}) == len({*grids}) == 3
     assert TRACED_BATCH not in batches
@@ -156,7 +156,7 @@ def test_a_program_that_plans_its_memory_is_checked_within_its_bounds() -> None:
     bounds = chosen.bounds(model)
     assert bounds.batch is not None
     assert bounds.grid is not None
-    for batch, grid in [*checked_sizes(model, bounds), (TRACED_BATCH, traced_grid(model))]:
+    for batch, grid in [*comparison_sizes(model, bounds), (TRACED_BATCH, traced_grid(model))]:
         assert batch <= bounds.batch
         assert all(side <= most for side, most in zip(grid, bounds.grid, strict=True))
 
