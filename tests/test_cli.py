@@ -466,11 +466,11 @@ def test_a_locale_of_ascii_prints_all_that_a_model_says(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"task": "classify"}, "no task 'classify'"),
-        ({"epochs": 3}, r"no option epochs\. Did you mean num_train_epochs\?"),
+        ({"epochs": 3}, r"Unknown option epochs\. Did you mean num_train_epochs\?"),
         ({"do_train": True}, "do_train is not needed"),
         ({"learning_rate": "fast"}, "learning_rate='fast' must be a number"),
         ({"model_name_or_path": "x"}, "model_name_or_path is already given by model or data"),
-        ({"recipe": "mnits"}, r"no recipe 'mnits'\. Did you mean mnist"),
+        ({"recipe": "mnits"}, r"Unknown recipe 'mnits'\. Did you mean mnist"),
         ({"data": "nowhere/at/all"}, "nowhere/at/all"),
     ],
 )

@@ -73,7 +73,7 @@ METADATA: dict[str, Any] = {
 
 
 def described(**metadata: Any) -> dict[str, Any]:
-    """Return the metadata of an option with the defaults of `METADATA`."""
+    """Return the given metadata of an option, completed with the defaults in `METADATA`."""
     assert metadata.keys() <= METADATA.keys(), metadata
     return {**METADATA, **metadata}
 

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 FOLDERS = (
     PACKAGE / "recipes",
     PACKAGE.parent / "scripts" / "recipes",
-)  # location in an installed package and in a checkout
+)  # in an installed package and in a Git checkout
 SUFFIXES = {".yaml", ".yml", ".json"}
 
 

@@ -47,7 +47,7 @@ def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any
 
 
 def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not `None`; raise `ValueError` if an option is declared by none of the types."""
+    """Return the values that are not `None`; raise `ValueError` if a name is not an option of the dataclasses."""
     known, given = options_of(*types), {name.replace("-", "_"): value for name, value in values.items()}
     for name in given:
         if name not in known or name in ANSWERS:

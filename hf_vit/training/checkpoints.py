@@ -167,7 +167,7 @@ def find_gap(checkpoint: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # optimizer.pt, or optimizer_0 with FSDP
+    if not any(name.startswith("optimizer") for name in names):  # FSDP uses other file names
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 

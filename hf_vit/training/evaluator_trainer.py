@@ -22,7 +22,7 @@ from .trainer import HfViTTrainer, replaced
 
 
 MAX_PICTURED = 6
-CHOOSING = "choosing"  # prefix of internal scores of the threshold choice
+CHOOSING = "choosing"  # prefix of internal scores, used to choose a threshold
 
 
 class EvaluatorTrainer(HfViTTrainer):

@@ -33,7 +33,7 @@ MAX_STREAMED = 1000  # default number of evaluated images per split of a stream
 def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArguments) -> TargetData:
     """Open a stream of labeled training images and check the images to evaluate.
 
-    Raises `ValueError` if the training arguments give epochs instead of steps, or the options or data are invalid.
+    Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
     """
     check_steps(training_args)
     if args.train_val_split is None:  # the splits are only known once the stream is open

@@ -90,7 +90,7 @@ def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> No
 
 def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("dataset_nam3: photos\n")
-    with pytest.raises(ValueError, match=r"no option dataset_nam3\. Did you mean dataset_name "):
+    with pytest.raises(ValueError, match=r"Unknown option dataset_nam3\. Did you mean dataset_name "):
         parse_arguments(TYPES, [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"])
 
 
