@@ -45,7 +45,7 @@ register_package(100, lambda storage: None, restore_on_cpu)
 def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
     """Run `work` on the first process and return its result on all processes.
 
-    A `ValueError` or `OSError` is raised on all processes.
+    If `work` raises `ValueError` or `OSError`, the error is raised on all processes.
     """
     outcome: list[Any] = [None, None]
     if args.process_index == 0:
