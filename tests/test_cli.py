@@ -91,7 +91,7 @@ def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everythi
         assert re.search(rf"^  --{option}\b", short, flags=re.MULTILINE)
     joined = re.findall(r"^  --(\w+)", long, flags=re.MULTILINE)
     assert sorted(joined) == sorted(names)
-    ours, of_library = long.split("Options of the library's Trainer")
+    ours, of_library = long.split("Options of transformers.TrainingArguments")
     assert "--adam_epsilon" in of_library
     assert set(re.findall(r"^  --(\w+)", short, flags=re.MULTILINE)) <= {
         *re.findall(r"^  --(\w+)", ours, re.MULTILINE)
@@ -124,24 +124,24 @@ def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     [
         (
             "train image-classification photos --epochs 3",
-            "There is no option --epochs. Did you mean --num_train_epochs?",
+            "Unknown option --epochs. Did you mean --num_train_epochs?",
         ),
-        ("train image-classification photos --lr=1", "no option --lr. Did you mean --learning_rate?"),
+        ("train image-classification photos --lr=1", "Unknown option --lr. Did you mean --learning_rate?"),
         ("train image-classification photos --learning-rat 1", "Did you mean --learning_rate"),
         ("train image-classification photos --batch_size 8", "--per_device_train_batch_size"),
         ("train object-detection photos --imgsz 8", "Did you mean --image_size?"),
         ("train zero-shot-image-classification --data photos", "Did you mean --dataset_name?"),
         ("train depth-estimation photos --weights x", "Did you mean --model_name_or_path?"),
-        ("train image-classification photos --do_train", "do_train has nothing to switch on"),
-        ("train image-classification photos --do-eval true", "do_eval has nothing to switch on"),
+        ("train image-classification photos --do_train", "do_train is not needed"),
+        ("train image-classification photos --do-eval true", "do_eval is not needed"),
         ("train image-classification photos --seed 1 more", "Unexpected arguments: 'more'"),
-        ("train image-classification photos --recipe cifar-10", "There is no recipe 'cifar-10'. Did you mean cifar10"),
+        ("train image-classification photos --recipe cifar-10", "Unknown recipe 'cifar-10'. Did you mean cifar10"),
         ("train image-clasification photos", "no task 'image-clasification'. Did you mean image-classification"),
         (
             "train image-classification photos --help me",
             "--help me is not valid. Use --help for the most important options, or --help all",
         ),
-        ("predict model photos --treshold 1", "no option --treshold. Did you mean --threshold"),
+        ("predict model photos --treshold 1", "Unknown option --treshold. Did you mean --threshold"),
         ("features list", "There is no hf-vit features list. Choose extract or evaluate"),
         ("trian photos", "There is no command 'trian'. Did you mean train or pretrain?"),
         ("info nothing/at/all", "There is no folder or file 'nothing/at/all'"),
@@ -161,7 +161,7 @@ def test_a_mistake_is_answered_in_one_line(
 
 
 def test_what_is_far_from_all_options_gets_no_guess() -> None:
-    assert unknown_option("zzz", {"seed": "", "bf16": "amp"}) == "There is no option --zzz."
+    assert unknown_option("zzz", {"seed": "", "bf16": "amp"}) == "Unknown option --zzz."
 
 
 def test_help_and_version_of_the_command_need_no_library() -> None:
@@ -466,11 +466,11 @@ def test_a_locale_of_ascii_prints_all_that_a_model_says(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"task": "classify"}, "no task 'classify'"),
-        ({"epochs": 3}, r"no option epochs\. Did you mean num_train_epochs\?"),
-        ({"do_train": True}, "do_train has nothing to switch on"),
+        ({"epochs": 3}, r"Unknown option epochs\. Did you mean num_train_epochs\?"),
+        ({"do_train": True}, "do_train is not needed"),
         ({"learning_rate": "fast"}, "learning_rate='fast' must be a number"),
         ({"model_name_or_path": "x"}, "model_name_or_path is already given by model or data"),
-        ({"recipe": "mnits"}, r"no recipe 'mnits'\. Did you mean mnist"),
+        ({"recipe": "mnits"}, r"Unknown recipe 'mnits'\. Did you mean mnist"),
         ({"data": "nowhere/at/all"}, "nowhere/at/all"),
     ],
 )

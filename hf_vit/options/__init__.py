@@ -1,1 +1,1 @@
-"""Options: how a field is declared, how values become dataclasses, recipes, and what must match on resume."""
+"""Options: their declaration, conversion and checks, recipes, and rules for resumed training runs."""

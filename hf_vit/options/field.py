@@ -1,4 +1,4 @@
-"""Declaration of an option: a dataclass field whose metadata hold its help, legal values and behavior on resume."""
+"""Declaration of an option: a dataclass field with metadata for its help, valid values and behavior on resume."""
 
 import math
 from dataclasses import MISSING, field
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """An interval of numbers, closed below and above unless it says otherwise."""
+    """An interval of numbers that includes its bounds unless `is_open_below` or `is_open_above` is set."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -27,13 +27,13 @@ class Range(NamedTuple):
 
 
 def check_number(name: str, value: Any, legal: Range | None, default: Any) -> None:
-    """Raise `ValueError` if a value is a number, or a list with one, that is infinite, NaN or out of range.
+    """Raise `ValueError` if a value is a number, or a list with a number, that is infinite, NaN or out of range.
 
     Args:
-        name: The option.
-        value: Its value.
-        legal: Its range, if it has one.
-        default: Its default, which the error names.
+        name: Name of the option.
+        value: Value of the option.
+        legal: Valid range, if any.
+        default: Default value, for the error message.
     """
     for number in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -44,7 +44,7 @@ def check_number(name: str, value: Any, legal: Range | None, default: Any) -> No
 
 
 class Names(list[str]):
-    """A list of names, which may also be given as one text with commas between them, or as a JSON list."""
+    """Type of options that take a list of names: a list, a comma-separated string, or a JSON list."""
 
     __args__ = (str,)  # the type of its items, as transformers.HfArgumentParser reads it
 
@@ -58,24 +58,24 @@ SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
 SEED = Range(0, 2**32 - 1)
 
 
-# Metadata of an option, and what they are if it does not declare them
+# Metadata keys of an option, with their defaults
 METADATA: dict[str, Any] = {
-    "help": "",  # what it does
-    "brief": None,  # shorter text for the page of essential options
-    "range": None,  # legal numbers
-    "choices": None,  # legal values
-    "group": "",  # title of its group on help pages
-    "essential": False,  # whether it is on the page of essential options
-    "synonyms": "",  # its names in other libraries, separated by spaces
-    # "free" if a resumed run may have another value, "fixed" if the saved optimizer depends on it; by default it
-    # must have the same value unless changes are accepted
+    "help": "",  # help text
+    "brief": None,  # shorter help text for the page of essential options
+    "range": None,  # valid range of numbers
+    "choices": None,  # valid values
+    "group": "",  # title of the group on help pages
+    "essential": False,  # whether the page of essential options lists the option
+    "synonyms": "",  # names in other libraries, separated by spaces
+    # Rule for resumed runs: "free" allows any change, "fixed" allows none because the saved optimizer depends on the
+    # value, and "" allows changes with `resume_with_changes`.
     "resume": "",
-    "private": False,  # whether recipes leave it out: access tokens and requests
+    "private": False,  # True for access tokens and one-time requests, which are not saved in recipes
 }
 
 
 def described(**metadata: Any) -> dict[str, Any]:
-    """Return the metadata of an option, given those that differ from `METADATA`."""
+    """Return the given metadata of an option, completed with the defaults in `METADATA`."""
     assert metadata.keys() <= METADATA.keys(), metadata
     return {**METADATA, **metadata}
 
@@ -89,19 +89,19 @@ class Metadata(dict[str, Any]):
 
 
 def option(default: Any, help: str, range: Range | None = None, **metadata: Any) -> Any:
-    """Return the dataclass field of an option; see `METADATA`. A default list is copied."""
+    """Return the dataclass field of an option with the metadata in `METADATA`. A default list is copied."""
     given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(**given, metadata=Metadata(described(help=help, range=range, **metadata)))
 
 
-# Options of the groups that several tasks have
+# Constructors for option groups that several tasks share
 data_option = partial(option, group="Data")
 training_images_option = partial(option, group="Training images")
 model_option = partial(option, group="Model")
 augmentation_option = partial(option, group="Augmentation")
 evaluation_option = partial(option, group="Evaluation", essential=True)
 
-# Options that several classes declare, each with its own help
+# Options that several classes declare with different help texts
 source_option = partial(
     data_option, "", essential=True, synonyms="data data_dir data_path dataset train_dir root", resume="free"
 )

@@ -1,4 +1,4 @@
-"""Metadata of the options that transformers.TrainingArguments declares, in one table."""
+"""Metadata of the options that transformers.TrainingArguments declares."""
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -10,9 +10,9 @@ from transformers import TrainingArguments
 from .field import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE_LEFT_OUT, described
 
 
-LIBRARY_GROUP = "Options of the library's Trainer (transformers.TrainingArguments), some with other defaults"
+LIBRARY_GROUP = "Options of transformers.TrainingArguments, some with different defaults"
 
-# Fields whose only peculiarity is that a resumed run may change them: hardware, logging, evaluation, uploads
+# Fields that a resumed run may change and that have no other metadata: hardware, logging, evaluation, uploads
 FREE = (
     *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph", "debug"),
     *("dataloader_persistent_workers", "dataloader_pin_memory", "disable_tqdm", "local_rank", "project", "report_to"),
@@ -30,33 +30,31 @@ training_option = partial(described, group="Training", essential=True)
 essential_option = partial(described, essential=True, resume="free")
 LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     **{name: library_option(resume="free") for name in FREE},
-    # The essential ones
+    # Essential options
     "num_train_epochs": training_option(
-        brief="How often to go through the training images.", range=POSITIVE, synonyms="epochs num_epochs max_epochs"
+        brief="Number of passes over the training images.", range=POSITIVE, synonyms="epochs num_epochs max_epochs"
     ),
     "max_steps": training_option(
-        brief="How many steps to train, whatever the epochs are.", synonyms="steps iterations num_steps"
+        brief="Number of training steps. Overrides the number of epochs.", synonyms="steps iterations num_steps"
     ),
-    "learning_rate": training_option(brief="Largest learning rate.", range=NOT_NEGATIVE, synonyms="lr lr0 base_lr"),
+    "learning_rate": training_option(brief="Maximum learning rate.", range=NOT_NEGATIVE, synonyms="lr lr0 base_lr"),
     "per_device_train_batch_size": training_option(
-        brief="Images of a step, on each process.",
+        brief="Training batch size per process.",
         range=COUNT,
         synonyms="batch_size batch bs train_batch_size",
         resume="free",
     ),
-    "bf16": training_option(
-        brief="Compute in bfloat16 where that is precise enough.", synonyms="amp mixed_precision half"
-    ),
-    "seed": training_option(brief="Of all that is random.", range=SEED),
+    "bf16": training_option(brief="Compute in bfloat16 (mixed precision).", synonyms="amp mixed_precision half"),
+    "seed": training_option(brief="Random seed of the run.", range=SEED),
     "per_device_eval_batch_size": essential_option(
-        brief="Images of an evaluation's batch, on each process.",
+        brief="Evaluation batch size per process.",
         range=COUNT,
         group="Evaluation",
         synonyms="eval_batch_size batch_size validation_batch_size",
     ),
-    "use_cpu": essential_option(brief="Leave GPUs alone.", group="Hardware", synonyms="cpu no_cuda"),
+    "use_cpu": essential_option(brief="Run on the CPU only.", group="Hardware", synonyms="cpu no_cuda"),
     "output_dir": essential_option(
-        brief="Folder for all that is written; by default a new one in outputs/.",
+        brief="Folder for all output files. Default: a new folder in outputs/.",
         group="Output",
         synonyms="output out save_dir out_dir project_dir name",
     ),
@@ -79,7 +77,7 @@ LIBRARY_OPTIONS: dict[str, Mapping[str, Any]] = {
     **{name: library_option(range=NOT_NEGATIVE, resume="free") for name in ("eval_delay", "save_total_limit")},
     **{name: library_option(range=COUNT, resume="free") for name in COUNTS},
     "dataloader_num_workers": library_option(range=NOT_NEGATIVE, synonyms="workers num_workers", resume="free"),
-    # No part of a recipe
+    # Not saved in recipes
     "hub_token": library_option(resume="free", private=True),
     "resume_from_checkpoint": essential_option(group="Output", synonyms="resume", private=True),
 }
@@ -87,7 +85,7 @@ LIBRARY_FIELDS = {item.name: item for item in fields(TrainingArguments)}
 
 
 def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
-    """Return the metadata of an option, declared by us or by the library, with all keys of `described`."""
+    """Return the complete metadata of an option declared by `hf_vit` or `transformers.TrainingArguments`."""
     inherited = LIBRARY_FIELDS.get(item.name)
     if inherited is None:
         return described() | dict(item.metadata.items())
@@ -98,5 +96,5 @@ def metadata_of(item: Field[Any]) -> Mapping[str, Any]:
 
 
 def options_of(*kinds: type[Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the metadata of all options of dataclasses, by name, in the order of the fields."""
+    """Return the metadata of all options of some dataclasses by name, in the order of the fields."""
     return {item.name: metadata_of(item) for kind in kinds for item in fields(kind) if item.init}

@@ -1,4 +1,4 @@
-"""Names of options and recipes, with errors that suggest the closest valid one. Needs the standard library only."""
+"""Names of options and recipes, with errors that suggest the closest valid name. Imports only the standard library."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,67 +7,70 @@ from functools import cache
 from pathlib import Path
 
 
-# Options of other libraries that have no counterpart here, and the error that answers them
+# Error messages for options of other libraries that have no equivalent
 ANSWERS = {
     **{
-        name: f"{name} has nothing to switch on: evaluation follows training by itself, and a saved model is "
-        "evaluated or predicts by a command of its own. Leave it out."
+        name: f"{name} is not needed: evaluation runs automatically after training, and separate commands evaluate a "
+        "saved model or predict with it. Remove the option."
         for name in ("do_train", "do_eval", "do_predict")
     },
-    "device": "A GPU is used if there is one. Leave device out, or set use_cpu.",
+    "device": "A GPU is used if available. Remove device, or set use_cpu.",
 }
 PACKAGE = Path(__file__).parents[1]
-FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "scripts" / "recipes")  # of an installed package, and of a checkout
+FOLDERS = (
+    PACKAGE / "recipes",
+    PACKAGE.parent / "scripts" / "recipes",
+)  # in an installed package and in a Git checkout
 SUFFIXES = {".yaml", ".yml", ".json"}
 
 
 def unknown_option(name: str, synonyms: Mapping[str, str], prefix: str = "--") -> str:
-    """Return the error for an unknown option.
+    """Return the error message for an unknown option.
 
     Args:
-        name: The option, without the dashes before it.
-        synonyms: The names that other libraries give to each valid option, separated by spaces.
-        prefix: Text before each name that the error suggests.
+        name: Name of the option without leading dashes.
+        synonyms: Names in other libraries, separated by spaces, for each valid option.
+        prefix: Text before each option name in the message.
     """
     wanted = name.replace("-", "_").lower()
     if wanted in ANSWERS:
         return ANSWERS[wanted]
     meant = [option for option, words in synonyms.items() if wanted in words.split()]
     question = f" Did you mean {' or '.join(prefix + option for option in meant)}?" if meant else ""
-    return f"There is no option {prefix}{name}.{question or nearest(wanted, synonyms, prefix)}"
+    return f"Unknown option {prefix}{name}.{question or nearest(wanted, synonyms, prefix)}"
 
 
 def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a question that suggests the closest of some names, empty if none is close."""
+    """Return a question that suggests the most similar names, or an empty string if none is similar."""
     meant = get_close_matches(wanted, sorted(names), n=3, cutoff=0.7)
     return f" Did you mean {' or '.join(prefix + name for name in meant)}?" if meant else ""
 
 
 @cache
 def named_recipes() -> dict[str, Path]:
-    """Returns the files of all recipes by their names."""
+    """Return the file of each recipe by name."""
     return {file.stem: file for folder in reversed(FOLDERS) for file in sorted(folder.glob("*.yaml"))}
 
 
 def list_recipes() -> list[str]:
-    """Returns the names of the recipes that come with the package."""
+    """Return the names of the recipes included in the package."""
     return list(named_recipes())
 
 
 def find_recipe(name: str) -> Path:
-    """Returns the file of a recipe, given itself or its name; raises `ValueError` if there is none of that name."""
+    """Return the file of a recipe, given its name or the file itself; raise `ValueError` for an unknown name."""
     if Path(name).suffix in SUFFIXES:
         return Path(name)
     files = named_recipes()
     if name not in files:
         meant = get_close_matches(name, files, n=3)
         choice = f"Did you mean {' or '.join(meant)}?" if meant else f"Choose one of {', '.join(files)}."
-        raise ValueError(f"There is no recipe {name!r}. {choice} A recipe of your own is given as a file: my.yaml.")
+        raise ValueError(f"Unknown recipe {name!r}. {choice} Give your own recipe as a file, such as my.yaml.")
     return files[name]
 
 
 def recipes_of(task: str) -> dict[str, str]:
-    """Returns the first line on each recipe of a task, by their names."""
+    """Return the one-line description of each recipe of a task by name."""
     found = {}
     for name, file in named_recipes().items():
         heading = file.read_text(encoding="utf-8")

@@ -14,12 +14,12 @@ from .names import find_recipe
 
 
 logger = logging.get_logger(__name__)
-RECIPE_NAME = "recipe.yaml"  # in the output folder of a training run
+RECIPE_NAME = "recipe.yaml"  # name of the recipe in the output folder of a training run
 RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Reads scalars as YAML 1.2: `no` is a word, and `1e-3` is a number."""
+    """YAML 1.2 loader for scalars: `no` is a string, and `1e-3` is a number."""
 
 
 RecipeLoader.yaml_implicit_resolvers = {
@@ -32,25 +32,25 @@ RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """Return the content of a YAML or JSON file; raises `ValueError` if it is no mapping from names to values."""
+    """Return the content of a YAML or JSON file; raise `ValueError` if it is not a mapping."""
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is YAML too
+        content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is a subset of YAML
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a mapping, with lines like 'learning_rate: 0.001'.")
+        raise ValueError(f"{file} must contain a mapping, with lines such as 'learning_rate: 0.001'.")
     return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
 def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are given, on top of those of the recipe that they name, if any.
+    """Return the given option values combined with those of the recipe they name. Given values take precedence.
 
     Args:
-        values: Option values by name, `None` if not given; `recipe` is a file, or the name of a recipe of the package.
+        values: Option values by name, None if not given. `recipe` is a file or the name of an included recipe.
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if there is no recipe of that name, or the file is no mapping.
+        ValueError: if no recipe has this name, or the file is not a mapping.
     """
     given = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
     recipe = given.pop("recipe", None)
@@ -58,9 +58,9 @@ def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shareable(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:
-    """Return the values that recipes and commands may hold, as YAML and JSON have them.
+    """Return the option values to save in recipes and commands, as plain YAML and JSON types.
 
-    Access tokens and requests, such as to resume, are left out.
+    Access tokens and one-time requests, such as `resume_from_checkpoint`, are omitted.
     """
     private = {name for name, known in options_of(*types).items() if known["private"]}
     kept = {name: value for name, value in values.items() if value is not None and name not in private}
@@ -74,10 +74,10 @@ def recipe_text(values: Mapping[str, Any]) -> str:
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:
-    """Return the recipe that a training run has left in its output folder, empty if none can be read."""
+    """Return the recipe saved in the output folder of a training run, or an empty dictionary if it cannot be read."""
     file = folder / RECIPE_NAME
     try:
         return read_recipe(file) if file.is_file() else {}
     except ValueError as error:
-        logger.warning(f"The options in {file} are lost: {str(error).splitlines()[0]}")
+        logger.warning(f"Ignoring the unreadable recipe {file}: {str(error).splitlines()[0]}")
         return {}

@@ -1,4 +1,4 @@
-"""From option values by name to dataclasses: names are checked, and values get the declared types."""
+"""Conversion of option values to dataclasses: checks the names and converts values to the declared types."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from .names import ANSWERS, unknown_option
 
 # Pairs of options of which the first must not be larger than the second
 PAIRS = (("min_scale", "max_scale"), ("min_eval_depth", "max_eval_depth"))
-PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values that options are given as
+PLAIN = (str, Real, list, tuple, Mapping, os.PathLike, Enum)  # types of values to convert
 EXPECTED = {
     **{bool: "true or false", int: "a whole number", float: "a number", str: "text", Names: "a list of names"},
     dict: "a mapping, or its JSON: '{\"name\": 1}'",
@@ -25,29 +25,29 @@ EXPECTED = {
 
 
 class Options:
-    """Base of dataclasses of options: construction converts values to the declared types and checks them."""
+    """Base class of option dataclasses. Construction converts values to the declared types and checks them."""
 
     def __post_init__(self) -> None:
         convert_all(self)
 
 
 def build(types: Sequence[type[Any]], values: Mapping[str, Any], **defaults: Any) -> tuple[Any, ...]:
-    """Return an instance of each of some dataclasses of options, which convert and check the values.
+    """Return an instance of each of some option dataclasses, with converted and checked values.
 
     Args:
-        types: The dataclasses.
-        values: Option values by name; `None` stands for the default.
+        types: Option dataclasses.
+        values: Option values by name. `None` selects the default.
         **defaults: Defaults that replace those of the dataclasses.
 
     Raises:
-        ValueError: if an option is unknown, or a value has the wrong type or is not legal.
+        ValueError: if an option is unknown, or a value has the wrong type or is invalid.
     """
     given = {**defaults, **known_options(types, values)}
     return tuple(kind(**{name: given[name] for name in options_of(kind) if name in given}) for kind in types)
 
 
 def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not `None`; raise `ValueError` if none of some dataclasses has an option."""
+    """Return the values that are not `None`; raise `ValueError` if a name is not an option of the dataclasses."""
     known, given = options_of(*types), {name.replace("-", "_"): value for name, value in values.items()}
     for name in given:
         if name not in known or name in ANSWERS:
@@ -57,9 +57,9 @@ def known_options(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict
 
 
 def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are given with the declared types, as recipes and commands record them.
+    """Return the given values converted to the declared types, for recipes and commands.
 
-    Raises `ValueError` as `build` does, but for numbers out of range.
+    Raises `ValueError` for unknown options and wrong types. Ranges are not checked.
     """
     known = options_of(*types)
     kinds = {name: kind for declaring in types for name, kind in get_type_hints(declaring).items()}
@@ -68,22 +68,22 @@ def resolve(types: Sequence[type[Any]], values: Mapping[str, Any]) -> dict[str, 
 
 
 def convert_all(options: Any) -> None:
-    """Give the values of a dataclass of options their declared types; raise `ValueError` for one that is not legal."""
+    """Convert all values of an option dataclass to the declared types; raise `ValueError` for an invalid value."""
     kinds, values = get_type_hints(type(options)), vars(options)
     for item in fields(options):
         value, metadata = values.get(item.name), metadata_of(item)
-        # Objects of the library, such as an AcceleratorConfig, and defaults stay as they are.
+        # Defaults and objects such as an AcceleratorConfig are not converted.
         if isinstance(value, PLAIN) and value is not item.default:
             value = convert(item.name, value, kinds[item.name], metadata["choices"])
             setattr(options, item.name, value)
         check_number(item.name, value, metadata["range"], item.default)
     for low, high in PAIRS:
         if values.get(low) is not None and values.get(high) is not None and values[low] > values[high]:
-            raise ValueError(f"{low}={values[low]} must not be more than {high}={values[high]}. Exchange them, say.")
+            raise ValueError(f"{low}={values[low]} must not exceed {high}={values[high]}. Swap the two values.")
 
 
 def convert(name: str, value: Any, kind: Any, choices: Sequence[Any] | None = None) -> Any:
-    """Return a value as an option of a type; raise `ValueError` if it does not fit or is none of the choices."""
+    """Convert a value to the type `kind`; raise `ValueError` if this fails or the result is not in `choices`."""
     parts = members(kind)
     for part in parts:
         try:
@@ -98,14 +98,14 @@ def convert(name: str, value: Any, kind: Any, choices: Sequence[Any] | None = No
 
 
 def members(kind: Any) -> list[Any]:
-    """Return the types that a union consists of, without `None`, and without `str` next to an enumeration."""
+    """Return the member types of a union without `None`, and without `str` if there is an enumeration."""
     parts = list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
     has_names = any(isinstance(part, type) and issubclass(part, Enum) for part in parts)
     return [part for part in parts if part is not NoneType and not (has_names and part is str)]
 
 
 def as_type(value: Any, kind: Any) -> Any:
-    """Return a value as a type that is no union; raises `TypeError` or `ValueError` if it does not fit."""
+    """Convert a value to a type that is not a union; raise `TypeError` or `ValueError` if this fails."""
     origin = get_origin(kind) or kind
     if kind is Any:
         return value
@@ -137,7 +137,7 @@ def as_type(value: Any, kind: Any) -> Any:
 
 
 def as_sequence(value: Any, kind: Any) -> Any:
-    """Return a list, which may also be given as its only entry, or a tuple of its length."""
+    """Convert a value to a list or a fixed-length tuple. A single string, path or number becomes the only item."""
     items = [value] if isinstance(value, str | os.PathLike | Real) else list(value)
     types = get_args(kind)
     if get_origin(kind) is tuple:
@@ -146,7 +146,7 @@ def as_sequence(value: Any, kind: Any) -> Any:
 
 
 def expectation(kind: Any) -> str:
-    """Return what a value of a type is, in words."""
+    """Describe the expected values of a type for error messages, such as "a whole number"."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in EXPECTED:
         return EXPECTED[origin]
@@ -162,5 +162,5 @@ def expectation(kind: Any) -> str:
 
 
 def values_of(options: Any, *groups: str) -> dict[str, Any]:
-    """Return the values of the options of some help groups, by name."""
+    """Return the values of all options in some help groups by name."""
     return {item.name: vars(options)[item.name] for item in fields(options) if item.metadata.get("group") in groups}

@@ -1,4 +1,4 @@
-"""A thin layer on the library's Trainer: arguments, metrics, safe saving, tasks, publishing and model cards."""
+"""Training with `transformers.Trainer`: arguments, metrics, checkpoints, tasks, publishing and model cards."""
 
 from ..evaluation.classification import image_classification_metrics
 from .checkpoints import last_checkpoint

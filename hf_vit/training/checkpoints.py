@@ -45,7 +45,7 @@ register_package(100, lambda storage: None, restore_on_cpu)
 def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
     """Run `work` on the first process and return its result on all processes.
 
-    A `ValueError` or `OSError` is raised on all processes.
+    If `work` raises `ValueError` or `OSError`, the error is raised on all processes.
     """
     outcome: list[Any] = [None, None]
     if args.process_index == 0:
@@ -167,7 +167,7 @@ def find_gap(checkpoint: Path) -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     missing = [name for name in names if not (checkpoint / name).is_file()]
-    if not any(name.startswith("optimizer") for name in names):  # optimizer.pt, or optimizer_0 with FSDP
+    if not any(name.startswith("optimizer") for name in names):  # FSDP uses other file names
         missing.append(OPTIMIZER_NAME)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
 

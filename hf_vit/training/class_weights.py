@@ -1,4 +1,4 @@
-"""Weights of classes in a loss: by how rare a class is, or from a file.
+"""Class weights of a loss: computed from class frequencies, or read from a file.
 
 Shapes: C classes.
 """
@@ -15,18 +15,18 @@ from .arguments import CLASS_POWERS
 
 
 def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayLike]) -> list[float]:
-    """Returns how much each class counts in the loss, (C,).
+    """Return the weight of each class in the loss, (C,).
 
-    By its share of the labels to minus a power of `CLASS_POWERS`, in proportions that leave the mean label at 1; or by
-    its name in a file. A class without a label, or that a file leaves out, counts 1.
+    The weights are the class frequencies to the power of -p, normalized to a mean of 1 over all labels, or are read
+    from a file. Classes without labels, or missing in the file, have weight 1.
 
     Args:
-        option: Name of a power, or a JSON file.
+        option: Name of a power p in `CLASS_POWERS`, or path of a JSON file that maps class names to weights.
         names: Names of the C classes.
-        count: Counts the labels of each, (C,).
+        count: Function that returns the number of labels per class, (C,).
 
     Raises:
-        ValueError: if there is no such file, or it holds anything but weights of these classes.
+        ValueError: if the file does not exist, or contains invalid weights or unknown classes.
     """
     if (power := CLASS_POWERS.get(option)) is not None:
         counts = pd.Series(count(), dtype=float)
@@ -40,8 +40,12 @@ def choose_weights(option: str, names: Sequence[str], count: Callable[[], ArrayL
             f"class_weights={option!r} must be {', '.join(CLASS_POWERS)} or a JSON file: {error}"
         ) from error
     if unknown := sorted(found.keys() - {*names}):
-        raise ValueError(f"{option} has weights of {joined(unknown)}, but the classes are {joined(names)}.")
+        raise ValueError(
+            f"{option} has weights for unknown classes {joined(unknown)}. The classes are {joined(names)}."
+        )
     numbers = [found.get(name, 1) for name in names]
     if not all(isinstance(n, int | float) and 0 <= n < math.inf for n in numbers) or not any(numbers):
-        raise ValueError(f"{option} has the weights {joined(numbers)}. Give numbers of at least 0, one above 0.")
+        raise ValueError(
+            f"{option} has the weights {joined(numbers)}. Weights must be at least 0, and one must be above 0."
+        )
     return [float(number) for number in numbers]

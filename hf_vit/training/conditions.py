@@ -1,4 +1,4 @@
-"""Conditions of a training run, which its checkpoints hold and which decide whether it may resume."""
+"""Options and data of a training run, stored in its checkpoints and compared on resume."""
 
 import json
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from .tasks.base import Task
 
 
 logger = logging.get_logger(__name__)
-MOST_SHOWN = 60  # letters of a value
-TRAINED_ON = ("train", "validation")  # the latter chooses the best model, and when to stop
+MOST_SHOWN = 60  # maximum number of characters of a value in a message
+TRAINED_ON = ("train", "validation")  # "validation" affects early stopping and the best model
 
 
 def describe_arguments(task: Task) -> dict[str, Any]:
-    """Return the options that a resumed run must share, given or by default, and the global batch size, as in JSON."""
+    """Return the global batch size and all options that must not change on resume, as JSON values."""
     args = task.args
     values: dict[str, Any] = {}
     for part in (vars(task)[name] for name in task.fields()):
@@ -33,7 +33,7 @@ def describe_arguments(task: Task) -> dict[str, Any]:
 
 
 def describe_data(task: Task) -> dict[str, Any]:
-    """Return fingerprints of the images that a training run reads, and of their targets."""
+    """Return fingerprints of the images and targets that a training run reads."""
     found = {
         f"{kind} of {split}": value
         for split in TRAINED_ON
@@ -48,63 +48,67 @@ def describe_data(task: Task) -> dict[str, Any]:
 
 
 def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) -> list[str]:
-    """Compare conditions with those of a checkpoint, as far as both have them.
+    """Compare the conditions of a run with those in a checkpoint, for the names that both contain.
 
     Args:
-        task: The task as it is to resume.
-        values: Conditions now: options, or facts about the data.
-        checkpoint: The checkpoint.
+        task: The task to resume.
+        values: Current conditions: options, or facts about the data.
+        checkpoint: Folder of the checkpoint.
 
     Returns:
-        The differences.
+        Descriptions of the differences.
 
     Raises:
-        ValueError: if something differs that is not accepted, or that the saved optimizer depends on.
+        ValueError: if there are differences that `resume_with_changes` does not accept, or an option differs that the
+            saved optimizer depends on.
     """
     begun, is_accepted = read_conditions(checkpoint).get("values", {}), task.args.resume_with_changes
     if not begun and not is_accepted:
         raise ValueError(
-            f"{checkpoint} has no conditions.json, which holds the options and data of its training run. If they are "
-            "still the same, resume with --resume_with_changes true."
+            f"{checkpoint} has no conditions.json, which describes the options and data of its training run. If they "
+            "have not changed, resume with --resume_with_changes true."
         )
     changed = {name: value for name, value in values.items() if name in begun and begun[name] != value}
     differences = [
         f"{name}: {format_value(begun[name])} then, {format_value(value)} now" for name, value in changed.items()
     ]
-    advice = f"or start another training elsewhere, from its weights with --model_name_or_path {checkpoint}"
+    advice = f"or start a new run in another folder from its weights with --model_name_or_path {checkpoint}"
     if differences and not is_accepted:
         raise ValueError(
-            f"The training of {checkpoint} was started with other conditions ({'; '.join(differences)}). Resume it as "
-            f"it was started, accept the changes with --resume_with_changes true, {advice}."
+            f"The training run of {checkpoint} was started with other conditions ({'; '.join(differences)}). Resume "
+            f"with the original conditions, accept the changes with --resume_with_changes true, {advice}."
         )
     options = options_of(*task.argument_types())
     if fixed := sorted(name for name in changed if name in options and options[name]["resume"] == "fixed"):
         raise ValueError(
-            f"The optimizer of {checkpoint} is of a training with other conditions ({'; '.join(differences)}), and "
-            f"does not fit another {' or '.join(fixed)}. Resume without that change, {advice}."
+            f"The training run of {checkpoint} was started with other conditions ({'; '.join(differences)}), and its "
+            f"optimizer does not support a change of {' or '.join(fixed)}. Resume without this change, {advice}."
         )
     return differences
 
 
 def format_value(value: Any) -> str:
-    """Return a value for a message, which is not to be long."""
+    """Format a value for a message, truncated to 60 characters."""
     text = str(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def find_conditions(task: Task, values: Mapping[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Return the conditions for checkpoints, with all changes since the start of the run; raise as `find_changes`.
+    """Return the conditions to store in checkpoints, with all changes since the start of the run.
 
     Args:
-        task: The task, whose data are loaded.
-        values: What `describe_arguments` has returned.
-        checkpoint: The checkpoint to resume from, if any.
+        task: The task, with loaded data.
+        values: Output of `describe_arguments`.
+        checkpoint: Folder of the checkpoint to resume from, if any.
+
+    Raises:
+        ValueError: see `find_changes`.
     """
     values = {**values, **describe_data(task)}
     if checkpoint is None:
         return {"values": values, "changes": []}
     changes = list(read_conditions(checkpoint).get("changes", []))
     if differences := "; ".join(find_changes(task, values, checkpoint)):
-        logger.warning(f"The training of {checkpoint} resumes with changes: {differences}.")
+        logger.warning(f"The training run of {checkpoint} resumes with changes: {differences}.")
         changes.append(f"from step {read_state(checkpoint)['global_step']} on: {differences}")
     return {"values": values, "changes": changes}

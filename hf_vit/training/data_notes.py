@@ -140,9 +140,8 @@ def _one_class_only(split: str, name: str, seen: SplitClasses, is_pixelwise: boo
         return f"All {seen.num_read:,} {split} {examples} have the class {name!r}. At least two classes are required."
     return (
         f"All labeled pixels of the {seen.num_read:,} {split} masks have the class {name!r}; {seen.ignored_share:.0%} "
-        f"of the pixels are ignored ({IGNORED_LABEL}). At least two classes are required. If the masks use 0 and "
-        "255 for two classes, set --binary_masks true. If classes start at 1, set --reduce_labels true. Otherwise, "
-        "label more pixels."
+        f"of the pixels are ignored ({IGNORED_LABEL}). At least two classes are required. If the masks hold 0 "
+        "and 255, set --binary_masks true. If classes start at 1, set --reduce_labels true. Else label more pixels."
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors that end a training before its time, in one line each."""
+"""Errors that end a training run early, with messages in one line."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from .checkpoints import find_gap, last_checkpoint
 
 
 class Preempted(SystemExit):
-    """A signal has ended a training, which a checkpoint holds; a script that does not catch it exits with its code.
+    """A signal has ended a training run after a checkpoint was saved.
 
-    That is 128 and the number of the signal, 143 for SIGTERM, as of a process that the signal has killed. A code of 0
-    would tell SLURM, Kubernetes and `&&` that the model is trained.
+    If it is not caught, the script exits with the code 128 plus the signal number, such as 143 for SIGTERM, as if the
+    signal had killed it. With exit code 0, SLURM, Kubernetes and `&&` would assume that training is complete.
 
     Args:
-        number: The signal.
-        message: What has been done, and how to resume.
+        number: Signal number.
+        message: What was saved, and how to resume.
     """
 
     def __init__(self, number: int, message: str) -> None:
@@ -30,11 +30,11 @@ class Preempted(SystemExit):
 
 
 class NotFiniteError(FloatingPointError):
-    """The loss or the weights of a training are infinite or NaN."""
+    """The loss or weights of a training run are infinite or NaN."""
 
 
 class NoUpdateError(ValueError):
-    """No step of a training has changed the weights."""
+    """No step of a training run has changed the weights."""
 
 
 class CheckpointError(OSError):
@@ -42,11 +42,11 @@ class CheckpointError(OSError):
 
 
 class ExampleError(OSError):
-    """An example could not be read in the middle of a training."""
+    """An example could not be read during training."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns the message of an error, without the traceback that a worker process of a loader puts into it."""
+    """Return the message of an error without the traceback that a data loader worker adds to it."""
     message = str(error)
     if message.startswith("Caught ") and "\nOriginal Traceback" in message:
         return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", message)[-1].strip()
@@ -54,41 +54,42 @@ def in_one_line(error: BaseException) -> str:
 
 
 def as_sentence(error: BaseException) -> str:
-    """Returns the message of an error with a full stop, for another sentence to follow."""
+    """Return the message of an error with a period at the end."""
     return in_one_line(error).rstrip(".") + "."
 
 
 def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
-    """Returns a sentence on where a training in a folder can resume."""
+    """Return a sentence about the checkpoint from which a training run can resume."""
     checkpoint = last_checkpoint(output_dir, reads_all=False)
     if checkpoint is None:
-        return "No checkpoint is complete yet: start again with --resume_from_checkpoint last."
-    return f"The last complete checkpoint is {checkpoint}: resume from it with --resume_from_checkpoint last."
+        return "There is no complete checkpoint yet. Restart with --resume_from_checkpoint last."
+    return f"The last complete checkpoint is {checkpoint}. Resume from it with --resume_from_checkpoint last."
 
 
 def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
-    """Returns the message that `what`, "loss" or "weights", is not finite, what usually helps, and what is left."""
+    """Return the error message for a loss or weights that are not finite, with remedies and the last checkpoint."""
     checkpoint = last_checkpoint(args.output_dir, reads_all=False)
-    left = "No checkpoint is complete yet."
+    left = "There is no complete checkpoint yet."
     if checkpoint is not None:
         left = (
-            f"The last complete checkpoint is {checkpoint}. From there it would come to the same step again: start "
-            f"another training, from its weights with --model_name_or_path {checkpoint}, or from scratch."
+            f"The last complete checkpoint is {checkpoint}. Resuming from it would fail at the same step. Start a new "
+            f"run from its weights with --model_name_or_path {checkpoint}, or from scratch."
         )
     is_are = "loss is" if what == "loss" else "weights are"
     return (
-        f"The {is_are} infinite or NaN after step {step}, at a learning rate of {learning_rate:.3g}; nothing of it is "
-        "saved. What usually helps: a lower --learning_rate, more --warmup_steps, a lower --max_grad_norm, --bf16 "
-        f"rather than --fp16. {left}"
+        f"The {is_are} infinite or NaN after step {step}, at a learning rate of {learning_rate:.3g}. This step is not "
+        "saved. Common remedies: a lower --learning_rate, more --warmup_steps, a lower --max_grad_norm, --bf16 "
+        f"instead of --fp16. {left}"
     )
 
 
 def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | None:
-    """Removes a checkpoint that could not be written; returns an error that says what is missing and what is safe.
+    """Remove a checkpoint that could not be written, and return the error to raise.
 
-    Returns None if the checkpoint is complete, or the error is about something else.
+    Returns None if the checkpoint is complete or the error has a different cause.
     """
-    # Of RuntimeErrors only those of torch.save count, which has no kind of its own for files, nor one message.
+    # torch.save raises RuntimeError with various messages if it cannot write a file. Other RuntimeErrors are not
+    # file errors.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_of_writer = any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
     if (isinstance(error, RuntimeError) and not is_of_writer) or find_gap(folder) is None:
@@ -103,23 +104,23 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
 
 
 def describe_room(folder: Path, written: int) -> str:
-    """Returns a sentence on the room that a checkpoint takes, of which `written` bytes fitted, and what is free."""
+    """Return a sentence about the free disk space and the size of a checkpoint that was cut off at `written` bytes."""
     last = last_checkpoint(folder.parent, reads_all=False)
     needed = written if last is None else max(written, size_of(Path(last)))
     free = shutil.disk_usage(folder.parent).free
-    takes = f"It takes {'more than ' if last is None else ''}{format_bytes(needed)}, and {format_bytes(free)} are free"
+    takes = f"It needs {'more than ' if last is None else ''}{format_bytes(needed)}, and {format_bytes(free)} are free"
     if free > needed:
-        return f"{takes}: look for a quota or a limit on the size of files."
-    return f"{takes}: make room for {format_bytes(needed - free)} more, or keep fewer with --save_total_limit."
+        return f"{takes}. Check for a disk quota or a file size limit."
+    return f"{takes}. Free {format_bytes(needed - free)} more, or keep fewer checkpoints with --save_total_limit."
 
 
 def size_of(folder: Path) -> int:
-    """Returns the bytes of all files of a folder."""
+    """Return the total size in bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def format_bytes(size: int) -> str:
-    """Returns a number of bytes as people write it."""
+    """Format a number of bytes with a unit, such as "1.5 GB"."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"

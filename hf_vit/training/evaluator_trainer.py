@@ -1,4 +1,4 @@
-"""The Trainer of tasks with an `Evaluator`, whose evaluations keep no outputs of the model."""
+"""Trainer of tasks with an `Evaluator`. Evaluation does not store model outputs."""
 
 import math
 from collections.abc import Iterator
@@ -22,39 +22,40 @@ from .trainer import HfViTTrainer, replaced
 
 
 MAX_PICTURED = 6
-CHOOSING = "choosing"  # how the names of scores begin that choose a threshold and are written nowhere
+CHOOSING = "choosing"  # prefix of internal scores, used to choose a threshold
 
 
 class EvaluatorTrainer(HfViTTrainer):
-    """`HfViTTrainer` with an evaluator, which scores predictions in the pixels of the images.
+    """`HfViTTrainer` with an evaluator, which computes scores at the original image size.
 
-    Every process makes a small record of each image it has predicted, and the records of all are brought together
-    batch by batch. So the scores depend on neither processes nor batches, and memory does not grow with the images.
+    Each process reduces its predictions to small records, which are gathered batch by batch. Scores do not depend on
+    the number of processes or the batch size, and model outputs are not kept.
 
-    Where scores decide which predictions are answers, validation images choose the threshold, see `choose_threshold`.
+    If the metric uses a score threshold for predictions, it is chosen on validation images; see `choose_threshold`.
 
-    The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
+    The data collator must have an attribute `keeps_targets`. Evaluation data must be a `TargetDataset`, and training
+    data an `AugmentedDataset`.
 
     Args:
-        *args: Those of `transformers.Trainer`.
-        evaluator: Predicts and scores the images of an evaluation.
-        **kwargs: Those of `HfViTTrainer`.
+        *args: Positional arguments of `transformers.Trainer`.
+        evaluator: Evaluator that predicts and scores images.
+        **kwargs: Keyword arguments of `HfViTTrainer`.
 
     Raises:
-        ValueError: if one process has several GPUs, between which the library would divide tensors alone.
+        ValueError: if one process has several GPUs and the evaluator does not support that.
     """
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1 and not evaluator.can_split_batch:
             raise ValueError(
-                f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
-                f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+                f"This process has {self.args.n_gpu} GPUs, but its targets cannot be split between GPUs. Start one "
+                f"process per GPU with torchrun --nproc_per_node {self.args.n_gpu}, or set CUDA_VISIBLE_DEVICES=0."
             )
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
-        self.predictions: list[dict[str, Any]] | None = None  # described image by image, if a list is put here
-        # Those of the last evaluation of a training and the chosen ones, of the averaged weights (True) and the model
+        self.predictions: list[dict[str, Any]] | None = None  # set to a list to collect predictions
+        # Thresholds of the last evaluation and the chosen ones. The key is True for the averaged weights.
         self._found: dict[bool, Threshold | None] = {}
         self.thresholds: dict[bool, Threshold | None] = {}
         self._found_at_step = -1
@@ -62,7 +63,7 @@ class EvaluatorTrainer(HfViTTrainer):
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[None, None, None]:
-        """Scores a batch; returns nothing that the library would collect."""
+        """Score a batch. The returned values are None, so that `transformers.Trainer` collects no outputs."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             results = self.evaluator.predict(unwrap_peft(model), inputs)
@@ -72,7 +73,7 @@ class EvaluatorTrainer(HfViTTrainer):
             (metric.record(result.prediction, target), result.loss, result.weight, describe(result.prediction, target))
             for result, target in zip(results, inputs["targets"], strict=True)
         ]
-        # Without those images that several processes see twice to fill their last batch.
+        # Removes images that were repeated to fill the last batch.
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         metric.update([record for record, *_ in gathered])
         self._losses += [(loss, weight) for _, loss, weight, _ in gathered]
@@ -81,7 +82,7 @@ class EvaluatorTrainer(HfViTTrainer):
         return None, None, None
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
-        """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""
+        """Evaluate all images and return the scores of the metric and `loss`, the weighted mean loss of the images."""
         is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.prepare(self)
         self.evaluator.metric.reset()
@@ -91,21 +92,21 @@ class EvaluatorTrainer(HfViTTrainer):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
-        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # on validation images, and no others
+        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # validation images only
             self._found[is_average] = found = self.evaluator.metric.best_threshold()
             self._found_at_step = self.state.global_step
             self.evaluator.threshold = None if found is None else found.value
         return output
 
     def scoring_by(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
-        """Scores by another evaluator, and without averaged weights, as long as this lasts."""
+        """Context manager that evaluates with another evaluator and without averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
     def choose_threshold(self) -> None:
-        """Chooses by the validation images above which score the trained model gives its predictions as answers.
+        """Choose the threshold of prediction scores on validation images, and set `score_threshold` of the model.
 
-        It is that of the best F1, see `StreamedMetric.best_threshold`, and becomes the `score_threshold` of the model.
-        Averaged weights have one of their own. Without validation images there is none.
+        The threshold has the best F1; see `best_threshold`. Averaged weights have a separate threshold. Without
+        validation images, no threshold is set.
         """
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
         if self.eval_dataset is None:
@@ -118,7 +119,7 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator.threshold = self._set_threshold(self.thresholds[False])
 
     def _set_threshold(self, threshold: Threshold | None) -> float | None:
-        """Gives the model and its image processor a threshold, or none, and returns its score."""
+        """Set the score threshold of the model and its image processor, or remove it if None, and return its value."""
         processor = self.evaluator.processor
         processor.nms_threshold = None if threshold is None else threshold.nms
         processor.class_agnostic_nms = True if threshold is not None and threshold.is_class_agnostic else None
@@ -130,7 +131,7 @@ class EvaluatorTrainer(HfViTTrainer):
 
     @contextmanager
     def options_of_average(self) -> Iterator[None]:
-        """Gives the model the threshold of its averaged weights, if one is chosen, as long as this lasts."""
+        """Context manager that sets the threshold chosen for the averaged weights, if any."""
         if True not in self.thresholds:
             yield
             return
@@ -141,19 +142,19 @@ class EvaluatorTrainer(HfViTTrainer):
             self._set_threshold(self.thresholds[False])
 
     def mean_loss(self) -> float:
-        """Returns the loss of all images that have been evaluated."""
+        """Return the weighted mean loss of all evaluated images."""
         losses, weights = (np.array(values).reshape(len(values), -1).T for values in zip(*self._losses, strict=True))
         return sum(math.fsum(own) / (math.fsum(weight) or 1.0) for own, weight in zip(losses, weights, strict=True))
 
     def evaluation_collator(self) -> Any:
-        """Returns a collator that also gives the targets at their own size."""
+        """Return a collator that also returns the targets at their original size."""
         return self.evaluator.adapt_collator(replace(self.data_collator, keeps_targets=True))
 
 
 def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:
-    """Predicts a few images, spread evenly over a dataset, and draws them beside their targets.
+    """Predict a few evenly spaced images of a dataset, and draw the predictions next to the targets.
 
-    All processes predict, as a model may be spread over them; the first one draws.
+    All processes predict, because the model may be distributed over them. The main process draws.
     """
     evaluator, model = trainer.evaluator, trainer.plain_model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
@@ -168,12 +169,12 @@ def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path
 
 
 class EvaluationPictures(TrainerCallback):
-    """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
+    """Draw the same few validation images at every evaluation, to `pictures/step-000100.png` in the output folder."""
 
     def __init__(self, trainer: EvaluatorTrainer) -> None:
         self.trainer = trainer
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        """Draws the images."""
+        """Draw the images."""
         file = Path(args.output_dir) / "pictures" / f"step-{state.global_step:06d}.png"
         draw_examples(self.trainer, self.trainer.eval_dataset, file)

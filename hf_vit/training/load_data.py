@@ -38,9 +38,9 @@ def load_targets(
 ) -> TargetData:
     """Load and check the data of a training run, and hold out validation images if they are needed and missing.
 
-    If `args.train_val_split` is None, a tenth of the training images is held out if there is neither a validation nor
-    a test split, or if the validation scores choose something, such as the best step, and the validation split is
-    missing or replaces the test split.
+    If `args.train_val_split` is None, a tenth of the training images is held out if the validation split is missing or
+    reported as the test split, and if validation scores choose the best step or another value, or the data has no test
+    split.
 
     Args:
         load: Function that loads the data.

@@ -189,7 +189,7 @@ def check_adapter(model: nn.Module, checkpoint: Path) -> None:
 
 
 def describe_adapter(model: PreTrainedModel) -> dict[str, str]:
-    """Return the rows of the model card about the adapter of a model; empty if it has none."""
+    """Return the model card rows about the adapter of a model, or an empty dictionary if it has no adapter."""
     if not is_adapted(model):
         return {}
     config = model.peft_config[active_adapter(model)]

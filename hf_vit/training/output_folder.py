@@ -53,7 +53,7 @@ REPORT_FILES = (
     *("curves.png", "*_scores.json", "*_predictions.jsonl", "*_examples.png", "*_precision_recall.png"),
     *(f"*_{kind}.{ending}" for kind in ("confusion_matrix", "classes", "keypoints") for ending in ("json", "png")),
 )
-SPLITS = ("train", "validation", "test")  # names that replace the star of a report file
+SPLITS = ("train", "validation", "test")  # replace the leading * of patterns in REPORT_FILES
 OUTPUT_FILES = (*MODEL_FILES, *REPORT_FILES)
 # Subfolders that hold a model or an adapter, with their files
 SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CARD)}
@@ -115,7 +115,7 @@ def occupied(args: TrainingArguments) -> Iterator[None]:
         if args.process_index == 0:
             (folder / LOCK_NAME).unlink(missing_ok=True)
             for place in made:
-                with suppress(OSError):  # a folder that is not empty stays
+                with suppress(OSError):  # keep folders that are not empty
                     place.rmdir()
 
 
@@ -203,7 +203,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     if continues:
         found = {file for file in found if not is_of_training(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
-        found.discard(output_dir / RECIPE_NAME)  # a run that ended before its first checkpoint leaves only the recipe
+        found.discard(output_dir / RECIPE_NAME)  # the only output of a run without a checkpoint
     if not found:
         return
     names = ", ".join(sorted(file.relative_to(output_dir).as_posix() for file in found))

@@ -1,4 +1,4 @@
-"""Streams of training images: how they are opened and checked, read by several processes, and resumed."""
+"""Streamed training images: loading, checks, distribution over processes, and resuming."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,20 +27,23 @@ from .training_arguments import HfViTTrainingArguments, check_steps
 
 
 logger = logging.get_logger(__name__)
-MAX_STREAMED = 1000  # images of a split of a stream that are evaluated, by default
+MAX_STREAMED = 1000  # default number of evaluated images per split of a stream
 
 
 def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArguments) -> TargetData:
-    """Opens the stream of a training, and checks the images that are evaluated; `ValueError` if it counts epochs."""
+    """Open a stream of labeled training images and check the images to evaluate.
+
+    Raises `ValueError` if the training arguments give epochs instead of steps, or if options or data are invalid.
+    """
     check_steps(training_args)
-    if args.train_val_split is None:  # which splits there are is seen when the stream is open
+    if args.train_val_split is None:  # the splits are only known once the stream is open
         args.train_val_split = HELD_OUT
     if args.problem_type not in (None, SINGLE) or args.label_separator is not None:
         raise ValueError(
-            f"A stream has one label per image, not problem_type={args.problem_type}, label_separator="
-            f"{args.label_separator}. Leave --streaming out."
+            f"Streamed data supports one label per image, not problem_type={args.problem_type}, label_separator="
+            f"{args.label_separator}. Remove --streaming."
         )
-    with training_args.main_process_first(desc="opening the data"):
+    with training_args.main_process_first(desc="loading the data"):
         opened = stream_image_classification(
             args.dataset_name,
             class_names=args.class_names or [],
@@ -55,7 +58,9 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
     batch_size = training_args.train_batch_size * training_args.world_size
     splits["train"] = opened.first("train", max(MAX_STREAMED, batch_size), buffer_size)
     if empty := [name for name, split in splits.items() if not len(split)]:
-        raise ValueError(f"{args.dataset_name} has no images for {', '.join(empty)}. Set --train_val_split otherwise.")
+        raise ValueError(
+            f"{args.dataset_name} has no images for {', '.join(empty)}. Choose another --train_val_split."
+        )
     ordered = DatasetDict({name: splits[name] for name in SPLITS if name in splits})
     data = TargetData(ordered, label_target, opened.names, stream=opened.train)
     return replace(data, splits=readable_images(data, args, training_args, "cannot be evaluated"))
@@ -63,11 +68,14 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
 
 @dataclass(frozen=True, kw_only=True)
 class UnlabeledImages(TargetData):
-    """Images to train on without labels.
+    """Unlabeled training images.
 
-    Of a stream, `splits` has some images, always the same, "train" only where there is no other split, and `num_train`
-    counts those that were read before the training. `known` are training images whose class is known and that are not
-    evaluated, among which neighbors are looked for; may be empty.
+    For a stream, `splits` holds a fixed sample of images to evaluate, with "train" only if there is no other split.
+
+    Args:
+        known: Training images with a class, in which nearest neighbors are searched to evaluate features. They are not
+            evaluated themselves. May be empty.
+        num_train: Number of training images; for a stream, the number of images that were read in advance.
     """
 
     known: Dataset
@@ -75,7 +83,7 @@ class UnlabeledImages(TargetData):
 
 
 def load_images(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
-    """Opens the images of a training and, unless they are a stream, checks them and holds some out."""
+    """Load the images of a training run. Unless they are streamed, check them and hold out validation images."""
     if args.streaming:
         return _load_stream(args, training_args)
     load = partial(load_unlabeled_images, args.sources, **args.source_options())
@@ -87,17 +95,17 @@ def load_images(args: UnlabeledArguments, training_args: HfViTTrainingArguments)
 
 def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
     check_steps(training_args)
-    with training_args.main_process_first(desc="opening the data"):
+    with training_args.main_process_first(desc="loading the data"):
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
-    # Of images that are sorted by class or by source, the first ones would stand for few.
+    # The images may be sorted by class or source, so the first ones are not a representative sample.
     shuffled = {
         name: stream.shuffle(seed=SPLIT_SEED, buffer_size=args.shuffle_buffer_size) for name, stream in streams.items()
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     num_evaluated = args.max_eval_samples or MAX_STREAMED
-    num_scored = num_evaluated if len(streams) == 1 else 0  # of the training images
+    num_scored = num_evaluated if len(streams) == 1 else 0  # number of evaluated training images
     num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
     counts = dict.fromkeys(streams, num_evaluated) | {"train": max(num_scored + num_known, batch_size)}
     first = TargetData(first_images(shuffled, counts), masked_image_target)
@@ -110,44 +118,44 @@ def _load_stream(args: UnlabeledArguments, training_args: HfViTTrainingArguments
 
 
 def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: int) -> Dataset:
-    """Returns images whose class is known, drawn at random from those after the first ones, which are evaluated."""
+    """Return a random sample of the images that have a class, without the first `num_scored` images."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
     apart = known[known >= num_scored]  # an image would be its own nearest neighbor
     if len(known) and not len(apart):
         logger.warning(
-            "No accuracy of nearest neighbors: all %d training images that were read are evaluated themselves. Hold "
-            "some out (train_val_split), or evaluate fewer of a stream (max_eval_samples).",
+            "The nearest-neighbor accuracy is not computed, because all %d training images that were read are "
+            "evaluated. Hold out images (train_val_split) or, for a stream, evaluate fewer (max_eval_samples).",
             len(rows),
         )
     return at_most(args.max_knn_samples, rows.select(apart), seed)
 
 
 def describe_layout(args: TrainingArguments) -> dict[str, int]:
-    """Returns what decides which images of a stream are in which step."""
+    """Return the settings that determine which images of a stream each training step uses."""
     layout = {
         "processes": args.world_size,
         "dataloader_num_workers": args.dataloader_num_workers,
         "images per process and step": args.train_batch_size * args.gradient_accumulation_steps,
     }
-    # Worker processes make batches in turns.
+    # Worker processes prepare batches in turns, so the order of images depends on the batch size.
     return layout if args.dataloader_num_workers < 2 else {**layout, "batch size": args.train_batch_size}
 
 
 @dataclass
 class LazyCollator:
-    """Makes batches with `collate`, and an empty one, which is thrown away, of what a stream has skipped."""
+    """Collator that returns an empty batch for skipped examples, and calls `collate` for all others."""
 
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """Returns a batch."""
+        """Return a batch."""
         return {} if examples[0] is None else self.collate(examples)
 
 
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
-    """Turns a loader with which one process reads a stream for all into one with which each reads its own shards."""
+    """Return a loader that reads the shards of this process, instead of one that reads all on the main process."""
     base: DataLoader[Any] = loader.base_dataloader
     stream = base.dataset
     assert isinstance(stream, AugmentedStream)
@@ -155,8 +163,8 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
     readers = args.world_size * max(args.dataloader_num_workers, 1)
     if stream.stream.num_shards < readers and args.process_index == 0:
         logger.warning(
-            "The stream has %d shards for %d readers: several read the same and leave the images of others out, which "
-            "takes longer than to read shards of their own. Write the data to more files.",
+            "The stream has %d shards for %d readers. Several readers read the same shard and skip the images of the "
+            "others, which is slow. Split the data into more files.",
             stream.stream.num_shards,
             readers,
         )
@@ -167,30 +175,30 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
 
 
 class StreamStart(TrainerCallback, ExportableState):
-    """Tells an `AugmentedStream` which of its batches are done when a training resumes.
+    """Skip the completed batches of an `AugmentedStream` when a training run resumes.
 
-    They are then counted rather than decoded. Where the first process reads for all, they are decoded once more.
+    Skipped images are not decoded, unless the main process reads the stream for all processes.
     """
 
     def __init__(self) -> None:
         self.layout: dict[str, int] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Return the state to save in checkpoints."""
         return {"args": {}, "attributes": {"layout": self.layout}}
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        """Sets where the stream starts; `ValueError` if the training was started with other batches or processes."""
-        stream = train_dataloader.dataset  # whose first image the loader has not read yet
+        """Set the start of the stream; raise `ValueError` if the batch size or number of processes has changed."""
+        stream = train_dataloader.dataset  # the loader has not read an image yet
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:
             raise ValueError(
-                f"The stream of this training was read with {self.layout}, and now with {layout}: images would be "
-                "left out or come twice. Resume as it was started, or start another training from its weights with "
-                "--model_name_or_path."
+                f"The stream of this training run was read with {self.layout}, but now with {layout}: images would be "
+                "skipped or repeated. Resume with the original settings, or start a new run from the trained weights "
+                "with --model_name_or_path."
             )
         self.layout = layout
         is_skipped = stream.shard_by_process and not args.ignore_data_skip

@@ -251,7 +251,7 @@ def is_of_others(name: str) -> bool:
     try:
         file = find_file(name, CONFIG_NAME)
     except OSError:
-        return False  # The model is missing: the loader of `hf_vit` raises the error.
+        return False  # The model does not exist: loading it raises the error.
     config = {} if file is None else read_json(file)
     is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
     is_known = config.get("model_type") == HfViTConfig.model_type or find_family_by_config(config) is not None

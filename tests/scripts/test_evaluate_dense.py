@@ -90,7 +90,7 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
             "no weights for depth_head",
         ),
         ("depth_estimation", ["--task", "flow"], r"task='flow' is unknown\. Choose one of depth-estimation, "),
-        ("depth_estimation", ["--eval_flip"], "There is no option --eval_flip"),
+        ("depth_estimation", ["--eval_flip"], "Unknown option --eval_flip"),
         ("depth_estimation", ["--dry_run"], "dry_run is an option of trainings"),
         ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 is an option of trainings"),
         ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' is an option of trainings"),

@@ -167,7 +167,11 @@ def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: P
         ("class", ["--class_weights", "nowhere.json"], "must be balanced, sqrt, none or a JSON file"),
         ("class", ["--balanced_sampling", "true", "--repeated_augmentations", "2"], "repeated_augmentations=2"),
         ("names", ["--streaming", "true", "--balanced_sampling", "true"], "which a stream does not know"),
-        ("names", ["--streaming", "true", "--problem_type", "regression"], "A stream has one label per image"),
+        (
+            "names",
+            ["--streaming", "true", "--problem_type", "regression"],
+            "Streamed data supports one label per image",
+        ),
         ("class", ["--problem_type", "regression"], "are not numbers"),
     ],
 )
@@ -187,10 +191,10 @@ def test_weights_by_rarity_and_from_a_file(tmp_path: Path) -> None:
     file.write_text('{"b": 3}')
     assert choose_weights(str(file), names, lambda: counts) == [1.0, 3.0, 1.0]
     for content, message in (
-        ('{"d": 1}', "has weights of 'd', but the classes are 'a', 'b', 'c'"),
-        ('{"a": -1}', "Give numbers of at least 0"),
-        ('{"a": "much"}', "Give numbers of at least 0"),
-        ('{"a": 0, "b": 0, "c": 0}', "one above 0"),
+        ('{"d": 1}', "has weights for unknown classes 'd'. The classes are 'a', 'b', 'c'"),
+        ('{"a": -1}', "Weights must be at least 0"),
+        ('{"a": "much"}', "Weights must be at least 0"),
+        ('{"a": 0, "b": 0, "c": 0}', "one must be above 0"),
         ("[1, 2, 3]", "or a JSON file"),
     ):
         file.write_text(content)

@@ -181,11 +181,11 @@ def test_no_image_that_is_evaluated_is_its_own_neighbor(
     images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").loaded
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
     assert (len(scored), len(known), len(scored & known)) == (15, 21, 0)
-    assert "No accuracy" not in caplog.text
+    assert "nearest-neighbor accuracy is not" not in caplog.text
     for without_others in (options, ["--train_val_split", "0"]):
         images = make_task(workplace / "colors" / "train", tmp_path, *without_others).loaded
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
-        assert "No accuracy of nearest neighbors: all 36 training images" in caplog.text
+        assert "The nearest-neighbor accuracy is not computed, because all 36 training images" in caplog.text
         caplog.clear()
 
 

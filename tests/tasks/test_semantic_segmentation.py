@@ -283,7 +283,7 @@ def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> No
             ["--config_overrides", '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'],
             "semantic_loss_ignore_index=0 of segmentation_config must be 255",
         ),
-        (["--min_scale", "3"], "min_scale=3.0 must not be more than max_scale=2.0"),
+        (["--min_scale", "3"], "min_scale=3.0 must not exceed max_scale=2.0"),
         (["--per_device_train_batch_size", "9"], "8 training images do not fill a batch of 9"),
     ],
 )

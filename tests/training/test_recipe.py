@@ -73,7 +73,7 @@ def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("box_errors: drop", "There is no option box_errors"),
+        ("box_errors: drop", "Unknown option box_errors"),
         ("eval_delay: soon", "eval_delay='soon' must be a number"),
         ("max_train_samples: [1, 2]", r"max_train_samples=\[1, 2\] must be a whole number"),
     ],

@@ -148,7 +148,7 @@ def test_a_training_resumes_on_other_images_only_if_that_is_accepted(name: str, 
     change, expected = CHANGES[name]
     change(begun / "photos")
     message = refusal(*LAST)
-    begins = "The training of output/checkpoint-2 was started with other conditions"
+    begins = "The training run of output/checkpoint-2 was started with other conditions"
     assert f"{begins} ({FIRST.get(name, expected)}" in message
     assert expected in message
     assert "accept the changes with --resume_with_changes" in message
@@ -207,7 +207,7 @@ def test_an_accepted_rate_is_the_one_that_trains(begun: Path) -> None:
 
 def test_no_state_of_an_optimizer_fits_another_one(begun: Path) -> None:
     message = refusal(*LAST, "--resume_with_changes", "true", "--optim", "sgd")
-    assert "does not fit another optim" in message
+    assert "does not support a change of optim" in message
 
 
 def test_checkpoints_without_conditions_resume_on_request_only(begun: Path) -> None:

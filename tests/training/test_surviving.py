@@ -85,7 +85,7 @@ def test_a_signal_ends_a_training_that_goes_on_exactly(
     checkpoint = tmp_path / f"checkpoint-{step}"
     assert last_checkpoint(tmp_path) == str(checkpoint)
     assert f"{number.name} has ended the training after step {step} of 18. " in caplog.text
-    assert f"{checkpoint}: resume from it with --resume_from_checkpoint last" in caplog.text
+    assert f"{checkpoint}. Resume from it with --resume_from_checkpoint last" in caplog.text
     assert len(logged(trainer, "eval_loss")) == evaluations
     resumed = resumable_trainer(tmp_path, workers)
     resumed.train(resume_from_checkpoint=str(checkpoint))
@@ -247,7 +247,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_what_is_missing(file: s
     message = str(stopped.value)
     assert f"{tmp_path / 'checkpoint-2'} could not be written (" in message
     assert " kB, and " in message
-    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}: resume" in message
+    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}. Resume" in message
     assert "\n" not in message
     assert not (tmp_path / "checkpoint-2").exists()
     digits_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=last_checkpoint(tmp_path))
@@ -401,4 +401,4 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
     assert "\n" not in message
     assert sum(f"{file} cannot be decoded: " in message for file in files) == 1
     assert "truncated. " in message
-    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: resume" in message
+    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}. Resume" in message
