@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..evaluation.features import classify_by_neighbors, probe, retrieval_average_precision
-from ..training.checkpoints import write_whole
+from ..training.checkpoints import write_atomically
 from .files import FeatureSplit
 
 
@@ -113,7 +113,7 @@ def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable
     """
     found = evaluate_features(train, test)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
+    write_atomically(folder / FILE_NAME, json.dumps(found, indent=2) + "\n")
     echo(
         f"{len(test.labels):,} {test.name} images and {len(train.labels):,} train images of {found['classes']} classes"
     )

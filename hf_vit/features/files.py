@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.formats.files import SPLITS, joined
-from ..training.checkpoints import write_whole
+from ..training.checkpoints import write_atomically
 
 
 SETTINGS_NAME = "features.json"
@@ -70,7 +70,7 @@ class FeatureSettings:
         if folder.exists() and (others := sorted(path.name for path in folder.iterdir())):
             raise ValueError(f"{folder} contains {joined(others)}, which are not features. Give another --output_dir.")
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(asdict(self), indent=2) + "\n")
+        write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
 
     def check_comparable(self, other: "FeatureSettings") -> None:
         """Raises `ValueError` if `other` was made with another model or another image processor."""

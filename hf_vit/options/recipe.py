@@ -57,7 +57,7 @@ def with_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     return given if recipe is None else {**read_recipe(find_recipe(str(recipe))), **given}
 
 
-def shareable(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:
+def savable_values(values: Mapping[str, Any], types: Sequence[type[Any]]) -> dict[str, Any]:
     """Return the option values to save in recipes and commands, as plain YAML and JSON types.
 
     Access tokens and one-time requests, such as `resume_from_checkpoint`, are omitted.

@@ -84,14 +84,14 @@ def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = Tru
         The complete folder `checkpoint-N` with the largest N, or None if there is none.
     """
     for folder in reversed(checkpoints_in(output_dir).values()):
-        fault = find_fault(folder) if reads_all else find_gap(folder)
+        fault = find_resume_error(folder) if reads_all else find_incomplete(folder)
         if fault is None:
             return str(folder)
         logger.warning(f"Skipping the incomplete checkpoint {folder}: {fault}.")
     return None
 
 
-def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
+def resolve_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
     """Return the checkpoint that `Trainer.train` resumes from, or None to start from scratch.
 
     Args:
@@ -105,7 +105,7 @@ def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None
         return Path(newest)
     if not isinstance(wanted, str | os.PathLike):
         return None
-    if (fault := find_fault(Path(wanted))) is not None:
+    if (fault := find_resume_error(Path(wanted))) is not None:
         raise ValueError(
             f"Cannot resume from {wanted}: {fault}. Use --resume_from_checkpoint last for the newest one."
         )
@@ -117,7 +117,7 @@ def complete(checkpoint: Path) -> None:
     # torch does not report errors on closing a file, when the last bytes of a small file are written.
     if damage := find_damage(checkpoint):
         raise OSError(damage)
-    seal(checkpoint)
+    write_checksums(checkpoint)
 
 
 def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
@@ -146,19 +146,19 @@ def missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
-def find_fault(checkpoint: Path) -> str | None:
+def find_resume_error(checkpoint: Path) -> str | None:
     """Return the reason why a run cannot resume from a checkpoint, or None; verifies the checksums of all files."""
-    return find_gap(checkpoint) or find_mismatch(checkpoint)
+    return find_incomplete(checkpoint) or find_mismatch(checkpoint)
 
 
-def find_loss(checkpoint: Path) -> str | None:
+def find_load_error(checkpoint: Path) -> str | None:
     """Return the reason why the model of a checkpoint cannot be loaded, or None. The optimizer may be missing."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     return find_mismatch(checkpoint) or find_damage(checkpoint)
 
 
-def find_gap(checkpoint: Path) -> str | None:
+def find_incomplete(checkpoint: Path) -> str | None:
     """Return the reason why a run cannot resume from a checkpoint, or None, without verifying checksums."""
     try:
         names = read_checksums(checkpoint)
@@ -174,14 +174,14 @@ def find_gap(checkpoint: Path) -> str | None:
 
 def find_damage(checkpoint: Path) -> str | None:
     """Return a description of the truncated files of a checkpoint, or None; does not read whole files."""
-    cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_whole(file)]
+    cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_complete_safetensors(file)]
     # A zip file ends with its directory, so a truncated file is not a valid zip file.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
     return f"truncated files: {', '.join(cut_off)}" if cut_off else None
 
 
-def is_whole(weights: Path) -> bool:
+def is_complete_safetensors(weights: Path) -> bool:
     """Return whether a safetensors file has the length given in its header, which `safe_open` checks."""
     try:
         with safe_open(weights, framework="pt"):
@@ -210,7 +210,7 @@ def stopped_early_at(state: dict[str, Any]) -> int | None:
     return int(state["global_step"]) if counter >= stopping["args"]["early_stopping_patience"] else None
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Flush all files of a folder to disk, and then write their checksums to SHA256SUMS."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / CHECKSUMS)
     with ThreadPoolExecutor(THREADS) as threads:
@@ -219,7 +219,7 @@ def seal(folder: Path) -> None:
         flush_folder(place)
     lines = [f"{checksum}  {file.relative_to(folder).as_posix()}" for checksum, file in zip(sums, files, strict=True)]
     # The number of files reveals lost lines. sha256sum ignores the line as a comment.
-    write_whole(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
+    write_atomically(folder / CHECKSUMS, "\n".join([f"# {len(files)} files", *lines, ""]))
 
 
 def read_checksums(folder: Path) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _flushed_checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a text file atomically: after a crash, the file has either its old or its complete new content."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:

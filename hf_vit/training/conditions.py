@@ -16,7 +16,7 @@ from .tasks.base import Task
 
 
 logger = logging.get_logger(__name__)
-MOST_SHOWN = 60  # maximum number of characters of a value in a message
+MAX_VALUE_LENGTH = 60  # maximum number of characters of a value in a message
 TRAINED_ON = ("train", "validation")  # "validation" affects early stopping and the best model
 
 
@@ -90,7 +90,7 @@ def find_changes(task: Task, values: Mapping[str, Any], checkpoint: str | Path) 
 def format_value(value: Any) -> str:
     """Format a value for a message, truncated to 60 characters."""
     text = str(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
 def find_conditions(task: Task, values: Mapping[str, Any], checkpoint: str | None) -> dict[str, Any]:

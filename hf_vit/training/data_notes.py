@@ -179,13 +179,13 @@ def _note_unseen(splits: Mapping[str, SplitClasses], names: Sequence[str], examp
     return f"Never seen in training{train.describe_reading()}: {joined(unseen)}."
 
 
-def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SplitClasses:
+def find_label_classes(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SplitClasses:
     """Return the classes that occur in the labels of a split, or of the first images of a stream."""
     is_seen = torch.tensor(labels, dtype=torch.int64).bincount(minlength=num_classes) > 0
     return SplitClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
 
 
-def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
+def check_transparency(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
     """Warn about transparent images and return sentences for the model card; each process reads a share of them."""
     encoded = rows.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
@@ -213,7 +213,7 @@ def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) ->
     return [f"{note}."]
 
 
-def note_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:
+def check_duplicates(splits: Mapping[str, Dataset], evaluated: str, allow_duplicates: bool) -> list[str]:
     """Warn about identical images in two splits or with different labels; return sentences for the model card.
 
     Raises `ValueError` if more than half of the evaluated images occur in "train" and `allow_duplicates` is not set.

@@ -27,7 +27,7 @@ from ..model.task_image_classification import HfViTForImageClassification, class
 from ..options.field import POSITIVE, SHARE, option
 from ..options.resolve import Options
 from .callbacks.state import StatefulCallback
-from .teacher import Teacher, match_classes, names_of, open_teacher, with_view
+from .teacher import Teacher, make_teacher, match_classes, names_of, open_teacher
 
 
 ALPHA = 0.5  # weight of the teacher in the loss
@@ -408,7 +408,7 @@ def make_distillation(
             f"--distillation_type {kind} needs a distillation token. Leave use_distillation_token out of "
             "--config_overrides, or say --distillation_type features."
         )
-    seeing = with_view(args.teacher, teacher, student, processor, args.teacher_trust_remote_code)
+    seeing = make_teacher(args.teacher, teacher, student, processor, args.teacher_trust_remote_code)
     if kind == "features":
         return FeatureDistillation(seeing, student, alpha)
     order = match_classes(names_of(teacher), names_of(student), args.teacher)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from .checkpoints import find_gap, last_checkpoint
+from .checkpoints import find_incomplete, last_checkpoint
 
 
 class Preempted(SystemExit):
@@ -45,7 +45,7 @@ class ExampleError(OSError):
     """An example could not be read during training."""
 
 
-def in_one_line(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """Return the message of an error without the traceback that a data loader worker adds to it."""
     message = str(error)
     if message.startswith("Caught ") and "\nOriginal Traceback" in message:
@@ -55,7 +55,7 @@ def in_one_line(error: BaseException) -> str:
 
 def as_sentence(error: BaseException) -> str:
     """Return the message of an error with a period at the end."""
-    return in_one_line(error).rstrip(".") + "."
+    return short_message(error).rstrip(".") + "."
 
 
 def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
@@ -66,7 +66,7 @@ def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
     return f"The last complete checkpoint is {checkpoint}. Resume from it with --resume_from_checkpoint last."
 
 
-def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
+def not_finite_message(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
     """Return the error message for a loss or weights that are not finite, with remedies and the last checkpoint."""
     checkpoint = last_checkpoint(args.output_dir, reads_all=False)
     left = "There is no complete checkpoint yet."
@@ -83,7 +83,7 @@ def describe_lost_numbers(what: str, step: int, learning_rate: float, args: Trai
     )
 
 
-def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | None:
+def checkpoint_error(folder: Path, error: Exception) -> CheckpointError | None:
     """Remove a checkpoint that could not be written, and return the error to raise.
 
     Returns None if the checkpoint is complete or the error has a different cause.
@@ -92,18 +92,18 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
     # file errors.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_of_writer = any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
-    if (isinstance(error, RuntimeError) and not is_of_writer) or find_gap(folder) is None:
+    if (isinstance(error, RuntimeError) and not is_of_writer) or find_incomplete(folder) is None:
         return None
     written = size_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
     reason = str(error).partition("\n")[0]
     return CheckpointError(
-        f"{folder} could not be written ({reason}) and was removed. {describe_room(folder, written)} "
+        f"{folder} could not be written ({reason}) and was removed. {describe_disk_space(folder, written)} "
         f"{how_to_resume(folder.parent)}"
     )
 
 
-def describe_room(folder: Path, written: int) -> str:
+def describe_disk_space(folder: Path, written: int) -> str:
     """Return a sentence about the free disk space and the size of a checkpoint that was cut off at `written` bytes."""
     last = last_checkpoint(folder.parent, reads_all=False)
     needed = written if last is None else max(written, size_of(Path(last)))

@@ -88,7 +88,7 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator.metric.reset()
         self._losses = []
         predictions = None if is_average else self.predictions
-        with self.options_of_average() if is_average else nullcontext(), replaced(self, predictions=predictions):
+        with self.averaged_threshold() if is_average else nullcontext(), replaced(self, predictions=predictions):
             output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.compute(self.plain_model)}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
@@ -98,7 +98,7 @@ class EvaluatorTrainer(HfViTTrainer):
             self.evaluator.threshold = None if found is None else found.value
         return output
 
-    def scoring_by(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
+    def evaluating_with(self, evaluator: BaseEvaluator, collator: Any = None) -> AbstractContextManager[None]:
         """Context manager that evaluates with another evaluator and without averaged weights."""
         return replaced(self, evaluator=evaluator, data_collator=collator or self.data_collator, averaging=None)
 
@@ -130,7 +130,7 @@ class EvaluatorTrainer(HfViTTrainer):
         return score
 
     @contextmanager
-    def options_of_average(self) -> Iterator[None]:
+    def averaged_threshold(self) -> Iterator[None]:
         """Context manager that sets the threshold chosen for the averaged weights, if any."""
         if True not in self.thresholds:
             yield

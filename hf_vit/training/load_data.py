@@ -68,7 +68,7 @@ def load_targets(
         is_needed = is_chosen or "test" not in splits
         is_open = args.validation_as_test or "validation" not in splits
         args.train_val_split = HELD_OUT if is_needed and is_open else 0.0
-    splits = named_splits(splits, args)
+    splits = rename_validation_split(splits, args)
     args.holds_out = "validation" not in splits and args.train_val_split > 0
     if args.holds_out:
         held_out = hold_out(splits["train"], args.train_val_split)
@@ -77,7 +77,7 @@ def load_targets(
     if args.holds_out and args.max_train_samples is not None and args.max_eval_samples is None:
         limits["validation"] = math.ceil(args.train_val_split * args.max_train_samples)
     chosen = {
-        name: at_most(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
+        name: sample_images(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
         for name in SPLITS
         if name in splits
     }
@@ -89,7 +89,7 @@ def chooses_step(args: HfViTTrainingArguments) -> bool:
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
-def named_splits(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
+def rename_validation_split(splits: DatasetDict, args: TaskArguments) -> DatasetDict:
     """Rename the validation split to "test" if `args.validation_as_test` is set."""
     if not args.validation_as_test:
         return splits
@@ -147,7 +147,7 @@ def evaluation_images(
             images = held_out_images_of_stream(images, args.dataset_name, args.train_val_split)
         else:
             images = hold_out(images, args.train_val_split)["test"]
-    return at_most(args.max_eval_samples, images, training_args.seed)
+    return sample_images(args.max_eval_samples, images, training_args.seed)
 
 
 def with_model_labels(data: TargetData, split: str, label2id: Mapping[str, int], dataset_name: str) -> TargetData:
@@ -208,7 +208,7 @@ def readable_images(
     return drop_unreadable(data.splits, ordered, args.skip_unreadable, fault)
 
 
-def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
+def sample_images(limit: int | None, split: Dataset, seed: int) -> Dataset:
     """Return a random sample of `limit` images, or all images if there are at most that many or `limit` is None."""
     if limit is None or limit >= len(split):
         return split

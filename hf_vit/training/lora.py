@@ -102,7 +102,7 @@ def count_parameters(model: PreTrainedModel) -> int:
     count: int = model.num_parameters()
     if is_adapted(model):
         count -= sum(
-            size_of(module) - size_of(without_peft(module, merges=False)) for _, module in adapted_modules(model)
+            size_of(module) - size_of(unwrap_layer(module, merges=False)) for _, module in adapted_modules(model)
         )
     return count
 
@@ -118,7 +118,7 @@ def merge(model: Model) -> Model:
     weights: dict[str, Tensor] = model.state_dict()
     for name, module in adapted_modules(model):
         weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
-        weights |= {f"{name}.{key}": weight for key, weight in without_peft(module, merges=True).state_dict().items()}
+        weights |= {f"{name}.{key}": weight for key, weight in unwrap_layer(module, merges=True).state_dict().items()}
     return type(model).from_pretrained(None, config=copy.deepcopy(model.config), state_dict=weights, dtype=model.dtype)
 
 
@@ -128,7 +128,7 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
-def without_peft(module: Any, *, merges: bool) -> nn.Module:
+def unwrap_layer(module: Any, *, merges: bool) -> nn.Module:
     """Return the layer inside an adapted layer, with its updates merged if `merges`, or the head inside a wrapper."""
     if isinstance(module, AuxiliaryTrainingWrapper):
         plain: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)

@@ -28,7 +28,7 @@ from transformers.utils import (
 from .. import model as travelling
 from ..options.recipe import RECIPE_HEADING, RECIPE_NAME
 from ..outputs import LOCK_NAME, FolderState, find_folder_state
-from .checkpoints import chosen_checkpoint, flush_folder, last_checkpoint, on_first_process
+from .checkpoints import flush_folder, last_checkpoint, on_first_process, resolve_checkpoint
 
 
 logger = logging.get_logger(__name__)
@@ -96,7 +96,7 @@ def evaluation_files(folder: str | os.PathLike[str], split: str) -> list[Path]:
 
 
 @contextmanager
-def occupied(args: TrainingArguments) -> Iterator[None]:
+def lock_output_folder(args: TrainingArguments) -> Iterator[None]:
     """Context manager that prevents other training runs from using the output folder.
 
     Raises:
@@ -107,7 +107,7 @@ def occupied(args: TrainingArguments) -> Iterator[None]:
     made = on_first_process(args, lambda: lock(folder))
     ended = threading.Event()
     if args.process_index == 0:
-        threading.Thread(target=keep_touching, args=(folder / LOCK_NAME, ended), daemon=True).start()
+        threading.Thread(target=renew_lock, args=(folder / LOCK_NAME, ended), daemon=True).start()
     try:
         yield
     finally:
@@ -145,7 +145,7 @@ def lock(folder: Path) -> list[Path]:
     )
 
 
-def keep_touching(file: Path, ended: threading.Event) -> None:
+def renew_lock(file: Path, ended: threading.Event) -> None:
     """Renew the time stamp of a lock file until the training run ends."""
     while not ended.wait(TOUCH_SECONDS):
         with suppress(OSError):  # a network folder may be temporarily unavailable
@@ -173,7 +173,7 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
         checkpoint = None
         if wanted is not None:
             is_last = str(wanted).lower() in ("last", "true")
-            checkpoint = last_checkpoint(output_dir) if is_last else str(chosen_checkpoint(wanted, str(output_dir)))
+            checkpoint = last_checkpoint(output_dir) if is_last else str(resolve_checkpoint(wanted, str(output_dir)))
         check_overwriting(output_dir, checkpoint, is_resumed=wanted is not None)
         if wanted is not None and checkpoint is None:
             if not (output_dir / RECIPE_NAME).is_file():
@@ -201,7 +201,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
         raise ValueError(judged.reason)
     found = {*output_files(output_dir), *(file for pattern in DELETED for file in output_dir.glob(pattern))}
     if continues:
-        found = {file for file in found if not is_of_training(file)}
+        found = {file for file in found if not is_training_file(file)}
     elif is_resumed or is_own_recipe(output_dir / RECIPE_NAME):
         found.discard(output_dir / RECIPE_NAME)  # the only output of a run without a checkpoint
     if not found:
@@ -213,7 +213,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
     raise ValueError(f"{what} Move the files elsewhere, or choose another --output_dir.")
 
 
-def is_of_training(file: Path) -> bool:
+def is_training_file(file: Path) -> bool:
     """Return whether a file in an output folder was written by a training run, judging by its content."""
     if file.name == CARD:
         text = file.read_text(encoding="utf-8", errors="replace")

@@ -24,12 +24,12 @@ from transformers.utils import logging
 
 from ..options.field import Names
 from ..options.library import options_of
-from ..options.recipe import RECIPE_NAME, recipe_text, shareable, with_recipe
+from ..options.recipe import RECIPE_NAME, recipe_text, savable_values, with_recipe
 from ..options.resolve import build, resolve
 from ..outputs import check_outputs, check_writable, free_folder, last_folder, record_outputs
 from .arguments import split_sources
 from .callbacks.state import StepReport
-from .checkpoints import on_first_process, write_whole
+from .checkpoints import on_first_process, write_atomically
 from .conditions import describe_arguments, find_changes, find_conditions
 from .distillation import check_projection
 from .errors import (
@@ -41,11 +41,11 @@ from .errors import (
     as_sentence,
     format_bytes,
     how_to_resume,
-    in_one_line,
+    short_message,
 )
 from .lora import count_parameters
 from .models import check_architecture, check_head, read_config_of
-from .output_folder import checkpoint_to_resume, evaluation_files, occupied
+from .output_folder import checkpoint_to_resume, evaluation_files, lock_output_folder
 from .planning.keep_budget import KeepBudget, LengthChanges
 from .planning.plan import Planner, warn_of_few_steps
 from .tasks import TASKS
@@ -131,7 +131,7 @@ def prepare(
         given["push_to_hub"] = False  # it would create a repository before the first step
     task = task_class.from_options(given)
     check_writable(Path(task.args.output_dir))
-    stack.enter_context(occupied(task.args))
+    stack.enter_context(lock_output_folder(task.args))
     report = report if task.args.process_index == 0 else lambda _: None
     planner = Planner(task, given, report, has_recipe=values.get("recipe") is not None)
     checkpoint = checkpoint_to_resume(task.args)
@@ -188,7 +188,7 @@ def write_recipe(args: HfViTTrainingArguments, recipe: Mapping[str, Any]) -> Non
     """Writes the recipe of a training into its output folder."""
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RECIPE_NAME, recipe_text(recipe))
+    write_atomically(folder / RECIPE_NAME, recipe_text(recipe))
 
 
 def get_name(task_class: type[Task]) -> str:
@@ -288,7 +288,7 @@ def command_line(
 ) -> list[str]:
     """Return the command that repeats the run, with the same number of processes and machines, without secrets."""
     types = task_class.argument_types()
-    shared = shareable(values, types)
+    shared = savable_values(values, types)
     recipe = {"recipe": shared.pop("recipe")} if "recipe" in shared else {}
     words = [word for name, value in (recipe | resolve(types, shared)).items() for word in words_of(name, value)]
     if world_size == 1:
@@ -325,7 +325,7 @@ def one_line_errors(*errors: type[Exception]) -> Iterator[None]:
 def one_line(error: Exception) -> str:
     """Return an error as one line; the traceback is logged at debug level of `transformers.logging`."""
     logger.debug("This is where it went wrong:", exc_info=error)
-    return f"{os.path.basename(sys.argv[0])}: {in_one_line(error)}"
+    return f"{os.path.basename(sys.argv[0])}: {short_message(error)}"
 
 
 def evaluate(values: Mapping[str, Any], report: Callable[[str], None]) -> None:

@@ -22,7 +22,7 @@ from ..data.formats.label_values import SINGLE
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS, first_images, stream_images
 from ..data.targets import label_target
 from .arguments import ClassificationArguments, TaskArguments, UnlabeledArguments
-from .load_data import HELD_OUT, at_most, load_targets, readable_images
+from .load_data import HELD_OUT, load_targets, readable_images, sample_images
 from .training_arguments import HfViTTrainingArguments, check_steps
 
 
@@ -52,7 +52,9 @@ def load_stream(args: ClassificationArguments, training_args: HfViTTrainingArgum
             **{name: vars(args)[name] for name in TaskArguments.loader_options},
         )
     count, buffer_size = args.max_eval_samples or MAX_STREAMED, args.shuffle_buffer_size
-    splits = {name: at_most(args.max_eval_samples, split, training_args.seed) for name, split in opened.joined.items()}
+    splits = {
+        name: sample_images(args.max_eval_samples, split, training_args.seed) for name, split in opened.joined.items()
+    }
     streamed = [*opened.streamed, *(["validation"] if opened.held_out else [])]
     splits |= {name: opened.first(name, count, buffer_size) for name in streamed}
     batch_size = training_args.train_batch_size * training_args.world_size
@@ -129,7 +131,7 @@ def _with_class(rows: Dataset, num_scored: int, args: UnlabeledArguments, seed: 
             "evaluated. Hold out images (train_val_split) or, for a stream, evaluate fewer (max_eval_samples).",
             len(rows),
         )
-    return at_most(args.max_knn_samples, rows.select(apart), seed)
+    return sample_images(args.max_knn_samples, rows.select(apart), seed)
 
 
 def describe_layout(args: TrainingArguments) -> dict[str, int]:
@@ -144,7 +146,7 @@ def describe_layout(args: TrainingArguments) -> dict[str, int]:
 
 
 @dataclass
-class LazyCollator:
+class SkippingCollator:
     """Collator that returns an empty batch for skipped examples, and calls `collate` for all others."""
 
     collate: Callable[[list[Any]], dict[str, Any]]
@@ -168,13 +170,13 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
             stream.stream.num_shards,
             readers,
         )
-    base.collate_fn = LazyCollator(base.collate_fn)
+    base.collate_fn = SkippingCollator(base.collate_fn)
     return prepare_data_loader(
         base, args.device, num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False
     )
 
 
-class StreamStart(TrainerCallback, ExportableState):
+class StreamPosition(TrainerCallback, ExportableState):
     """Skip the completed batches of an `AugmentedStream` when a training run resumes.
 
     Skipped images are not decoded, unless the main process reads the stream for all processes.

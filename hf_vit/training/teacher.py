@@ -45,7 +45,7 @@ class Features(NamedTuple):
     patches: Tensor
 
 
-class TeacherView(nn.Module):
+class TeacherPreprocessing(nn.Module):
     """Convert images preprocessed for the student into images preprocessed for the teacher.
 
     Images are resized bilinearly with antialiasing. Interpolation weights sum to 1, so resizing commutes with the two
@@ -136,7 +136,7 @@ class Teacher(nn.Module):
         view: Conversion of student images into teacher images.
     """
 
-    def __init__(self, name: str, model: PreTrainedModel, view: TeacherView) -> None:
+    def __init__(self, name: str, model: PreTrainedModel, view: TeacherPreprocessing) -> None:
         super().__init__()
         self.name = name
         self.model = model.requires_grad_(False)
@@ -227,7 +227,7 @@ def open_teacher(
     ours = HfViTForImageClassification if is_classifier else HfViTModel
     auto = AutoModelForImageClassification if is_classifier else AutoModel
     with without_load_report():
-        if is_of_others(name):
+        if needs_own_library(name):
             model, info = open_auto(auto, name, dtype, trust_remote_code)
         else:
             model, info = load_with_info(ours, name, {})
@@ -244,7 +244,7 @@ def open_teacher(
     return model
 
 
-def is_of_others(name: str) -> bool:
+def needs_own_library(name: str) -> bool:
     """Return whether a model can only be loaded by its own library and not by `hf_vit`."""
     if Path(name).is_file():
         return False
@@ -272,7 +272,7 @@ def open_auto(auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code:
         raise ValueError(f"{auto_class.__name__} cannot load the teacher {name!r} ({reason}). {cure}") from error
 
 
-def with_view(
+def make_teacher(
     name: str, model: PreTrainedModel, student: PreTrainedModel, processor: BaseImageProcessor, trust_remote_code: bool
 ) -> Teacher:
     """Return a teacher that takes student images; raise `ValueError` if its channels or colors are incompatible."""
@@ -284,7 +284,7 @@ def with_view(
             f"channels of the student: --config_overrides '{{\"num_channels\": {channels}}}'."
         )
     own_processor = open_image_processor(name, model, wanted, trust_remote_code)
-    return Teacher(name, model, TeacherView(processor, own_processor, wanted))
+    return Teacher(name, model, TeacherPreprocessing(processor, own_processor, wanted))
 
 
 def open_image_processor(

@@ -32,14 +32,14 @@ from .callbacks.state import DatasetEpoch, LoadStates, NewOptions, StatefulCallb
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .checkpoints import (
     CONDITIONS,
-    chosen_checkpoint,
     complete,
     delete_older,
     on_first_process,
     read_conditions,
     read_state,
+    resolve_checkpoint,
     stopped_early_at,
-    write_whole,
+    write_atomically,
 )
 from .distillation import Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
@@ -49,7 +49,7 @@ from .optimizer import Muon, decayed_parameter_names, follow_lengths, freeze, ma
 from .output_folder import ADAPTER_FOLDER, AVERAGE_FOLDER, CARD, TRAINING_ARGS_JSON
 from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, report_failure, tag_version
 from .regularization import BatchTransform, BatchTransforms, Mixing, size_transforms, training_sampler
-from .streams import StreamStart, read_own_shards
+from .streams import StreamPosition, read_own_shards
 from .training_arguments import SCHEDULE_FREE, check_optimization, count_decay_steps, training_options_of
 
 
@@ -198,7 +198,7 @@ class HfViTTrainer(Trainer):
         if self.distillation is not None:
             self.add_callback(self.distillation)
         if isinstance(self.train_dataset, AugmentedStream):
-            self.add_callback(StreamStart())
+            self.add_callback(StreamPosition())
         if self.args.optim in SCHEDULE_FREE:
             self.add_callback(LastAverage())
         self.new_options = NewOptions()
@@ -281,7 +281,7 @@ class HfViTTrainer(Trainer):
     def _choose_checkpoint(self, wanted: str | bool | None) -> Path | None:
         """Return the checkpoint to resume from, and record its step."""
         self._resumed_step, self.lengths, self.has_learned = 0, {}, False
-        checkpoint = on_first_process(self.args, lambda: chosen_checkpoint(wanted, self.args.output_dir))
+        checkpoint = on_first_process(self.args, lambda: resolve_checkpoint(wanted, self.args.output_dir))
         if checkpoint is None:
             return None
         check_adapter(self.model, checkpoint)
@@ -498,7 +498,7 @@ class HfViTTrainer(Trainer):
             self._start_checkpoint(folder)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             self.optimizer.eval()
-        with self.options_of_average():
+        with self.averaged_threshold():
             for callback in self.stateful_callbacks:
                 if is_checkpoint or callback.is_published:
                     callback.save_state(folder, self.args.should_save)
@@ -521,7 +521,7 @@ class HfViTTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message=DRAFT, revision=self.args.hub_revision)
 
-    def options_of_average(self) -> AbstractContextManager[None]:
+    def averaged_threshold(self) -> AbstractContextManager[None]:
         """Context manager that gives the model the options that belong to the averaged weights, if they differ."""
         return nullcontext()
 
@@ -534,7 +534,7 @@ class HfViTTrainer(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             conditions = {"hf_vit": __version__, **self.conditions, "lengths": self.lengths}
-            write_whole(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
+            write_atomically(folder / CONDITIONS, json.dumps(conditions, indent=2) + "\n")
         self.accelerator.wait_for_everyone()  # before other processes write into it
 
     def _check_numbers(self) -> None:

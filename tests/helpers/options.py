@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_vit import cli, training
 from hf_vit.commands.generate import evaluation_options, options_of_types
-from hf_vit.options.recipe import shareable, with_recipe
+from hf_vit.options.recipe import savable_values, with_recipe
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training.run import evaluate as run_evaluation
 from hf_vit.training.run import find_task
@@ -66,7 +66,7 @@ def task_of(task_class: type[training.Task], arguments: Arguments) -> Any:
 
 def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
     """Return the options given by a command line, in the format of a recipe."""
-    return shareable(resolve(types, with_recipe(values_of(types, arguments))), types)
+    return savable_values(resolve(types, with_recipe(values_of(types, arguments))), types)
 
 
 def run(

@@ -23,7 +23,7 @@ from transformers import (
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.training.distillation import Distillation, FeatureDistillation, TokenDistillation
-from hf_vit.training.teacher import Teacher, TeacherView
+from hf_vit.training.teacher import Teacher, TeacherPreprocessing
 
 from .models import small_config
 from .references import draw_weights
@@ -51,7 +51,7 @@ def small_teacher(student: HfViTPreTrainedModel, kind: str) -> Teacher:
     model = (HfViTModel if kind == "features" else HfViTForImageClassification)(config)
     draw_weights(model)
     processor = HfViTImageProcessor.for_model(config, image_mean=(0.4, 0.5, 0.6), image_std=0.3)
-    return Teacher("small", model, TeacherView(HfViTImageProcessor.for_model(student.config), processor, 3))
+    return Teacher("small", model, TeacherPreprocessing(HfViTImageProcessor.for_model(student.config), processor, 3))
 
 
 def small_distillation(kind: str, student: HfViTPreTrainedModel) -> Distillation:

@@ -225,11 +225,11 @@ def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypa
     monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
     args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
     rows = load_unlabeled_images([str(tmp_path)])["train"]
-    (note,) = data_notes.note_transparent("train", rows, args)
+    (note,) = data_notes.check_transparency("train", rows, args)
     assert note == (
         f"{sum(expected.values())} train images have transparent pixels. They are read with the color stored for "
         "these pixels, as by the pipelines of transformers."
     )
     assert all(f"any/{name}" in messages[0] for name in ("rgba.png", "palette_alpha.png", "color_key.png"))
     opaque = [index for index, file in enumerate(rows["file"]) if not expected[Path(file).name]]
-    assert data_notes.note_transparent("train", rows.select(opaque), args) == []
+    assert data_notes.check_transparency("train", rows.select(opaque), args) == []

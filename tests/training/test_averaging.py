@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, last_checkpoint
 from hf_vit.training.callbacks.ema import WeightAverage
-from hf_vit.training.checkpoints import find_fault
+from hf_vit.training.checkpoints import find_resume_error
 from hf_vit.training.publishing.hub import check_upload, list_upload
 
 from ..helpers import distributed
@@ -202,7 +202,7 @@ def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> Non
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     averaging_trainer(tmp_path, **options).train()
     (tmp_path / "checkpoint-4" / "ema" / "model.safetensors").unlink()
-    assert find_fault(tmp_path / "checkpoint-4") == "it has no ema/model.safetensors"
+    assert find_resume_error(tmp_path / "checkpoint-4") == "it has no ema/model.safetensors"
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     averaging_trainer(tmp_path / "raw", ema_decay=None, **options).train()
     assert not (tmp_path / "raw" / "checkpoint-4" / "ema").exists()

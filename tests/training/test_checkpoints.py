@@ -14,7 +14,7 @@ from accelerate.utils import load_fsdp_optimizer, save_fsdp_model, save_fsdp_opt
 from safetensors.torch import save_file
 
 from hf_vit.training import HfViTTrainer, last_checkpoint
-from hf_vit.training.checkpoints import find_fault, seal
+from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.optimizer import whole
 
 from ..helpers import distributed
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
             torch.save({}, checkpoint / name)
         for name in ("config.json", "trainer_state.json"):
             (checkpoint / name).write_text("{}")
-        seal(checkpoint)
+        write_checksums(checkpoint)
     return tmp_path
 
 
@@ -110,7 +110,7 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
     (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
     second = checkpoint / "model-00002-of-00002.safetensors"
     save_file({"weight_2": torch.ones(2)}, second)
-    seal(checkpoint)
+    write_checksums(checkpoint)
     assert last_checkpoint(folder) == str(checkpoint)
     second.unlink()
     assert last_checkpoint(folder) == str(folder / "checkpoint-8")
@@ -119,7 +119,7 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
 
 def test_a_checkpoint_of_the_model_alone_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "checkpoint-12" / "optimizer.pt").unlink()
-    seal(folder / "checkpoint-12")  # as with save_only_model
+    write_checksums(folder / "checkpoint-12")  # as with save_only_model
     assert last_checkpoint(folder) == str(folder / "checkpoint-8")
     assert "it has no optimizer.pt" in caplog.text
 
@@ -132,7 +132,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     checkpoint = folder / "checkpoint-12"
     for name in ("model.safetensors", "optimizer.pt"):
         (checkpoint / name).unlink()
-    assert find_fault(checkpoint) == "it has no model.safetensors and no optimizer.pt"
+    assert find_resume_error(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
     PartialState(cpu=True)  # without it, accelerate's logger refuses to write
@@ -142,8 +142,8 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
         optimizer = train_with_muon(model, spread(model))
         save_fsdp_model(plugin, alone, model, str(checkpoint))
         save_fsdp_optimizer(plugin, alone, optimizer, model, str(checkpoint))
-        seal(checkpoint)
-        assert find_fault(checkpoint) is None
+        write_checksums(checkpoint)
+        assert find_resume_error(checkpoint) is None
         saved = copy.deepcopy(optimizer.state_dict()["state"])
         for state in optimizer.state.values():
             state.get("momentum_buffer", state.get("exp_avg")).zero_()
@@ -154,7 +154,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     finally:
         torch.distributed.destroy_process_group()
     (checkpoint / weights).unlink()
-    assert find_fault(checkpoint) == f"it has no {weights}"
+    assert find_resume_error(checkpoint) == f"it has no {weights}"
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there
     with pytest.raises(KeyboardInterrupt):
         digits_trainer(folder, Interrupted, max_steps=2, save_strategy="steps", save_steps=2).train()
     assert (checkpoint / "trainer_state.json").is_file()
-    assert find_fault(checkpoint) == "it has no SHA256SUMS"
+    assert find_resume_error(checkpoint) == "it has no SHA256SUMS"
     assert last_checkpoint(folder) is None
 
 
@@ -198,7 +198,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, c
     torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
     torch.load(checkpoint / name, weights_only=False).close()
     proof.unlink()
-    seal(checkpoint)  # as whoever means harm would
+    write_checksums(checkpoint)  # as whoever means harm would
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
     kind, message = (
         (pickle.UnpicklingError, "Weights only load failed") if new_format else (ValueError, "truncated files")

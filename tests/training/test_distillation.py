@@ -30,7 +30,7 @@ from hf_vit.training.distillation import (
     resample_patches,
     soft_loss,
 )
-from hf_vit.training.teacher import TeacherView, match_classes, open_teacher, read_features, with_view
+from hf_vit.training.teacher import TeacherPreprocessing, make_teacher, match_classes, open_teacher, read_features
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
 from ..helpers.references import draw_weights
@@ -94,7 +94,7 @@ def test_the_teacher_sees_the_pixels_that_its_own_image_processor_makes() -> Non
         ViTImageProcessor(size={"height": 24, "width": 24}, do_rescale=False, do_normalize=False),
     ]
     for teacher in theirs:
-        seen = TeacherView(student, teacher, 3)(student(image, return_tensors="pt").pixel_values)
+        seen = TeacherPreprocessing(student, teacher, 3)(student(image, return_tensors="pt").pixel_values)
         expected = teacher(image, return_tensors="pt").pixel_values.float()
         torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
 
@@ -104,11 +104,11 @@ def test_the_teacher_sees_images_at_its_own_size() -> None:
     image = torch.rand(1, 3, 24, 24)
     resized = torch.nn.functional.interpolate(image, (12, 16), mode="bilinear", antialias=True)
     teacher = HfViTImageProcessor(size={"height": 12, "width": 16}, image_mean=0.4, image_std=0.5)
-    seen = TeacherView(student, teacher, 3)((image - 0.2) / 0.3)
+    seen = TeacherPreprocessing(student, teacher, 3)((image - 0.2) / 0.3)
     torch.testing.assert_close(seen, (resized - 0.4) / 0.5)
     cropping = HfViTImageProcessor(size={"shortest_edge": 20}, do_center_crop=True, crop_size=16)
-    assert TeacherView(student, cropping, 3)(image).shape == (1, 3, 16, 16)
-    assert TeacherView(student, HfViTImageProcessor(do_resize=False), 3)(image).shape == image.shape
+    assert TeacherPreprocessing(student, cropping, 3)(image).shape == (1, 3, 16, 16)
+    assert TeacherPreprocessing(student, HfViTImageProcessor(do_resize=False), 3)(image).shape == image.shape
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
 ) -> None:
     save_teacher(kind, tmp_path, NAMES)
     name, processor = str(tmp_path), HfViTImageProcessor.for_model(student.config)
-    teacher = with_view(name, open_teacher(name, is_classifier=False), student, processor, trust_remote_code=False)
+    teacher = make_teacher(name, open_teacher(name, is_classifier=False), student, processor, trust_remote_code=False)
     cls, patches = teacher.features(pixels(student.config))
     assert patches.shape == (2, 16, *grid)
     assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)

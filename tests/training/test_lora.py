@@ -18,7 +18,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotIma
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator
 from hf_vit.data.augmentation.classification import small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification
-from hf_vit.training.checkpoints import find_fault, seal
+from hf_vit.training.checkpoints import find_resume_error, write_checksums
 from hf_vit.training.lora import is_adapted
 
 from ..helpers.datasets import load_digits, write_class_folders
@@ -129,12 +129,12 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(tmp_path / "base" / "model.safetensors", without)
-    seal(without)
+    write_checksums(without)
     checkpoint = tmp_path / "whole" / "checkpoint-6"
     assert not (checkpoint / "model.safetensors").exists()
-    assert find_fault(checkpoint) is None
+    assert find_resume_error(checkpoint) is None
     (checkpoint / "adapter_model.safetensors").rename(tmp_path / "adapter_model.safetensors")
-    assert "adapter_model.safetensors" in find_fault(checkpoint)
+    assert "adapter_model.safetensors" in find_resume_error(checkpoint)
     (tmp_path / "adapter_model.safetensors").rename(checkpoint / "adapter_model.safetensors")
     plain = digits_trainer(tmp_path / "plain", tmp_path / "base", **{**options, "lora_rank": None})
     with pytest.raises(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hf_vit.data.formats.keypoints import flip_pairs_of
-from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, shareable
+from hf_vit.options.recipe import RECIPE_NAME, read_recipe, recipe_text, savable_values
 from hf_vit.options.resolve import build, resolve
 from hf_vit.training import TASKS, HfViTTrainingArguments
 from hf_vit.training.arguments import ClassificationArguments
@@ -60,7 +60,7 @@ def test_a_recipe_says_what_the_command_line_says(tmp_path: Path) -> None:
 
 def test_no_token_is_written_anywhere() -> None:
     values = {"hub_token": "hf_secret", "seed": 1, "resume_from_checkpoint": "last", "run_name": None}
-    assert shareable(values, TYPES) == {"seed": 1}
+    assert savable_values(values, TYPES) == {"seed": 1}
     assert "hf_secret" not in recipe_text(given(*COMMAND))
 
 

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 
 from hf_vit import outputs
 from hf_vit.training import ImageClassification, last_checkpoint, output_folder
-from hf_vit.training.checkpoints import read_conditions, seal, write_whole
+from hf_vit.training.checkpoints import read_conditions, write_atomically, write_checksums
 from hf_vit.training.output_folder import OUTPUT_FILES, is_named, output_files
 
 from ..helpers.datasets import write_class_folders, write_pictures
@@ -212,7 +212,7 @@ def test_no_state_of_an_optimizer_fits_another_one(begun: Path) -> None:
 
 def test_checkpoints_without_conditions_resume_on_request_only(begun: Path) -> None:
     Path("output/checkpoint-2/conditions.json").unlink()
-    seal(Path("output/checkpoint-2"))
+    write_checksums(Path("output/checkpoint-2"))
     assert "output/checkpoint-2 has no conditions.json" in refusal(*LAST, "--seed", "7")
     train(*LAST, "--seed", "7", "--resume_with_changes", "true")
 
@@ -227,14 +227,14 @@ def test_a_damaged_recipe_blocks_nothing(content: bytes, begun: Path, trained: P
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "recipe.yaml"
-    write_whole(file, "old")
+    write_atomically(file, "old")
 
     def fail(descriptor: int) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_whole(file, "new")
+        write_atomically(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -344,7 +344,7 @@ def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, tra
 
 def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_folder, "TOUCH_SECONDS", 0.01)
-    with output_folder.occupied(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
+    with output_folder.lock_output_folder(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
         lock = tmp_path / "training.lock"
         os.utime(lock, (0, 0))
         end = time.monotonic() + 30

@@ -20,7 +20,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
-from ..errors import NotFiniteError, Preempted, describe_lost_numbers, how_to_resume, unwritten_checkpoint
+from ..errors import NotFiniteError, Preempted, checkpoint_error, how_to_resume, not_finite_message
 from .ema import own_part
 
 
@@ -115,7 +115,7 @@ class SafeStop(TrainerCallback):
             except (OSError, SafetensorError, RuntimeError) as error:
                 if self.saving is None or not args.should_save:
                     raise
-                if (explained := unwritten_checkpoint(self.saving, error)) is None:
+                if (explained := checkpoint_error(self.saving, error)) is None:
                     raise
                 raise explained from error
             finally:
@@ -170,7 +170,7 @@ class SafeStop(TrainerCallback):
         weights = [own_part(parameter.detach()) for parameter in model.parameters()]
         is_lost = 1 - torch.stack([weight.isfinite().all() for weight in weights]).all().long()[None]  # (1,)
         if largest(is_lost.to(args.device), args).item():
-            raise NotFiniteError(describe_lost_numbers("weights", step, learning_rate(optimizer), args))
+            raise NotFiniteError(not_finite_message("weights", step, learning_rate(optimizer), args))
 
     def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
         """Return the maximum of numbers over all processes: of this step on a CPU, of the previous step on a GPU.
@@ -198,7 +198,7 @@ class SafeStop(TrainerCallback):
 def check_loss(lost_step: int, args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
     """Raise `NotFiniteError` if `step` is the number of a step with a non-finite loss; 0 means that there is none."""
     if lost_step:
-        raise NotFiniteError(describe_lost_numbers("loss", lost_step, learning_rate(optimizer), args))
+        raise NotFiniteError(not_finite_message("loss", lost_step, learning_rate(optimizer), args))
 
 
 def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:

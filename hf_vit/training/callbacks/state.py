@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from ...data.augmentation.datasets import AugmentedDataset
-from ..checkpoints import find_loss, on_first_process, read_state
+from ..checkpoints import find_load_error, on_first_process, read_state
 from ..errors import CheckpointError, how_to_resume
 
 
@@ -62,7 +62,7 @@ class LoadStates(TrainerCallback):
         if not args.load_best_model_at_end or place is None:
             return
         best = self.checkpoint.with_name(Path(place).name)
-        fault = on_first_process(args, lambda: find_loss(best))
+        fault = on_first_process(args, lambda: find_load_error(best))
         if fault is None:
             state.best_model_checkpoint = str(best)
             return
@@ -76,7 +76,7 @@ class LoadStates(TrainerCallback):
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             return
         best = Path(state.best_model_checkpoint)
-        if (fault := on_first_process(args, lambda: find_loss(best))) is not None:
+        if (fault := on_first_process(args, lambda: find_load_error(best))) is not None:
             raise CheckpointError(
                 f"The best checkpoint, {best}, cannot be used: {fault}. {how_to_resume(args.output_dir)}"
             )

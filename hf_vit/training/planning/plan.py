@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
 from ...options.library import options_of
-from ...options.recipe import shareable
+from ...options.recipe import savable_values
 from ..arguments import StreamArguments
 from ..checkpoints import on_first_process, read_conditions
 from ..finetuning.probe import MOST_IMAGES
@@ -222,7 +222,7 @@ class Planner:
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
         """Return the recipe that repeats the run: given options, and chosen ones in place of the time budget."""
-        given = shareable(self.options, self.task.argument_types())
+        given = savable_values(self.options, self.task.argument_types())
         return {**{name: value for name, value in given.items() if name not in PLANNING}, **chosen}
 
 

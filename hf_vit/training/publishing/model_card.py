@@ -16,7 +16,7 @@ from transformers import Trainer
 from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
 from ...evaluation.base import LOWER_IS_BETTER
-from ..checkpoints import write_whole
+from ..checkpoints import write_atomically
 from ..lora import count_parameters, describe_adapter
 from ..training_arguments import training_options_of
 
@@ -257,5 +257,5 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     options = {"info": info, "fence": fence, "lower": lower, **functions}
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
-    write_whole(path, str(card))
+    write_atomically(path, str(card))
     return path

@@ -14,7 +14,7 @@ from ...evaluation.base import BaseEvaluator, Evaluator
 from ...options.recipe import RECIPE_NAME
 from ...visualize.plots import draw_class_scores
 from ..arguments import split_sources
-from ..checkpoints import write_whole
+from ..checkpoints import write_atomically
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
 from ..output_folder import AVERAGE_FOLDER
@@ -142,7 +142,7 @@ def score_split(
         folder.mkdir(parents=True, exist_ok=True)
         if any(lines):
             named = ({"file": file, **line} for file, line in zip(examples.rows["file"], lines, strict=False))
-            write_whole(folder / f"{split}_predictions.jsonl", "".join(f"{json.dumps(line)}\n" for line in named))
+            write_atomically(folder / f"{split}_predictions.jsonl", "".join(f"{json.dumps(line)}\n" for line in named))
         pictures |= write_metrics(folder, split, scores, evaluator) | evaluator.draw_scores(folder, split)
     return scores, pictures
 
@@ -171,7 +171,7 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 def write_json(file: Path, scores: Mapping[str, Any]) -> None:
     """Write scores as JSON, with null in place of NaN."""
-    write_whole(file, json.dumps(null_for_nan(scores), indent=2, allow_nan=False) + "\n")
+    write_atomically(file, json.dumps(null_for_nan(scores), indent=2, allow_nan=False) + "\n")
 
 
 def null_for_nan(value: Any) -> Any:

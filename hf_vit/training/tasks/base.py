@@ -32,11 +32,11 @@ from ...visualize.plots import draw_curves
 from ..checkpoints import on_first_process
 from ..data_notes import (
     SplitClasses,
+    check_duplicates,
+    check_transparency,
     describe_missing_classes,
+    find_label_classes,
     find_seen_classes,
-    note_duplicates,
-    note_transparent,
-    see_labels,
 )
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step, load_evaluation_targets, load_targets
@@ -312,12 +312,12 @@ class Task(ABC):
         splits, names, notes = self.loaded.splits, self.loaded.names, [*self.loaded.notes]
         accepted = self.options.allow_duplicates
         if self.options.check_images:
-            notes += [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
+            notes += [note for split, rows in splits.items() for note in check_transparency(split, rows, self.args)]
             if self.loaded.stream is not None and len(splits) > 1:
                 notes.append("Duplicates were not searched, because the training images are a stream.")
             elif len(splits) > 1:
                 evaluated = evaluation_split(splits)
-                notes += on_first_process(self.args, lambda: note_duplicates(splits, evaluated, accepted))
+                notes += on_first_process(self.args, lambda: check_duplicates(splits, evaluated, accepted))
         if not names:
             return notes
         return notes + describe_missing_classes(
@@ -332,7 +332,9 @@ class Task(ABC):
         """Return the classes that occur in a split; for a stream, in its first images."""
         rows, names = self.loaded.splits[split], self.loaded.names
         if "label" in rows.column_names:
-            return see_labels(rows["label"][:], len(names), split == "train" and self.loaded.stream is not None)
+            return find_label_classes(
+                rows["label"][:], len(names), split == "train" and self.loaded.stream is not None
+            )
         return find_seen_classes(self.loaded.examples(split), len(names), self.args)
 
     def make_trainer(self) -> EvaluatorTrainer:

@@ -29,7 +29,7 @@ from ...model.task_image_classification import HfViTForImageClassification
 from ...options.field import Names
 from ...visualize.plots import draw_confusion_matrix
 from ..arguments import ClassificationArguments, TaskArguments
-from ..checkpoints import on_first_process, write_whole
+from ..checkpoints import on_first_process, write_atomically
 from ..class_weights import choose_weights
 from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
@@ -94,7 +94,7 @@ class ClassificationEvaluator(BaseEvaluator):
         """Write the confusion matrix as JSON and as a picture."""
         names, matrix, file = [*self.metric.names], self.metric.confusion_matrix(), f"{split}_confusion_matrix"
         content = json.dumps({"labels": names, "confusion_matrix": matrix.tolist()})
-        write_whole(folder / f"{file}.json", f"{content}\n")
+        write_atomically(folder / f"{file}.json", f"{content}\n")
         draw_confusion_matrix(matrix, names, folder / f"{file}.png")
         return {"Labels and predictions": f"{file}.png"}
 

@@ -277,7 +277,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         whole, better = list[Any](), dict[float, float]()  # records at scale 1; mean IoU of candidate scales
         for scale in (1.0, *tried):
             processor.window_scale = None if scale == 1 else scale
-            with trainer.scoring_by(trainer.evaluator):
+            with trainer.evaluating_with(trainer.evaluator):
                 trainer.predict(images, metric_key_prefix=CHOOSING)
             metric = trainer.evaluator.metric
             assert isinstance(metric, SemanticSegmentationMetric)

@@ -133,7 +133,7 @@ class UnlabeledTask(Task):
         """Evaluate the baseline of the evaluator on all processes."""
         assert isinstance(trainer.evaluator, NeighborEvaluator)
         evaluator = replace(trainer.evaluator, is_baseline=True)
-        with trainer.scoring_by(evaluator):
+        with trainer.evaluating_with(evaluator):
             metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
         return evaluator.baseline_name, {
             score: metrics[f"{split}_{score}"] for score in ("loss", *evaluator.metric.score_names)

@@ -475,7 +475,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         class_embeds = embed_classes(trainer.model.eval(), processor, labeled.names, templates)
         evaluator = ZeroShotEvaluator(processor.image_processor, ClassificationMetric(labeled.names), class_embeds)
         (split,) = labeled.splits
-        with trainer.scoring_by(evaluator, ImageClassificationCollator(processor.image_processor)):
+        with trainer.evaluating_with(evaluator, ImageClassificationCollator(processor.image_processor)):
             scores, _ = score_split(trainer, "zero_shot", labeled.examples(split))
         source, chance = public_name(str(self.options.zero_shot_dataset)), 1 / len(labeled.names)
         self.zero_shot_lines = {
