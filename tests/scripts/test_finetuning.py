@@ -2,7 +2,6 @@
 
 import ast
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from hf_vit import HfViTImageProcessor
 from hf_vit.training import TASKS
 
+from ..helpers import distributed
 from ..helpers.datasets import write_class_folders
 from ..helpers.dense_trainings import write_scenes
 from ..helpers.fresh import ROOT, run_python, run_script
@@ -57,9 +57,15 @@ def arguments_of(script: str, output: Path, *options: str) -> list[str]:
     return ["--dataset_name", SCRIPTS[script][0], "--output_dir", str(output), *SMALL, *options]
 
 
-def check(finished: subprocess.CompletedProcess[str], script: str, output: Path) -> Any:
-    """Checks the files of a run that has ended; returns the model."""
+def run(script: str, workplace: Path, output: Path, *options: str, **hub: str) -> Any:
+    """Runs a script; returns the model."""
+    finished = run_script(script, workplace, *arguments_of(script, output, *options), **hub)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+    return check(script, output)
+
+
+def check(script: str, output: Path) -> Any:
+    """Checks the output of a run; returns the model."""
     scores = json.loads((output / "all_results.json").read_text())
     assert {"train_loss", "validation_loss", f"validation_{SCRIPTS[script][1]}"} <= scores.keys()
     assert ("test_loss" in scores) == (script == CLASSIFIER)
@@ -69,46 +75,43 @@ def check(finished: subprocess.CompletedProcess[str], script: str, output: Path)
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_new_model_is_trained(script: str, workplace: Path, tmp_path: Path) -> None:
-    finished = run_script(script, workplace, *arguments_of(script, tmp_path / "out", "--preset", "mnist"))
-    model = check(finished, script, tmp_path / "out")
+    model = run(script, workplace, tmp_path / "out", "--preset", "mnist")
     assert (model.config.hidden_size, model.config.image_size) == (64, 32)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_saved_model_is_fine_tuned(script: str, workplace: Path, tmp_path: Path) -> None:
-    options = ["--model_name_or_path", f"saved/{script}", "--learning_rate", "1e-3"]
-    options = options if script in (CLASSIFIER, *OTHERS[:-1]) else [*options[:2], "--base_learning_rate", "0.1"]
-    finished = run_script(script, workplace, *arguments_of(script, tmp_path / "out", *options))
-    tuned, saved = (
-        check(finished, script, tmp_path / "out"),
-        class_of(script).from_pretrained(f"{workplace}/saved/{script}"),
-    )
-    moved = [
-        (one - other).abs().max() for one, other in zip(*(m.model.parameters() for m in (tuned, saved)), strict=True)
-    ]
-    assert 0 < torch.stack(moved).max() < 0.02
+    rate = ["--base_learning_rate", "0.1"] if script == OTHERS[-1] else ["--learning_rate", "1e-3"]
+    tuned = run(script, workplace, tmp_path / "out", "--model_name_or_path", f"saved/{script}", *rate)
+    saved = class_of(script).from_pretrained(workplace / "saved" / script)
+    pairs = zip(tuned.model.parameters(), saved.model.parameters(), strict=True)
+    assert 0 < torch.stack([(one - other).abs().max() for one, other in pairs]).max() < 0.02
 
 
-def test_torchrun_and_accelerate_launch_them(workplace: Path, tmp_path: Path) -> None:
-    script, config = OTHERS[0], ROOT / "scripts" / "accelerate" / "one_cpu.yaml"
-    saved = ("--model_name_or_path", f"saved/{script}")
-    launchers = (
-        ("torch.distributed.run", "--nproc_per_node", "2"),
-        ("accelerate.commands.launch", "--config_file", str(config)),
-    )
-    for name, (module, *options) in zip(("two", "one"), launchers, strict=True):
-        words = (str(ROOT / "scripts" / f"{script}.py"), *arguments_of(script, tmp_path / name, *saved))
-        finished = run_python("-m", module, *options, *words, workdir=workplace, PYTHONPATH=str(ROOT))
-        check(finished, script, tmp_path / name)
+def test_torchrun_launches_them_on_two_processes(workplace: Path, tmp_path: Path) -> None:
+    words = arguments_of(OTHERS[0], tmp_path / "out", "--model_name_or_path", f"saved/{OTHERS[0]}")
+    script = str(ROOT / "scripts" / f"{OTHERS[0]}.py")
+    launched = distributed.launch("--nproc_per_node", "2", script, *words, folder=tmp_path, workdir=workplace)
+    distributed.finish(launched, tmp_path)
+    check(OTHERS[0], tmp_path / "out")
+
+
+def test_accelerate_launches_them(workplace: Path, tmp_path: Path) -> None:
+    words = arguments_of(OTHERS[0], tmp_path / "out", "--model_name_or_path", f"saved/{OTHERS[0]}")
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "scripts/accelerate/one_cpu.yaml")]
+    script = str(ROOT / "scripts" / f"{OTHERS[0]}.py")
+    finished = run_python(*launcher, script, *words, workdir=workplace, PYTHONPATH=str(ROOT))
+    assert finished.returncode == 0, finished.stderr
+    check(OTHERS[0], tmp_path / "out")
 
 
 def test_a_run_is_resumed_and_uploaded(workplace: Path, tmp_path: Path) -> None:
-    words = arguments_of(CLASSIFIER, tmp_path / "out", "--model_name_or_path", f"saved/{CLASSIFIER}")
-    check(run_script(CLASSIFIER, workplace, *words, "--save_steps", "1"), CLASSIFIER, tmp_path / "out")
-    words += ["--max_steps", "3", "--resume_from_checkpoint", "last"]
-    words += ["--push_to_hub", "--hub_model_id", "user/photos", "--hub_token", TOKEN]
+    options = ["--model_name_or_path", f"saved/{CLASSIFIER}"]
+    run(CLASSIFIER, workplace, tmp_path / "out", *options)
+    options += ["--max_steps", "3", "--resume_from_checkpoint", "last"]
+    options += ["--push_to_hub", "--hub_model_id", "user/photos", "--hub_token", TOKEN]
     with serve(tmp_path / "hub") as hub:
-        check(run_script(CLASSIFIER, workplace, *words, **hub.client), CLASSIFIER, tmp_path / "out")
+        run(CLASSIFIER, workplace, tmp_path / "out", *options, **hub.client)
         files = hub.find("user/photos").files
     assert {"README.md", "model.safetensors", "modeling_hf_vit.py"} <= files.keys()
     assert not [name for name in files if name.startswith("checkpoint")]

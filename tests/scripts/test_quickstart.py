@@ -24,7 +24,9 @@ def test_the_notebook_runs_and_uploads_a_model(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "tiny")
     HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "tiny")
-    settings = {"PHOTOS": "photos", "MODEL": "tiny", "MINUTES": "0.05", "OUTPUT": "out", "REPOSITORY": "user/photos"}
+    settings = {"PHOTOS": "photos", "MODEL": "tiny", "OUTPUT": "out", "REPOSITORY": "user/photos"}
+    settings["OPTIONS"] = json.dumps({"max_steps": 2, "image_size": 32, "per_device_train_batch_size": 2})
+    settings["IPYTHONDIR"] = str(tmp_path / "ipython")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}})
     with serve(tmp_path / "hub") as hub:
