@@ -1,4 +1,4 @@
-"""The command `hf-vit` and the same from Python: what is said, what is refused, and what comes of it."""
+"""The command `hf-vit` and its Python functions: output, errors, results."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with photos in it, where everything is written."""
+    """Return a folder with photos, the working directory."""
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +65,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingResult, list[str]]]:
-    """What a training by a call has come to, in the folder that it chose, and what it said."""
+    """Return the result of a training call with a default folder, and its output."""
     folder, said = tmp_path_factory.mktemp("trained"), list[str]()
     write_class_folders(folder / "photos", ["cat", "dog"])
     with pytest.MonkeyPatch.context() as patch:

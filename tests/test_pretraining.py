@@ -1,4 +1,4 @@
-"""`hf-vit pretrain`: three trainings in a row, and what is said of the two that have labels."""
+"""`hf-vit pretrain`: three training runs in sequence, and the comparison of the two with labels."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ OPTIONS = {
 
 @dataclass
 class Trainings:
-    """Stands in for `train`: notes the calls, and has the scores of each folder."""
+    """Replacement of `train` that records calls and returns fixed scores per folder."""
 
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP of transformers with both towers, opened by ours: outputs, loss, gradients, what matters."""
+"""CLIP and SigLIP of transformers, converted with both towers: outputs, loss, gradients, sensitivity to tensors."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> 
 
 
 def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images and texts of the greatest length, which end at several places."""
+    """Return images, and texts of maximum length that end at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(29, (3, 7), generator=generator)
     texts[torch.arange(3), torch.tensor([6, 3, 5])] = 29

@@ -1,4 +1,4 @@
-"""Published checkpoints with queries or for depth, saved by transformers and opened by ours: outputs and losses."""
+"""Converted EoMT, YOLOS and depth models of transformers: outputs and losses."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def depth_anything(backbone: Mapping[str, Any] | None = None, **options: Any) ->
 
 @dataclass(frozen=True)
 class Case:
-    """A source model and what is equal.
+    """A source model and the outputs to compare.
 
     Args:
         build: Makes the source model.
@@ -187,7 +187,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, Tensor]:
-    """All outputs but those of a head for segmentation, which is left out.
+    """Return all outputs except those of a segmentation head.
 
     In float64 the source resamples positions in float32, as we do by design, where it would in float64.
     """
@@ -204,7 +204,7 @@ def run_converted(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def gradient(outputs: Iterator[Tensor], images: Tensor) -> Tensor:
-    """Of a random sum of outputs, on the images: every layer has a part in it."""
+    """Return the gradient of a random sum of outputs with respect to the images, which all layers influence."""
     generator = torch.Generator().manual_seed(2)
     total = torch.stack([(value * torch.randn(value.shape, generator=generator)).sum() for value in outputs]).sum()
     return torch.autograd.grad(total, images)[0]
@@ -315,7 +315,7 @@ def in_float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_float64")
 def test_loss_of_an_image_is_that_of_eomt() -> None:
-    """Both draw as many points in the same order, so that from one seed they are the same.
+    """Both models draw the same number of points in the same order, so one seed gives the same points.
 
     Maps are zero along their border, beyond which EoMT reads zeros and ours reads the border.
     """
@@ -360,7 +360,7 @@ def test_doubled_resolution_goes_into_one_batch_whatever_the_grid() -> None:
 
 
 def convert(name: str, processor: Any, folder: Path) -> Path:
-    """By the script, with its image processor."""
+    """Convert with the command, including the image processor."""
     save_source(name, folder / "theirs")
     processor.save_pretrained(folder / "theirs")
     cli.main(["convert", str(folder / "theirs"), str(folder / "ours")])

@@ -1,4 +1,4 @@
-"""LW-DETR saved by transformers and opened by ours: outputs, gradients, what every tensor does, images."""
+"""Converted LW-DETR of transformers: outputs, gradients, sensitivity to each tensor, image processing."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def draw_images(name: str, dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: hf.LwDetrForObjectDetection, images: Tensor) -> dict[str, Tensor]:
-    """All outputs of all layers."""
+    """Return all outputs of all layers."""
     outputs = source.model(images)
     states, (start,) = outputs.intermediate_hidden_states, outputs.intermediate_reference_points
     offsets = source.bbox_embed(states)
@@ -130,7 +130,7 @@ def run_converted(model: HfViTForObjectDetection, images: Tensor) -> dict[str, T
 
 
 def gradient(outputs: Iterator[Tensor], images: Tensor) -> Tensor:
-    """Of a random sum of outputs, on the images: every layer has a part in it."""
+    """Return the gradient of a random sum of outputs with respect to the images, which all layers influence."""
     generator = torch.Generator().manual_seed(2)
     total = torch.stack([(value * torch.randn(value.shape, generator=generator)).sum() for value in outputs]).sum()
     return torch.autograd.grad(total, images)[0]

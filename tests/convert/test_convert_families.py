@@ -1,4 +1,4 @@
-"""Every family of transformers, saved by its own class and opened by ours: outputs, sensitivity, all classes."""
+"""Converted models of all families of transformers: outputs, sensitivity to each tensor, all our classes."""
 
 import json
 import re
@@ -40,7 +40,7 @@ NATIVE, OTHER = (32, 32), (24, 48)
 
 @dataclass(frozen=True)
 class Case:
-    """A source model and what is equal.
+    """A source model and the outputs to compare.
 
     Args:
         build: Makes the source model.
@@ -72,12 +72,12 @@ def masked(images: Tensor) -> dict[str, Tensor]:
 
 
 def in_order(images: Tensor) -> dict[str, Tensor]:
-    """MAE with nothing masked still shuffles the patches, by the order of the noise."""
+    """Return noise in ascending order: without masked patches, MAE still shuffles them by the order of the noise."""
     return {"pixel_values": images, "noise": torch.arange(images.shape[2] * images.shape[3] // 64).expand(2, -1)}
 
 
 def flattened(images: Tensor) -> dict[str, Tensor]:
-    """SigLIP 2 takes flattened patches, with the channels last."""
+    """Return flattened patches with the channels last, the input of SigLIP 2."""
     rows, columns = (side // 8 for side in images.shape[2:])
     patches = images.unflatten(3, (columns, 8)).unflatten(2, (rows, 8)).permute(0, 2, 4, 3, 5, 1)
     return {
@@ -239,7 +239,7 @@ WITHOUT_EFFECT = r".*\.(key|k_proj)\.bias"
 
 
 def flatten(outputs: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """The hidden states and the named outputs, sequences of tensors one by one."""
+    """Return hidden states and named outputs as single tensors."""
     flat = {}
     for name in ("hidden_states", *names):
         value = outputs[name]
@@ -253,7 +253,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
-    """Resamples as SigLIP 2 did before transformers 5.24, whose own weights differ in the last bits of float32."""
+    """Resample as SigLIP 2 before transformers 5.24; newer versions differ in the last bits of float32."""
     (shape,) = spatial_shapes.unique(dim=0).tolist()
     target = {"size": shape, "mode": "bilinear", "align_corners": False, "antialias": True}
     resampled = F.interpolate(positions.float().permute(2, 0, 1)[None], **target)  # (1, D, h, w)
@@ -262,7 +262,7 @@ def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length:
 
 @torch.no_grad()
 def run_source(case: Case, source: nn.Module, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The source's outputs; in float64 it resamples in float32 as we do by design, where it would in float64."""
+    """Return the outputs of the source, which in float64 resamples positions in float32, like our models."""
     source.to(dtype)
     if size != NATIVE:
         for name, parameter in source.named_parameters():
@@ -392,7 +392,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Pat
 
 
 class Reads(dict[str, Any]):
-    """A dictionary that remembers what was looked up."""
+    """A dictionary that records which keys were read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__(content)

@@ -1,4 +1,4 @@
-"""Original files of weights that come without a configuration: their layouts, written here, against timm's readers."""
+"""Weight files without a configuration, in their original layouts, compared with the readers of timm."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ def drawn(architecture: str, **options: Any) -> nn.Module:
 
 
 def renamed(state: State, *pairs: tuple[str, str]) -> State:
-    """`state` with regular expressions in its names replaced, one after the other."""
+    """Return `state` after applying regular expression replacements to its names in order."""
     for pattern, replacement in pairs:
         state = {re.sub(pattern, replacement, name): tensor for name, tensor in state.items()}
     return state
@@ -153,7 +153,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
 
 
 def resampled(table: Tensor, grid: tuple[int, int], offset: float) -> Tensor:
-    """A square position table (1, N, D) on another grid, by the bicubic kernel (Keys 1981)."""
+    """Resample a square position table (1, N, D) to another grid with the bicubic kernel (Keys 1981)."""
     side = int(table.shape[1] ** 0.5)
 
     def weights(target: int) -> Tensor:
@@ -222,14 +222,14 @@ def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path: Path) -> None
 
 
 def google_layer(ours: str, state: State, name: str) -> State:
-    """A linear layer or a norm of timm as Flax stores it."""
+    """Return a linear layer or norm of timm in the layout of Flax."""
     weight = state[f"{name}.weight"]
     kernel = {f"{ours}/kernel": weight.T} if weight.ndim == 2 else {f"{ours}/scale": weight}
     return {**kernel, f"{ours}/bias": state[f"{name}.bias"]}
 
 
 def google_heads(ours: str, state: State, name: str, parts: tuple[str, ...]) -> State:
-    """A projection of timm to two heads as Flax stores it: one for each part, (in, heads, width of a head)."""
+    """Return a projection of timm to two heads in the layout of Flax: per part (in, heads, head width)."""
     weights, biases = (state[f"{name}.{leaf}"].chunk(len(parts)) for leaf in ("weight", "bias"))
     arrays = {}
     for part, weight, bias in zip(parts, weights, biases, strict=True):
@@ -253,7 +253,7 @@ def google_block(state: State, index: int, attention: int, second_norm: int, mlp
 
 
 def google_ends(state: State) -> State:
-    """What comes before and after the blocks."""
+    """Return the tensors before and after the blocks."""
     arrays = {
         "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
         "embedding/bias": state["patch_embed.proj.bias"],

@@ -1,4 +1,4 @@
-"""Fields of the geometry as arguments of from_pretrained, for our own checkpoints and those of other libraries."""
+"""Image size, patch size and channels as arguments of from_pretrained, for our checkpoints and published ones."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ SMALL_HEADS: dict[str, Any] = {
 
 @pytest.fixture(params=["own", "foreign"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A DINOv2 with registers, as published or saved by us."""
+    """Save a DINOv2 with registers, as published or by this package."""
     config = hf.Dinov2WithRegistersConfig(**SHAPE, mlp_ratio=2, num_register_tokens=2, num_labels=5)
     source = hf.Dinov2WithRegistersForImageClassification(config)
     draw_weights(source)

@@ -1,4 +1,4 @@
-"""The image processor of a published checkpoint, against the library that it was published for."""
+"""Image processors of published checkpoints, compared with the library that they were published for."""
 
 import json
 
@@ -176,14 +176,14 @@ TIMM = {
 
 @pytest.fixture(scope="module")
 def photos():
-    """Landscape, portrait, thin, and smaller than what models take; odd sides, to crop with a pixel to spare."""
+    """Return landscape, portrait, thin and small photos with odd sides, so that crops are uneven."""
     china, flower = load_sample_images().images
     crops = (china, flower, china[:, :301], china[:, :429], flower[40:240, 100:], china[:160, :131], flower[:97, :63])
     return [Image.fromarray(crop) for crop in crops]
 
 
 def assert_same_pixels(processor, photos, expected):
-    """One gray level apart at most.
+    """Assert that pixels differ by at most one gray level.
 
     But for a few pixels of the filters that go beyond black and white: they are cut off between the two directions,
     whose order differs in torchvision and between releases of PIL.

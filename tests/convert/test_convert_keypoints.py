@@ -1,4 +1,4 @@
-"""ViTPose of transformers, opened by ours: outputs, gradients, one expert of several, image processor, script."""
+"""Converted ViTPose of transformers: outputs, gradients, choice of an expert, image processor, command."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def draw_images(dtype: torch.dtype) -> Tensor:
 
 
 def gradient(heatmaps: Tensor, images: Tensor) -> Tensor:
-    """Of a random sum of the heatmaps, on the images."""
+    """Return the gradient of a random sum of the heatmaps with respect to the images."""
     weights = torch.randn(heatmaps.shape, generator=torch.Generator().manual_seed(2))
     return torch.autograd.grad((heatmaps * weights).sum(), images)[0]
 

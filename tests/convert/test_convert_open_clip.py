@@ -1,4 +1,4 @@
-"""OpenCLIP's models with both towers, against those of transformers and timm with the same weights."""
+"""OpenCLIP models with both towers, compared with transformers and timm models with the same weights."""
 
 import json
 import re
@@ -50,7 +50,7 @@ NAMES = (
 
 
 def as_open_clip(state: State) -> State:
-    """Weights of transformers' CLIP under OpenCLIP's names, in its shapes."""
+    """Return weights of transformers' CLIP with the names and shapes of OpenCLIP."""
     state, joined = dict(state), {}
     for name in [name for name in state if "q_proj" in name]:
         parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
@@ -90,7 +90,7 @@ def save_open_clip(folder: Path, state: State, config: dict[str, Any] | None) ->
 
 
 def draw_inputs(dtype: torch.dtype, end: int = 29) -> tuple[Tensor, Tensor]:
-    """Texts, which end at several places, and images."""
+    """Return texts that end at different positions, and images."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(8, 29, (3, 7), generator=generator)
     for text, stop in zip(texts, (6, 3, 5), strict=True):
@@ -296,7 +296,7 @@ def siglip_cfg(architecture: str = "vit_base_patch16_siglip_224", **text: Any) -
 
 
 def make_siglip(hidden_act: str = "gelu") -> tuple[nn.Module, nn.Module, State]:
-    """The image tower of timm, the text tower of transformers, and the file of OpenCLIP with both."""
+    """Return the image tower of timm, the text tower of transformers, and an OpenCLIP file with both."""
     images = timm.create_model(
         "vit_base_patch16_siglip_224", **{**SMALL, "embed_dim": 64, "num_heads": 1, "num_classes": 0}
     )

@@ -1,4 +1,4 @@
-"""The script that converts checkpoints, on real folders of transformers and files of weights."""
+"""The command that converts checkpoints, on folders of transformers and weight files."""
 
 import json
 import re
@@ -178,7 +178,7 @@ def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> Non
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
-    """In a process of its own; the checkpoint is large enough to stand out (100 MiB)."""
+    """Runs in a separate process with a checkpoint of 100 MiB."""
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))

@@ -1,4 +1,4 @@
-"""Checkpoints of timm: every plain architecture by name, and equal outputs at small size."""
+"""Checkpoints of timm: all plain architectures by name, and equal outputs of small models."""
 
 import json
 import re
@@ -30,7 +30,7 @@ ARCHITECTURES = sorted({name for pattern in NAMES for name in timm.list_models(p
 
 
 def published_config(model: nn.Module) -> dict[str, Any]:
-    """What timm writes into config.json for a published model."""
+    """Return the config.json of timm for a published model."""
     published = {"input_size": model.pretrained_cfg["input_size"]}
     return {
         "architecture": model.pretrained_cfg["architecture"],
@@ -41,7 +41,7 @@ def published_config(model: nn.Module) -> dict[str, Any]:
 
 
 class Shapes:
-    """Tensors without content, in place of files of up to 27 GB."""
+    """Tensors without data, in place of files of up to 27 GB."""
 
     def __init__(self, model: nn.Module) -> None:
         self.files = (Path("model.safetensors"),)
@@ -57,11 +57,11 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self) -> None:
-        """Nothing was mapped."""
+        """Do nothing, because no file was memory-mapped."""
 
 
 def refusal(architecture: str) -> str | None:
-    """Why an architecture is refused, if its name is among those that are."""
+    """Return the reason why an architecture is not supported, None if it is."""
     return next((reason for pattern, reason in REFUSED.items() if re.fullmatch(pattern, architecture)), None)
 
 
@@ -227,7 +227,7 @@ def test_lone_file_of_eva_takes_the_mean(architecture: str, tmp_path: Path) -> N
 
 
 def saved(folder: Path, **changes: Any) -> Path:
-    """A small plain model as timm saves it, with changes in its config.json."""
+    """Save a small plain model in the format of timm, with changes of its config.json."""
     save_for_hf(small_model("plain"), folder, safe_serialization=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))

@@ -1,4 +1,4 @@
-"""Crops along boxes: where points go, and that pixels go with them."""
+"""Affine crops of boxes: positions of points and pixels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What training images go through."""
+"""Augmentation of training images."""
 
 import pickle
 
@@ -15,7 +15,7 @@ OFF = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "none", "r
 
 
 def draws(count: int = 40, **options: object) -> torch.Tensor:
-    """Images drawn with one option on."""
+    """Return augmented images with one option enabled."""
     transform = image_classification_augmentation((32, 48), num_channels=1, **{**OFF, **options})
     torch.manual_seed(0)
     return torch.stack([transform(GRADIENT) for _ in range(count)])

@@ -1,4 +1,4 @@
-"""Images that cannot be read are found, and held-out images chosen, before a training starts."""
+"""Checks before training: unreadable images, and the choice of held-out images."""
 
 from collections import Counter
 from io import BytesIO
@@ -19,7 +19,7 @@ from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_pic
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Dataset:
-    """Six images in two classes, of which a/1.jpg is cut off, b/1.jpg is a text and b/2.jpg is empty."""
+    """Write six images in two classes: a/1.jpg is truncated, b/1.jpg contains text and b/2.jpg is empty."""
     write_pictures(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(3)))
     # Large enough to be decoded in part
     picture(0, (200, 200)).save(tmp_path / "a" / "1.jpg")
@@ -47,7 +47,7 @@ def test_threads_change_nothing(damaged):
 
 
 def named(images: list, files: list[str] | None = None) -> Dataset:
-    """A dataset of encoded images or paths, and what they are called."""
+    """Return a dataset of encoded images or paths, and the names of the images."""
     files = files or [f"image {number} of train" for number in range(len(images))]
     return Dataset.from_dict({"image": images, "file": files}, Features({"image": Image(), "file": Value("string")}))
 
@@ -72,7 +72,7 @@ def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
 
 
 def odd_images() -> dict[str, bytes]:
-    """Encoded images of all sorts that decoders disagree about."""
+    """Return encoded images that decoders read differently."""
     color, gray = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
     alpha = color.copy()
     alpha.putalpha(gray)

@@ -1,4 +1,4 @@
-"""What training images and their targets go through together."""
+"""Joint augmentation of training images and their targets."""
 
 import pickle
 from typing import Any
@@ -38,7 +38,7 @@ PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch
 
 
 def draws(target: dict[str, Tensor], count: int = 20, size: tuple[int, int] = (96, 128), **options: Any) -> list[dict]:
-    """Examples drawn with some options on."""
+    """Return augmented examples with some options enabled."""
     transform = DenseAugmentation(size, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform({"image": PLACES, "file": "a.jpg", **target}) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""From examples with targets to the batch that a model takes."""
+"""Collation of examples with targets into model inputs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ WIDTHS = (40, 24)
 
 
 def examples(**targets: Any) -> list[dict[str, Any]]:
-    """Two examples of 30 rows and another number of columns each."""
+    """Return two examples of height 30 and different widths."""
     made = []
     for width in WIDTHS:
         image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (30, width, 3), dtype=np.uint8))

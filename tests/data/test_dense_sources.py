@@ -1,4 +1,4 @@
-"""Data sets for segmentation and depth from every kind of source, and what is said about bad ones."""
+"""Datasets for segmentation and depth from all sources, and errors for invalid ones."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def load_masks(source: Path, **options) -> TargetData:
-    """Loads masks of numbers, and checks what holds for every source."""
+    """Load masks of class numbers, and check properties common to all sources."""
     data = load_semantic_segmentation(str(source), **{"class_names": NAMES, **options})
     assert data.names == NAMES
     for split in data.splits.values():
@@ -171,7 +171,7 @@ def test_depth_has_a_scale(tmp_path):
 
 
 def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
-    """Images and masks as bytes, as on the Hub."""
+    """Return a table of images and masks as bytes, as on the Hub."""
     content = {
         image: [encoded(picture(number)) for number in range(count)],
         mask: [encoded(PILImage.fromarray(class_map(number))) for number in range(count)],

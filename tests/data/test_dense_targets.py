@@ -1,4 +1,4 @@
-"""Masks and depth maps as they lie in files, and the classes that masks are of."""
+"""Masks and depth maps in files, and the class names of masks."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What training images and the boxes of their objects go through together."""
+"""Joint augmentation of training images and boxes."""
 
 import pickle
 from typing import Any
@@ -27,7 +27,7 @@ BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
 def paint() -> Tensor:
-    """One object is red, the other one green, their centers are blue too."""
+    """Paint a red and a green object, whose centers are also blue."""
     image = torch.zeros(3, 180, 240, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in enumerate(BOXES.int().tolist()):
         image[channel, y1:y2, x1:x2] = 255
@@ -40,7 +40,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", "boxes": BOXES, "class_labels": to
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Examples drawn with some options on."""
+    """Return augmented examples with some options enabled."""
     transform = DetectionAugmentation(SIZE, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]

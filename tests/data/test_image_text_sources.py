@@ -1,4 +1,4 @@
-"""Images and captions are found wherever they lie, all captions of an image together."""
+"""Images and captions from all sources, with all captions of an image together."""
 
 import csv
 import json
@@ -20,13 +20,13 @@ CAPTIONS = [["a dog", "it runs"], ["two cats"], ["a car", "it is red"]]
 
 
 def by_file(data: TargetData, split: str = "train") -> dict[str, list[str]]:
-    """The captions of each image, in the order in which they are there."""
+    """Return the captions of each image in order."""
     rows = data.splits[split]
     return {Path(row["file"]).name: row["captions"] for row in rows.select_columns(["file", "captions"])}
 
 
 def write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    """Writes a table, and the images that its rows name."""
+    """Write a table, and the images named in its rows."""
     write_pictures(folder, *sorted({row["file_name"] for row in rows}))
     if name.endswith(".jsonl"):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""What the crop of an object and its keypoints go through together."""
+"""Joint augmentation of object crops and keypoints."""
 
 import pickle
 from typing import Any
@@ -36,7 +36,7 @@ PAIRS = ((0, 1),)
 
 
 def paint() -> Tensor:
-    """The first three keypoints are blots, red, green and blue."""
+    """Paint the first three keypoints as a red, a green and a blue spot."""
     rows, columns = torch.meshgrid(torch.arange(180.0), torch.arange(240.0), indexing="ij")
     blots = [(-((columns - x) ** 2 + (rows - y) ** 2) / 18).exp() for x, y, _ in KEYPOINTS[:3].tolist()]
     return (255 * torch.stack(blots)).round().to(torch.uint8)
@@ -53,14 +53,14 @@ EXAMPLE = {
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Examples drawn with some options on."""
+    """Return augmented examples with some options enabled."""
     transform = KeypointAugmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
 
 
 def center(blot: Tensor) -> Tensor:
-    """Mean place (x, y) of a blot (h, w)."""
+    """Return the mean position (x, y) of a spot (h, w)."""
     rows, columns = torch.meshgrid(*(torch.arange(float(length)) for length in blot.shape), indexing="ij")
     return torch.stack(((columns * blot).sum(), (rows * blot).sum())) / blot.sum()
 
@@ -119,7 +119,7 @@ def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
 
 
 def similarities(**options: Any) -> Tensor:
-    """Scale, angle in degrees, and shift (x, y) in pixels of the middle of two keypoints, against no change."""
+    """Return scale, angle in degrees and shift (x, y) in pixels from original to augmented keypoints."""
     [plain, *found] = [example["keypoints"][:2, :2].double() for example in draws(1) + draws(60, **options)]
     points = torch.stack(found)  # (60, 2, 2)
     (x, y), (old_x, old_y) = (points[:, 1] - points[:, 0]).unbind(dim=1), plain[1] - plain[0]

@@ -1,4 +1,4 @@
-"""Data sets for keypoints from every kind of source, and what is said about bad ones."""
+"""Datasets for keypoint detection from all sources, and errors for invalid ones."""
 
 import csv
 from pathlib import Path
@@ -46,7 +46,7 @@ def load(source: Path, **options: Any) -> KeypointData:
 def write_coco(
     folder: Path, file: str = "train/annotations.json", images: str = "train/images", **changes: Any
 ) -> Path:
-    """Writes two images and their objects; `changes` replace lists of the JSON."""
+    """Write two images and their objects; `changes` replace lists of the JSON file."""
     for number, name in ((3, "a.png"), (4, "b.png")):
         write_image(folder / images / name, picture(number, SIZE))
     entries = [
@@ -62,7 +62,7 @@ def with_annotation(folder: Path, **changes: Any) -> Path:
 
 
 def table(data: KeypointData, split: str = "train") -> list[tuple[str, list, list, float]]:
-    """File, keypoints, box and area of every example."""
+    """Return file, keypoints, box and area of every example."""
     examples = data.examples(split)
     found = [examples[index] for index in range(len(examples))]
     return [(Path(e["file"]).name, e["keypoints"].tolist(), e["box"].tolist(), e["area"].item()) for e in found]

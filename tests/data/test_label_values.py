@@ -1,4 +1,4 @@
-"""Several labels per image and values: how they are found and read, and what is wrong with them."""
+"""Multi-label and regression targets: detection, reading, and errors."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def write_table(folder: Path, *rows: str, name: str = "train.csv") -> Path:
 
 
 def read(source: Path, problem_type: Any = None, **options: Any) -> tuple[str, list[str], np.ndarray]:
-    """The column of labels, their names, and their numbers in the first split."""
+    """Return the label column, the names, and the values of the first split."""
     rows = next(iter(load_image_classification(str(source), problem_type=problem_type, **options).values()))
     column = FLAGS if FLAGS in rows.column_names else VALUES
     return column, list(rows.features[column]), value_table(rows).to_numpy()

@@ -1,4 +1,4 @@
-"""The data of a training or an evaluation: what is checked, left out, held out and chosen, and in which order."""
+"""Data of training and evaluation: order of checking, skipping, holding out and sampling."""
 
 import json
 from functools import partial
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsplit(tmp_path: Path) -> Path:
-    """Class folders alone."""
+    """Return class folders without splits."""
     folder = tmp_path / "unsplit"
     write_pictures(folder, *(f"{name}/{number}.png" for name in NAMES for number in range(8)))
     return folder

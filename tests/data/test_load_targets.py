@@ -1,4 +1,4 @@
-"""The data of a training with targets: checked, held out, drawn, numbered as a model does."""
+"""Training data with targets: checks, held-out images, sampling, and class numbers of a model."""
 
 import shutil
 from collections.abc import Callable

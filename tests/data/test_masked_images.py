@@ -1,4 +1,4 @@
-"""Masks and crops of training images, and the order and the ends of streams."""
+"""Masks and crops for masked image modeling, and the order and end of streams."""
 
 import os
 from collections.abc import Callable, Iterable

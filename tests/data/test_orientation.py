@@ -1,4 +1,4 @@
-"""Images are turned as their EXIF orientation says, and with them annotations of the stored image, and no others."""
+"""Images are rotated by their EXIF orientation, and annotations of the stored image are rotated with them."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def tagged(orientation: int) -> PILImage.Exif:
 
 
 class Scene:
-    """An image that shows a box in a color, and what is known of it in the stored or the displayed image."""
+    """An image with a colored box, and its annotation in the stored or displayed image."""
 
     def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
@@ -283,7 +283,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def only_example(data: TargetData) -> dict[str, Any]:
-    """Returns the example, whose image shows the scene."""
+    """Return the only example, after checking its image."""
     (example,) = data.examples("train")
     shown = np.zeros((example["image"].height, example["image"].width, 3), np.uint8)
     shown[BOX[1] : BOX[3], BOX[0] : BOX[2]] = COLOR

@@ -1,4 +1,4 @@
-"""Images without labels are found wherever they lie, all of them and nothing else, listed or as a stream."""
+"""Unlabeled images from all sources, as lists and as streams."""
 
 import json
 from io import BytesIO
@@ -39,7 +39,7 @@ def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
 
 
 def pixels_of(rows: Dataset) -> list[bytes]:
-    """The images of rows, encoded or not, whose order does not count."""
+    """Return the images of rows, encoded or decoded, in any order."""
     images = rows.cast_column("image", rows.features["image"].__class__())["image"]
     return sorted(image.convert("RGB").tobytes() for image in images)
 

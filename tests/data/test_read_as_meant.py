@@ -1,4 +1,4 @@
-"""Data that are written in another way than usual are read as they are meant, or reported."""
+"""Unusual data files are read as intended, or reported."""
 
 import csv
 import json
@@ -176,7 +176,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
 
 
 def as_text(content: dict[str, Any], key: str) -> str:
-    """JSON in which an object of a list has a key twice."""
+    """Return JSON text in which an object has a duplicate key."""
     return json.dumps(content).replace(f'"{key}":', f'"{key}": 1, "{key}":', 1)
 
 

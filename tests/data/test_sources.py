@@ -1,4 +1,4 @@
-"""Data sets for image classification from every kind of source, and what is said about bad ones."""
+"""Datasets for image classification from all sources, and errors for invalid ones."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def load(source: Path, **options) -> DatasetDict:
-    """Loads, and checks what holds for every source."""
+    """Load a dataset, and check properties common to all sources."""
     splits = load_image_classification(str(source), **options)
     features = {name: split.features for name, split in splits.items()}
     for name in splits:
@@ -35,7 +35,7 @@ def load(source: Path, **options) -> DatasetDict:
 
 
 def names(splits: DatasetDict, split: str) -> list[str]:
-    """The label of each example by name."""
+    """Return the class name of each example."""
     feature = splits[split].features["label"]
     return [feature.names[label] for label in splits[split]["label"]]
 
@@ -578,7 +578,7 @@ print(json.dumps(answers))
 
 
 def load_from_hub(workdir: Path, *calls: tuple[str, dict], **environment: str) -> list:
-    """Loads in a fresh process, as the address of the Hub is fixed at import."""
+    """Load in a new process, because the address of the Hub is read at import."""
     process = run_with_package(HUB_CODE, workdir, json.dumps(calls), **environment)
     return json.loads(process.stdout)
 

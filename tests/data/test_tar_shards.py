@@ -1,4 +1,4 @@
-"""Tar files of WebDataset are read as a list and as a stream, and say in either way what is wrong in them."""
+"""WebDataset tar files as lists and as streams, with errors for invalid ones."""
 
 import gzip
 from pathlib import Path
@@ -24,7 +24,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """The key and the class name of each image, whose order does not count."""
+    """Return the key and class name of each image, in any order."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))

@@ -1,4 +1,4 @@
-"""Views drawn for whole batches: what their numbers mean, one by one."""
+"""Views of whole batches: effect of each option."""
 
 from typing import Any
 

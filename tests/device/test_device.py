@@ -1,4 +1,4 @@
-"""What a device computes beside the CPU: a GPU where there is one, else the CPU once more, by other kernels."""
+"""Results on a GPU compared with the CPU; without a GPU, other kernels of the CPU are compared."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ TOLERANCES = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 @pytest.fixture(autouse=True)
 def draws_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random numbers that do not depend on the device."""
+    """Context manager for random numbers that do not depend on the device."""
     rand = torch.rand
 
     def draw(*shape: Any, device: Any = None, **options: Any) -> Tensor:
@@ -36,14 +36,14 @@ def draws_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(value: Any) -> Any:
-    """Tensors, also in dictionaries and lists, on the device."""
+    """Move tensors, also in dictionaries and lists, to the device."""
     if isinstance(value, dict):
         return {name: moved(item) for name, item in value.items()}
     return [moved(item) for item in value] if isinstance(value, list) else value.to(DEVICE)
 
 
 def model_and_batch(name: str) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """The model of a case, always the same, and a batch of four."""
+    """Return the model of a case, with fixed weights, and a batch of four."""
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = case.model_class(config)

@@ -1,4 +1,4 @@
-"""Scores of dense predictions: equal to other implementations, whatever the order, the batches and the processes."""
+"""Metrics of dense predictions: equal to other implementations for any order, batch size and number of processes."""
 
 import json
 import math
@@ -254,7 +254,7 @@ def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
 
 
 def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
-    """The official evaluator; torchmetrics leaves out images without objects, and what is invented in them."""
+    """Return scores of the official evaluator; torchmetrics ignores images without objects."""
     datasets = [COCO(), COCO()]
     for part, dataset in zip((1, 0), datasets, strict=True):
         annotations = [
@@ -324,7 +324,7 @@ def test_instances_of_other_classes_and_of_none_do_not_count() -> None:
 
 
 def depth_reference(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """The scores of one image, written after BTS's evaluation."""
+    """Return the scores of one image, following the evaluation code of BTS."""
     ratio = np.maximum(target / prediction, prediction / target)
     log_error = np.log(prediction) - np.log(target)
     return {

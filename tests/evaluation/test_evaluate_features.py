@@ -1,4 +1,4 @@
-"""Scores of features: as scikit-learn counts them, chosen on training images alone, and told in a table."""
+"""Feature scores: equal to scikit-learn, hyperparameters chosen on training images, printed as a table."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_a_query_does_not_find_itself() -> None:
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features of which few say something of the class, in units that differ."""
+    """Return features of different scales, few of which depend on the class."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, 3, count)
     features = generator.normal(size=(count, 40)).astype(np.float32)

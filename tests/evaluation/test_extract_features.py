@@ -1,4 +1,4 @@
-"""Features of images in files: the right ones, the same after a kill and on two processes, in bounded memory."""
+"""Feature extraction to files: correct values, resume after a kill, two processes, bounded memory."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Sums in another order differ in the last bit, and several processes have one thread each."""
+    """Use one thread, because sums in another order differ in the last bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

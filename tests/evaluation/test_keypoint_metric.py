@@ -1,4 +1,4 @@
-"""Scores of keypoints: equal to the COCO evaluator's and to known answers."""
+"""Keypoint metrics: equal to the COCO evaluator and to known values."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ def score(metric: KeypointMetric, *objects: tuple[Any, Any]) -> dict[str, float]
 
 
 def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
-    """The points, each moved by so many pixels."""
+    """Return the points, each shifted by some pixels."""
     moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
     return {"keypoints": moved, "scores": np.full(len(of), sure)}
 
@@ -35,7 +35,7 @@ def truth(of: np.ndarray = POINTS, image_id: int = 1) -> dict[str, Any]:
 
 
 def coco_reference(objects: list[tuple[Any, Any]]) -> list[float]:
-    """AP of the official evaluator at all OKS, 0.5 and 0.75."""
+    """Return AP of the official evaluator over all OKS thresholds, at 0.5 and at 0.75."""
     truths, poses = COCO(), COCO()
     for dataset, entries in ((truths, []), (poses, [])):
         for number, (prediction, target) in enumerate(objects, start=1):
@@ -91,7 +91,7 @@ def test_oks_equals_a_hand_computed_one() -> None:
 
 
 def test_poses_of_one_image_belong_together() -> None:
-    """Who was taken for whom makes no difference to OKS within an image, but it does to the keypoints."""
+    """Swapped objects in an image do not change OKS matching, but they change keypoint errors."""
     other = POINTS + np.array([500, 500, 0])
     for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
         swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]

@@ -1,4 +1,4 @@
-"""Scores of several labels and of values are those of scikit-learn, and missing labels are left out of them."""
+"""Multi-label and regression metrics: equal to scikit-learn, ignoring missing labels."""
 
 import numpy as np
 import pytest

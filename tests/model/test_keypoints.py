@@ -86,7 +86,7 @@ def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
 
 
 def decode_one(heatmap: np.ndarray) -> np.ndarray:
-    """The place in one heatmap, step by step: the peak of the parabola through the logarithms around it."""
+    """Return the position in one heatmap: the peak of the parabola through the surrounding logarithms."""
     row, column = np.unravel_index(heatmap.argmax(), heatmap.shape)
     inside = all(3 <= index < size - 3 for index, size in zip((row, column), heatmap.shape, strict=True))
     surface = gaussian_filter(heatmap, 0.8, radius=5, mode="nearest") if inside else heatmap

@@ -53,7 +53,7 @@ def build(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForM
 
 
 def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> dict[str, Tensor]:
-    """Images, and noise that decides what is masked."""
+    """Return images, and the noise that determines the mask."""
     images = pixels(config, batch, grid)
     rows, columns = config.grid_size if grid is None else grid
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(5))

@@ -1,4 +1,4 @@
-"""Training of semantic segmentation: where it starts from, how it is evaluated, what is refused."""
+"""Training of semantic segmentation: initial models, evaluation, errors."""
 
 import json
 import re

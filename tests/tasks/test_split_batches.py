@@ -1,4 +1,4 @@
-"""Fresh heads, as the scripts train them, learn the same from a batch at once and in accumulated parts."""
+"""New heads with default options have equal gradients for a batch and for its accumulated parts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The whole way of images beside texts: train by the script, look at what is left, resume, score, open elsewhere."""
+"""Image-text training end to end: train by command, check files, resume, evaluate, open elsewhere."""
 
 import json
 import re
@@ -42,7 +42,7 @@ STEPS += ["--save_steps", "40", "--learning_rate", "2e-3", "--weight_decay", "0.
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with captions, images with labels, and a model that has been trained by the script."""
+    """Return images with captions, images with labels, and a trained model."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")

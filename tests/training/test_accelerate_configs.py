@@ -1,4 +1,4 @@
-"""The configurations of `accelerate launch` start what their headers say, and FSDP spreads the model by its blocks."""
+"""The configurations of `accelerate launch` match their descriptions, and FSDP shards the model by blocks."""
 
 import re
 from argparse import Namespace
@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 def read(name: str, *options: str) -> Namespace:
-    """What `accelerate launch` makes of a configuration and a command line."""
+    """Return the parsed configuration of an `accelerate launch` command line."""
     command = ["--config_file", str(FOLDER / f"{name}.yaml"), "--main_process_port", "0", *options, "train.py"]
     return _validate_launch_command(launch_command_parser().parse_args(command))[0]
 

@@ -1,4 +1,4 @@
-"""The command line and the files that stand for it."""
+"""Command line and argument files."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What data lack is said before a training and in its card, and a training that could learn nothing is refused."""
+"""Missing classes and targets are reported before training and in the card, or refused if nothing can be learned."""
 
 import json
 import unicodedata
@@ -33,7 +33,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def change_masks(scenes: Path, to: dict[int, int], files: Iterable[str] = ("*/masks/*.png",)) -> None:
-    """Writes other numbers into masks."""
+    """Replace numbers in masks."""
     table = np.arange(256, dtype=np.uint8)
     table[list(to)] = list(to.values())
     for pattern in files:
@@ -48,7 +48,7 @@ def scenes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def black_and_white(scenes: Path) -> Path:
-    """Masks of 0 for the floor and 255 for animals."""
+    """Write masks with 0 for the floor and 255 for animals."""
     change_masks(scenes, {255: 0})
     change_masks(scenes, {1: 255, 2: 255})
     (scenes / "classes.txt").unlink()
@@ -60,7 +60,7 @@ def options_of(task: str) -> list[str]:
 
 
 def load(task: str, data: Path, *options: str) -> Task:
-    """Loads the data of a training as the script does."""
+    """Load the training data like the command."""
     made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     made.load_data()
     return made

@@ -1,4 +1,4 @@
-"""What a student learns from a teacher: losses, what the teacher sees, and how both are joined."""
+"""Distillation: losses, inputs of the teacher, and their combination."""
 
 import math
 import weakref
@@ -120,7 +120,7 @@ def student() -> HfViTForImageClassification:
 
 
 def distillation_of(args: DistillationArguments, student: HfViTForImageClassification) -> Distillation:
-    """What a student learns, as a training would set it up."""
+    """Return the distillation of a student as set up by training."""
     processor = HfViTImageProcessor.for_model(student.config)
     return make_distillation(args, student, processor, load_teacher(args, type(student)))
 

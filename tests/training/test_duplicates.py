@@ -1,4 +1,4 @@
-"""Images that occur in two splits, or with two labels, are named before a training, in its dry run and in its card."""
+"""Images in two splits or with two labels are reported before training, in a dry run and in the card."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Trainings that end early, or have ended, and are resumed."""
+"""Resuming runs that were ended by early stopping or have finished."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def digits() -> DatasetDict:
 
 
 def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTrainer:
-    """A training that does not learn, so that its first evaluation is its best."""
+    """Return the trainer of a run that does not learn, so that its first evaluation is the best."""
     args = HfViTTrainingArguments(
         output_dir=str(folder),
         **{"learning_rate": 0.0, "num_train_epochs": 9, "report_to": "none", "save_total_limit": None, **options},

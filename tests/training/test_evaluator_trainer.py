@@ -1,4 +1,4 @@
-"""Evaluation of dense predictions and of objects: one by one, whatever the batches, and nothing is kept."""
+"""Evaluation of dense predictions and objects: independent of batches, without keeping predictions."""
 
 import gc
 import json
@@ -37,7 +37,7 @@ OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # images of any
 
 @pytest.fixture(scope="module")
 def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the data of each task are."""
+    """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("objects")
     objects = {
         "object_detection": write_objects(folder / "objects"),
@@ -52,7 +52,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
-    """Scores each image alone, unpadded, as a user would."""
+    """Score each image separately without padding."""
     evaluator, losses = trainer.evaluator, []
     evaluator.metric.reset()
     trainer.model.eval()
@@ -113,7 +113,7 @@ def test_two_processes_score_and_train_as_one(
 
 
 class WatchingEvaluator(SemanticEvaluator):
-    """Looks at each batch what is left of the earlier ones."""
+    """Check in each batch that no earlier outputs are kept."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

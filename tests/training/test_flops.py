@@ -1,4 +1,4 @@
-"""What a model computes is counted right, on images of any size."""
+"""FLOPs of models for images of any size."""
 
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel

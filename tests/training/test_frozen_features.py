@@ -1,4 +1,4 @@
-"""Stored features of frozen blocks train heads as the images themselves do."""
+"""Training on stored features equals training on the images."""
 
 import json
 import re
@@ -37,14 +37,14 @@ SHORT += ["--learning_rate", "1e-3"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which features are stored."""
+    """Return the folder for stored features."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return tmp_path / "cache" / FEATURE_FOLDER
 
 
 @pytest.fixture
 def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Images in each call of a block."""
+    """Return the number of images in each call of a block."""
     calls: list[int] = []
     forward = HfViTLayer.forward
 
@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
-    """The trainer of a task, whose fresh head says something."""
+    """Return the trainer of a task whose new head has non-zero outputs."""
     seed_everything(0)
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
@@ -122,7 +122,7 @@ DROPOUT = {"hidden_dropout_prob": 0.1, "num_hidden_layers": 3}
 
 
 def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -> tuple[HfViTTrainer, list[str]]:
-    """Trains on stored features of digits; returns the trainer and what it has reported."""
+    """Train on stored features of digits; return the trainer and its reports."""
     seed_everything(0)
     config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
     trainer = HfViTTrainer(

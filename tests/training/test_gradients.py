@@ -1,4 +1,4 @@
-"""Either Trainer gives every model the gradient of the whole batch, in whatever parts it comes.
+"""Gradients of all models equal those of the whole batch for any split, with our Trainer and that of transformers.
 
 `pytest -v` lists the table of models, Trainers and ways to split a batch; `-s` prints how far each is off.
 """
@@ -35,14 +35,14 @@ all_trainers = pytest.mark.parametrize("trainer", TRAINERS)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What each of two processes got."""
+    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
 def is_exception(name: str, trainer: str, accumulate: int) -> bool:
-    """Whether accumulated batches count by themselves.
+    """Return whether accumulated batches are normalized separately.
 
     They do under a batch norm, where images are compared with the texts of a batch, and where the library's Trainer
     leaves each to its own number of objects.

@@ -1,4 +1,4 @@
-"""Publishing: what goes up, what is refused, and that it opens elsewhere as it was."""
+"""Publishing: uploaded files, refused folders, and opening from the Hub."""
 
 import io
 import json
@@ -46,7 +46,7 @@ CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDE
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier with all that a training leaves beside it."""
+    """Return a saved classifier with all files of a training run."""
     folder = tmp_path_factory.mktemp("saved") / "clothing"
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
-    """A hub to which the script has published the model, and what it printed."""
+    """Return a Hub stand-in with the published model, and the printed output."""
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
         process = run_command("push", workdir, str(saved), "user/clothing", "--private", **hub.client)
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
-    """The files of a saved model as they go up, with a card that opens the model from the Hub."""
+    """Return the uploaded files of a saved model, with the card for the Hub."""
     card = (folder / "README.md").read_text()
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
@@ -433,7 +433,7 @@ trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path]:
-    """What trainings with every strategy have pushed, to a repository named after it, and where they ran."""
+    """Return the uploads of runs with each hub strategy, and their folders."""
     workdir = tmp_path_factory.mktemp("work")
     with serve(tmp_path_factory.mktemp("root")) as hub:
         run_with_package(TRAIN, workdir, CARD, **hub.client)

@@ -1,4 +1,4 @@
-"""Adapters: what learns, what is saved, and what opens it."""
+"""Adapters: trained weights, saved files, and opening."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
 
 
 def saved_base(name: str, folder: Path) -> nn.Module:
-    """A model of a case as it comes from disk."""
+    """Return the saved and reopened model of a case."""
     case = TRAINING_CASES[name]
     model = case.model_class(small_config(**case.overrides))
     draw_weights(model)
@@ -53,7 +53,7 @@ def saved_base(name: str, folder: Path) -> nn.Module:
 
 
 def outputs_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """The loss and all else that a model says of a batch."""
+    """Return the loss and all outputs for a batch."""
     with torch.no_grad():
         return [value for value in model.eval()(**batch).to_tuple() if isinstance(value, Tensor)]
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
 
 @pytest.fixture
 def any_peft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the library take the installed peft, whose version it may refuse."""
+    """Let transformers accept the installed version of peft."""
     monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
 
 

@@ -1,4 +1,4 @@
-"""Muon, schedule-free optimizers and schedules: by their formulas, and in trainings that are resumed."""
+"""Muon, schedule-free optimizers and schedules: formulas, and resumed runs."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
 
 
 def make_trainer(folder: Path, **options: Any) -> HfViTTrainer:
-    """A small classifier with dropout, and what it trains on for 4 steps unless the options say otherwise."""
+    """Return the trainer of a small classifier with dropout, for 4 steps by default."""
     config = small_config(hidden_dropout_prob=0.1)
     batch = TRAINING_CASES["class_numbers"].make_batch(config, 16)
     examples = [{key: value[index] for key, value in batch.items()} for index in range(16)]
@@ -47,7 +47,7 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
 
 
 def by_singular_values(matrix: Tensor) -> Tensor:
-    """What five steps of Newton and Schulz make of a matrix: a polynomial of its singular values."""
+    """Compute five Newton-Schulz steps as a polynomial of the singular values."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.square().sum().sqrt()
     for _ in range(5):
@@ -143,7 +143,7 @@ def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
 
 
 class UnderDeepSpeed(HfViTTrainer):
-    """Trains as if DeepSpeed, which may not be installed, had the weights."""
+    """A trainer that behaves as if DeepSpeed held the weights."""
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -173,7 +173,7 @@ def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any
 
 
 class StepRecorder(TrainerCallback):
-    """Keeps what a schedule-free optimizer averages, out of the weights that it trains: y = 0.1 z + 0.9 x."""
+    """Record the averaged weights x of a schedule-free optimizer from the trained ones: y = 0.1 z + 0.9 x."""
 
     def __init__(self) -> None:
         self.averages: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What is chosen where nobody says otherwise: by data and device, within a budget, and once for all."""
+"""Default hyperparameters: choice by data and device, time budget, and repetition."""
 
 import json
 import re
@@ -275,7 +275,7 @@ def planner_of(kind: Any, command: list[str]) -> Planner:
 
 
 class Clock:
-    """A clock that goes on by what is measured."""
+    """A clock that advances by the measured times."""
 
     def __init__(self) -> None:
         self.now = 5.0
@@ -454,7 +454,7 @@ def test_a_budget_that_is_kept_leaves_twenty_steps(
 
 
 def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
-    """Begins a training with a budget that is spent."""
+    """Start a run whose budget is used up."""
     callback.start, callback.next_check = callback.budget.clock(), 1
     callback.budget = replace(callback.budget, seconds=0.0)
 

@@ -1,4 +1,4 @@
-"""Mixtures, soft labels and their loss, repeated augmentations, dropped patches."""
+"""Mixed images, soft labels and their loss, repeated augmentation, dropped patches."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def batch_of_constants() -> dict[str, torch.Tensor]:
-    """Images each of whose pixels is the number of the image."""
+    """Return images with constant pixels equal to their index."""
     images = torch.arange(4.0)[:, None, None, None].expand(-1, 3, 8, 10).contiguous()
     return {"pixel_values": images, "labels": LABELS}
 

@@ -1,4 +1,4 @@
-"""What a training resumes from, on which conditions, and whose files it writes over."""
+"""Resume: choice of the checkpoint, conditions, and protection of other files."""
 
 import json
 import os
@@ -36,13 +36,13 @@ LAST = ("--resume_from_checkpoint", "last")
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data that are missing here are not looked for on the Hub."""
+    """Prevent missing data from being searched on the Hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos`, eight to train on and two to validate, and the `output` of a training of four steps."""
+    """Return a folder with `photos`, eight for training and two for validation, and the `output` of four steps."""
     folder = tmp_path_factory.mktemp("trained")
     write_pictures(folder / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     write_class_folders(folder / "photos", ["cat", "dog"])
@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that folder, in which we are."""
+    """Return a copy of that folder as working directory."""
     shutil.copytree(trained, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     return tmp_path / "place"
@@ -65,7 +65,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def begun(place: Path) -> Path:
-    """The same, as a training leaves it that ends after its first epoch."""
+    """Return the folder after a run that ended after its first epoch."""
     shutil.rmtree("output/checkpoint-4")
     for file in output_files("output"):
         if file.name != "recipe.yaml":
@@ -78,7 +78,7 @@ def train(*options: str, script: Sequence[str] = SCRIPT) -> None:
 
 
 def refusal(*options: str) -> str:
-    """The line with which a training is refused, which reads and writes nothing."""
+    """Return the error of a refused run, which changes no file."""
     before = contents(Path("output"))
     with pytest.raises(SystemExit) as stopped:
         train(*options)

@@ -1,4 +1,4 @@
-"""Training on images that grow, or whose size is drawn for every batch."""
+"""Training with progressive or random image sizes."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,7 +24,7 @@ STEPS = 15  # of `train_augmented`
 
 
 class Growing(HfViTTrainer):
-    """Trains on images of three sizes, one after the other, and notes that of every batch."""
+    """Train on images of three sizes in turn, and record the size of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, batch_transforms=[ImageSizes(SIZES)], **kwargs)

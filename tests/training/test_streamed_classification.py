@@ -1,4 +1,4 @@
-"""A classifier is trained on streams, resumes where it was, and its evaluations see all images."""
+"""Training of classifiers on streams, resume, and evaluation on all images."""
 
 import json
 import re
@@ -25,7 +25,7 @@ NAMES = ["blue", "green", "red"]
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same images in folders and in tar files."""
+    """Return the same images in folders and in tar files."""
     folder = write_colors(tmp_path_factory.mktemp("colors") / "folders")
     for split in ("train", "test"):
         files = sorted((folder / split).glob("*/*.png"))

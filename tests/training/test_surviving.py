@@ -1,4 +1,4 @@
-"""A training ends in good order, with nothing lost, whatever happens to it."""
+"""Signals, full disks and non-finite numbers: the run ends safely without losing checkpoints."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch
 
 
 class AtStep(TrainerCallback):
-    """Does something in the step with a number, counted from 1."""
+    """Run an action in a given step, counted from 1."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step, self.act = step, act
@@ -42,7 +42,7 @@ class AtStep(TrainerCallback):
 
 
 def send(number: signal.Signals) -> None:
-    """Sends a signal to this process and to its worker processes, as a cluster does."""
+    """Send a signal to this process and its worker processes, as a cluster does."""
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, number)
     os.kill(os.getpid(), number)
@@ -60,7 +60,7 @@ def results_of(trainer: HfViTTrainer) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What comes out of a training that nothing happens to: 3 epochs of 6 steps."""
+    """Return the results of an uninterrupted run of 3 epochs with 6 steps."""
     trainer = resumable_trainer(tmp_path_factory.mktemp("whole"), 0)
     trainer.train()
     return results_of(trainer)
@@ -145,7 +145,7 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of trainings in two processes, which stop in several ways, and what each of them got."""
+    """Return the folder and results of runs in two processes that stop in several ways."""
     folder = tmp_path_factory.mktemp("two_processes")
     job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
     launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
@@ -224,7 +224,7 @@ def test_weights_that_are_no_numbers_are_not_saved(saves: bool, tmp_path: Path) 
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Lets no file grow beyond so many bytes, as on a full disk."""
+    """Limit the size of files, to simulate a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -351,14 +351,14 @@ SCRIPT = (
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Eight images of two classes to train on: two steps an epoch."""
+    """Return eight images of two classes: two steps per epoch."""
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     return write_class_folders(tmp_path / "photos", ["cat", "dog"])
 
 
 def task_with(*callbacks: TrainerCallback) -> type[ImageClassification]:
-    """The task of the script, to whose trainings something happens."""
+    """Return a task whose training is disturbed."""
 
     class Task(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:

@@ -1,4 +1,4 @@
-"""A training logs how fast it is and how much memory it takes, and its progress bar shows it."""
+"""Training logs throughput and memory, and shows them in the progress bar."""
 
 import time
 from pathlib import Path

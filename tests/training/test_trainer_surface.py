@@ -1,4 +1,4 @@
-"""Our Trainers override public methods of the library's, and hardly any private ones, which change without notice."""
+"""Our Trainers override public methods of transformers and only a fixed list of private ones."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Patch embeddings that start as a whitening of the training images' patches."""
+"""Patch embeddings initialized by whitening training patches."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ SIZE = 3 * PATCH * PATCH  # of a patch's values
 
 
 def smooth_images(num_images: int = 40) -> Tensor:
-    """Images whose neighboring pixels are alike, with a mean that is not zero."""
+    """Return images with similar neighboring pixels and a non-zero mean."""
     noise = torch.randn(num_images, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     return 3 * nn.functional.avg_pool2d(noise, 3, stride=1, padding=1) + 0.5
 
 
 def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
-    """Returns a whitened projection, and what it makes of the patches, (M, D)."""
+    """Return a whitened projection, and the projected patches (M, D)."""
     config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
     model = HfViTModel(config)
     whiten_patches(model, images, seed)

@@ -1,4 +1,4 @@
-"""Pictures of dense predictions show what they should, in the right colors."""
+"""Pictures of dense predictions: contents and colors."""
 
 import math
 import warnings
@@ -37,12 +37,12 @@ BLACK, WIDE = np.zeros((60, 60, 3), np.uint8), np.zeros((40, 80, 3), np.uint8)
 
 
 def texts(file: Path) -> list[str]:
-    """What is written in an SVG of matplotlib."""
+    """Return the texts in an SVG of matplotlib."""
     return [line.strip()[5:-4] for line in file.read_text().splitlines() if line.strip().startswith("<!-- ")]
 
 
 def columns(file: Path, count: int) -> list[np.ndarray]:
-    """A picture's first row, in as many parts."""
+    """Split the first row of a picture into parts."""
     with Image.open(file) as picture:
         return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
 

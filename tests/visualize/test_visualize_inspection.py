@@ -1,4 +1,4 @@
-"""Pictures of attention and features show what they should, and the script draws them from photos and saved models."""
+"""Pictures of attention and features, drawn by function and by command."""
 
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def test_patches_have_their_colors(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier, a depth model of rotary positions, and two photos of different shapes."""
+    """Return a classifier, a depth model with rotary positions, and two photos of different shapes."""
     folder = tmp_path_factory.mktemp("inspection")
     torch.manual_seed(0)
     names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}, "num_labels": 2}
@@ -113,7 +113,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspect(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
-    """Runs the script; returns what it has written."""
+    """Run the command; return the written files."""
     call_command("visualize", [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options])
     return sorted(file.name for file in output.iterdir() if file.name != RECORD)
 

@@ -1,4 +1,4 @@
-"""Pictures of boxes and poses show what they should, where it is and in the right colors."""
+"""Pictures of boxes and poses: contents, positions and colors."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ BOXES, LABELS = [[100, 200, 300, 400], [350, 50, 600, 250]], [0, 1]
 
 
 def is_like(picture: Image.Image, x: float, y: float, color: np.ndarray) -> bool:
-    """Whether a pixel near a place has a color."""
+    """Return whether a pixel near a position has a color."""
     part = np.asarray(picture)[round(y) - 3 : round(y) + 4, round(x) - 3 : round(x) + 4].astype(int)
     return bool((np.abs(part - color) <= 8).all(axis=-1).any())
 
