@@ -1,4 +1,4 @@
-"""The scores: metrics of evaluate, what the Trainer reports, and the files and pictures of an evaluated model."""
+"""Metrics of `evaluate`, scores reported by the Trainer, and files and pictures of an evaluated model."""
 
 import json
 from pathlib import Path

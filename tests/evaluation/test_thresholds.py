@@ -1,4 +1,4 @@
-"""The score above which predictions are answers: by the best F1, robust with few images, the same in any order."""
+"""Choice of the score threshold by F1: robust with few images, independent of the order."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Checkpoints that cannot predict and meaningless options, refused wherever a prediction starts."""
+"""Checkpoints without usable weights, and invalid options, raise errors in all prediction functions."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ DAMAGES: dict[str, tuple[Callable[[Weights], None], str]] = {
 def save(
     folder: Path, damage: Callable[[Weights], None] | None = None, kind: str = TASKS["image-classification"]
 ) -> str:
-    """Saves a small model with damaged weights, and an image beside it."""
+    """Save a small model with damaged weights, and an image."""
     torch.manual_seed(0)
     model = vars(hf_vit)[kind](small_config())
     model.save_pretrained(folder / "model")

@@ -1,4 +1,4 @@
-"""Hostile configurations: fields of backbone, heads, image processors and saved files."""
+"""Invalid configurations: fields of backbone, heads, image processors and saved files."""
 
 import json
 from collections.abc import Callable
@@ -175,7 +175,7 @@ def saved_config() -> dict[str, Any]:
 
 
 def config_file(text: Callable[[dict[str, Any]], str]) -> Callable[[Path], Path]:
-    """What writes a config.json, given that of a sound model."""
+    """Return a function that writes a changed config.json of a valid model."""
 
     def write(folder: Path) -> Path:
         (folder / "config.json").write_text(text(dict(saved_config())), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hostile files: saved models, archives and datasets, given to classes and to training scripts."""
+"""Invalid files: saved models, archives and datasets, passed to classes and training commands."""
 
 import json
 import pickle
@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Attack:
-    """Writes a file into the working folder if it is ever unpickled."""
+    """An object that writes a file if it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("attacked"),)
@@ -245,7 +245,7 @@ def write_id2label(folder: Path) -> None:
 
 
 def write_shares(folder: Path) -> None:
-    """Writes keypoints as MediaPipe does, relative to the image."""
+    """Write keypoints relative to the image, as MediaPipe does."""
     write_pictures(folder, *(f"{number}.png" for number in range(4)))
     rows = [f"{number}.png,{0.1 + 0.2 * number:.1f},0.5,0.{number},0.9\n" for number in range(4)]
     (folder / "train.csv").write_text("file,nose_x,nose_y,tail_x,tail_y\n" + "".join(rows))

@@ -1,4 +1,4 @@
-"""Values of any kind: an image processor or a configuration takes them, or refuses them by an error that says so."""
+"""Random values: image processors and configurations accept them or raise a clear error."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ fuzz = partial(
 
 
 def mostly(likely: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Eight of nine values are likely ones, as a single hostile one is enough for a refusal."""
+    """Eight of nine values are valid, because a single invalid one raises an error."""
     return st.integers(0, 8).flatmap(lambda number: other if number == 0 else likely)
 
 
@@ -89,7 +89,7 @@ def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What a function makes, or None and the message of its refusal; other errors are errors."""
+    """Return the result of a function, or None and the message of an expected error."""
     try:
         return make(), ""
     except (StrictDataclassError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
 
 @st.composite
 def images(draw: st.DrawFn) -> np.ndarray:
-    """Arrays of any shape and type of number, with the extremes of each type among their values."""
+    """Draw arrays of any shape and dtype, including extreme values."""
     kind, shape = np.dtype(draw(TYPES)), draw(SHAPES)
     if kind.kind in "OUM":
         return np.zeros(shape, kind)
@@ -150,7 +150,7 @@ ANYTHING = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=4), st.
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Mostly values of the type of a field, now and then any."""
+    """Draw values of the type of a field, and sometimes other values."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
     likely: list[st.SearchStrategy[Any]] = [st.sampled_from(choices)] if choices else []
     likely += [st.booleans()] if kind is bool else [st.sampled_from((1, 2, 4, 8)), st.floats(0, 1)]

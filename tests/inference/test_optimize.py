@@ -1,4 +1,4 @@
-"""Models that are made fast: same answers, never slower, and a word about everything that was left out."""
+"""Optimized models: equal predictions, never slower, and a report of unused optimizations."""
 
 import copy
 import pickle
@@ -68,12 +68,12 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets every candidate be twice as fast as the best before it."""
+    """Make every candidate twice as fast as the previous best."""
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
 def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], float]) -> Any:
-    """Returns a model on whose forward pass a clock alone depends, which takes `seconds` of its precision."""
+    """Return a model whose forward pass advances a clock by the `seconds` of its precision."""
     model, now = make(), [0.0]
 
     def advance(module: nn.Module, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Image classification: what labels mean, against numbers worked out by hand or by torch."""
+"""Losses of image classification, compared with values computed by hand or by torch."""
 
 import math
 from typing import Any

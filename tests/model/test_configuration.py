@@ -1,4 +1,4 @@
-"""The configuration refuses what cannot be, keeps what was set, and says what it derives."""
+"""Configuration: errors for invalid values, preserved fields, derived values."""
 
 import copy
 import json
@@ -148,7 +148,7 @@ def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
-    """As in the library's tutorials: at loading, through the Auto classes, and by assignment."""
+    """As in the tutorials of transformers: when loading, with Auto classes, and by assignment."""
     names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()

@@ -1,4 +1,4 @@
-"""Images beside texts: losses, the model's invariants, its text towers, and what opens as it."""
+"""Image-text models: losses, invariants, text towers, and checkpoints that can be opened."""
 
 import copy
 from pathlib import Path
@@ -43,7 +43,7 @@ OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
 def build(
     tower: str = "causal", loss: str = "sigmoid", projection_dim: int | None = 12, **overrides: Any
 ) -> HfViTForZeroShotImageClassification:
-    """A model that is always the same."""
+    """Return a model with fixed weights."""
     base = {} if tower == "bert" else small_config().text_config.to_dict()
     options = {"loss": loss, "projection_dim": projection_dim}
     config = small_config(text_config={**base, **TOWERS[tower]}, contrastive_config=options, **overrides)
@@ -83,7 +83,7 @@ def test_loss_in_rows_is_the_plain_one(loss: str, count: int, max_logits: int) -
 
 
 class LargestTensor(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that is made."""
+    """Record the number of elements of the largest new tensor."""
 
     largest = 0
 
@@ -417,7 +417,7 @@ def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path
 
 
 def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    """As a tokenizer would: the end of the text stays its end. Texts that fit are what they were."""
+    """Truncate texts like a tokenizer: the end token stays last, and short texts do not change."""
     model = build()
     ids = torch.arange(2, 26).reshape(2, 12)
     ids[0, 11] = ids[1, 4] = 39

@@ -1,4 +1,4 @@
-"""The deformable decoder: sampling beside a loop, padding, groups of queries, initialization."""
+"""Deformable decoder: sampling compared with a loop, padding, query groups, initialization."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def build(**options: Any) -> HfViTDeformableDecoder:
-    """A decoder in evaluation, with drawn weights and statistics, in float64."""
+    """Return a float64 decoder in evaluation mode with random weights and statistics."""
     torch.manual_seed(0)
     decoder = HfViTDeformableDecoder(small_config(), HfViTDetectionConfig(**{**OPTIONS, **options}))
     draw_weights(decoder)
@@ -76,7 +76,7 @@ def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, T
 
 
 def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1; centers of cells count, beyond them is zero."""
+    """Return the bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1, with zeros outside the map."""
     height, width = values.shape[1:]
     column, row = x * width - 0.5, y * height - 0.5
     left, top = math.floor(column.detach()), math.floor(row.detach())

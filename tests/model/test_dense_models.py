@@ -1,4 +1,4 @@
-"""What every head of the dense models keeps to, beside what `test_modeling.py` asserts of every class."""
+"""Invariants of the heads of dense models, in addition to those of all classes in `test_modeling.py`."""
 
 import json
 import math
@@ -76,7 +76,7 @@ all_dense_classes = pytest.mark.parametrize("model_class", DENSE_CLASSES, ids=la
 
 
 def build_head(head: str, **overrides: Any) -> Any:
-    """A model in evaluation, with drawn weights and statistics."""
+    """Return a model in evaluation mode with random weights and statistics."""
     model_class, options = HEADS[head]
     model = build(model_class, **options, **overrides)
     for module in model.modules():
@@ -87,7 +87,7 @@ def build_head(head: str, **overrides: Any) -> Any:
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """What `model` trains on for `images`, some of it not to be counted."""
+    """Return targets of `model` for `images`, some of which are ignored."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(images), *images.shape[-2:])
     if isinstance(model, HfViTForDepthEstimation):
@@ -109,7 +109,7 @@ def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
 
 
 def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """The mean loss of batches, and its gradients."""
+    """Return the mean loss of batches, and its gradients."""
     model.zero_grad()
     loss = torch.stack([model(**batch).loss for batch in batches]).mean()
     loss.backward()
@@ -385,7 +385,7 @@ def boxes(*sides: tuple[int, int, int, int]) -> Tensor:
 
 
 def trained_universal(mask_labels: list[Tensor], class_labels: list[Tensor]) -> tuple[Any, Any]:
-    """An image processor, and the outputs of a model that overfits a batch."""
+    """Return an image processor, and the outputs of a model that overfits a batch."""
     torch.manual_seed(0)
     model = HfViTForUniversalSegmentation(small_config())
     images = pixels(model.config, batch=len(mask_labels))

@@ -1,4 +1,4 @@
-"""Losses of depth beside references in float64."""
+"""Depth losses, compared with references in float64."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ all_losses = pytest.mark.parametrize("options", ALL, ids=str)
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Predictions, labels of every invalid kind here and there, and which are valid."""
+    """Return predictions, labels with all kinds of invalid values, and the mask of valid pixels."""
     generator = torch.Generator().manual_seed(0)
     predicted = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
     labels = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
@@ -36,7 +36,7 @@ def loss(predicted: Tensor, labels: Tensor, **options: Any) -> Tensor:
 
 
 def pairs(predicted: Tensor, labels: Tensor, valid: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each image the valid pixels."""
+    """Yield the valid pixels of each image."""
     arrays = zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True)
     return [(own[counted], label[counted]) for own, label, counted in arrays]
 

@@ -1,4 +1,4 @@
-"""Matching and losses of object detection, beside other implementations and numbers worked out by hand."""
+"""Matching and losses of object detection, compared with other implementations and values computed by hand."""
 
 import math
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ def test_matching_is_the_cheapest_of_all(class_loss: str) -> None:
 def cost(
     class_loss: str, logits: Tensor, found: Tensor, classes: Tensor, truth: Tensor, query: int, number: int
 ) -> float:
-    """DETR's cost of a pair; without softmax that of deformable DETR, the difference of two focal losses."""
+    """Return the matching cost of DETR, or of deformable DETR (difference of two focal losses) without softmax."""
     label = int(classes[number])
     if class_loss == "cross_entropy":
         of_class = -float(logits[query].softmax(0)[label])

@@ -1,4 +1,4 @@
-"""What the detection models keep to, beside what `test_modeling.py` asserts of every class."""
+"""Invariants of detection models, in addition to those of all classes in `test_modeling.py`."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[s
 
 
 def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of batches, and its gradients."""
+    """Return the sum of the losses of batches, and its gradients."""
     model.zero_grad()
     count = torch.stack([model.count_items(batch["labels"]) for batch in batches]).sum(dim=0)
     loss = torch.stack([model(**batch, num_items_in_batch=count).loss for batch in batches]).sum()
@@ -53,7 +53,7 @@ def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tenso
 
 
 def padded_batch(model: Any, dtype: torch.dtype) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Images of three sizes with 0, 1 and 2 objects, one by one and in one batch."""
+    """Return images of three sizes with 0, 1 and 2 objects, separately and as a batch."""
     alone, batch, mask = [], torch.zeros(3, 3, 32, 40, dtype=dtype), torch.zeros(3, 4, 5, dtype=torch.bool)
     for index, (rows, columns) in enumerate(GRIDS):
         image = pixels(model.config, batch=1, grid=(rows, columns)).to(dtype)

@@ -1,4 +1,4 @@
-"""Permanent changes of geometry keep what a model knows, its state, and what it is saved as."""
+"""Permanent changes of the geometry preserve accuracy, state and saved configuration."""
 
 import copy
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_kernels_keep_their_dtype(dtype: torch.dtype) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Any, Tensor, Tensor]:
-    """A model that tells digits apart, and test images (N, 1, 28, 28) with their labels."""
+    """Return a digit classifier, and test images (N, 1, 28, 28) with labels."""
     splits = load_digits()
     images, labels = {}, {}
     for name, split in splits.items():

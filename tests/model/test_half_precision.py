@@ -1,4 +1,4 @@
-"""Models in half precision answer and train as in float32, however they were loaded and whatever their positions."""
+"""Models in half precision: predictions and training close to float32 for all loading methods and positions."""
 
 import copy
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 def check_openings(
     kind: type[HfViTPreTrainedModel], batch: dict[str, Any], dtype: torch.dtype, folder: Path, **overrides: Any
 ) -> None:
-    """Opens a saved model in every way and compares what it answers with float32; with a loss, takes a step."""
+    """Open a saved model in every way and compare its outputs with float32; with a loss, take a training step."""
     model = kind(small_config(**overrides))
     draw_weights(model)
     model.eval().save_pretrained(folder / "whole")

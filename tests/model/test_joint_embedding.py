@@ -1,4 +1,4 @@
-"""Joint embeddings: the statistic of Epps and Pulley, the distance of views, and the model's inputs."""
+"""Joint embeddings: Epps-Pulley statistic, distance of views, and model inputs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Keypoints: heatmaps from points and back, mirror images, losses, and a model that overfits."""
+"""Keypoints: heatmap encoding and decoding, mirrored images, losses, and overfitting."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 def draw_keypoints(count: int, margin: float = 0.0, image_size: tuple[int, int] = IMAGE) -> Tensor:
-    """Visible keypoints (1, count, 3) all over the image but for a margin, in float64."""
+    """Return visible keypoints (1, count, 3) spread over the image except for a margin, in float64."""
     size = torch.tensor([image_size[1], image_size[0]], dtype=torch.float64)
     places = torch.rand(1, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.cat((margin + places * (size - 1 - 2 * margin), torch.full((1, count, 1), 2.0)), dim=2)
 
 
 def to_image(places: Tensor) -> Tensor:
-    """Places in the heatmap as places in the image."""
+    """Convert heatmap positions to image positions."""
     return places * torch.tensor([(IMAGE[1] - 1) / (HEATMAP[1] - 1), (IMAGE[0] - 1) / (HEATMAP[0] - 1)])
 
 

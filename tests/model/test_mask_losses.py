@@ -1,4 +1,4 @@
-"""Matching, points, and the loss of universal segmentation beside slow references in float64."""
+"""Matching, point sampling and loss of universal segmentation, compared with slow references in float64."""
 
 import itertools
 import math
@@ -97,7 +97,7 @@ def test_most_points_lie_where_a_mask_is_least_decided() -> None:
 
 
 def compare(logits: list[float], target: list[float]) -> tuple[float, float]:
-    """Cross-entropy and Dice loss of one mask with one target, number by number."""
+    """Return the cross-entropy and Dice loss of one mask, computed element by element."""
     entropy, overlap, size = 0.0, 0.0, 0.0
     for logit, truth in zip(logits, target, strict=True):
         probability = 1 / (1 + math.exp(-logit))
@@ -146,7 +146,7 @@ def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[T
 
 
 def slow_loss(masks: Tensor, classes: Tensor, targets: Tensor, labels: Tensor) -> float:
-    """The loss of one image: every way to match is tried."""
+    """Return the loss of one image by trying all matchings."""
     num_queries, count = len(masks), len(labels)
     pairs = {}
     for query in range(num_queries):
@@ -220,7 +220,7 @@ def test_masks_are_bools_or_numbers_of_any_kind() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """The masks of the queries differ by less than half precision tells, and their sums are beyond it."""
+    """Masks of queries differ by less than half precision resolves, and their sums exceed its range."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

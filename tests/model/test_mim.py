@@ -1,4 +1,4 @@
-"""Masked image modeling: beside transformers, and what every model keeps to, under masks that stay the same."""
+"""Masked image modeling: comparison with transformers, and invariants of all models, with fixed masks."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
 
 
 def numbers(outputs: Any) -> list[Tensor]:
-    """All tensors of an output, masks as numbers."""
+    """Return all tensors of an output, with masks as numbers."""
     return [value.float() if value.dtype == torch.bool else value for value in values(outputs)]
 
 
@@ -82,7 +82,7 @@ def noise_for(images: Tensor) -> Tensor:
 
 
 def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The decoder's positions without the row of the CLS token, which is zero."""
+    """Return the decoder positions without the zero row of the CLS token."""
     name = "masked_image_modeling_head.mae.position_embeddings"
     return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
 
@@ -97,7 +97,7 @@ def outputs_as_mapping(outputs: Any) -> dict[str, Tensor]:
 
 
 def mae(**options: Any) -> Parity:
-    """Ours beside ViTMAEForPreTraining.
+    """Return our model and ViTMAEForPreTraining with the same weights.
 
     Its visible patches stand in the order of the noise; its decoder resamples positions as if patches were one row.
     """
@@ -138,7 +138,7 @@ def mae(**options: Any) -> Parity:
 
 
 def simmim() -> Parity:
-    """Ours beside ViTForMaskedImageModeling, which takes square images alone; it says channels first."""
+    """Return our model and ViTForMaskedImageModeling, which supports square images only."""
 
     def rearranged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name = "masked_image_modeling_head.simmim.predictor."
@@ -242,7 +242,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
 
 @pytest.mark.parametrize("variant", ["plain", "rotary", "rms", "eva"])
 def test_hidden_states_of_mae_are_those_of_the_model_that_sees_visible_patches_alone(variant: str) -> None:
-    """Attention to what is masked is switched off, so that all others stay as they are."""
+    """Disables attention to masked tokens, so that other tokens do not change."""
     model = build("mae", variant, attn_implementation="eager")
     given = inputs(model.config, grid=(3, 5))
     states = model(**given, output_hidden_states=True).hidden_states
@@ -397,7 +397,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
 )
 def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
-    """Images of a batch that mask different numbers of patches, given as a mask."""
+    """Return a mask with different numbers of masked patches per image."""
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
     images = pixels(sdpa.config, grid=(3, 5))
     mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])

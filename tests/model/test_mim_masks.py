@@ -1,4 +1,4 @@
-"""Masks of masked image modeling: how many patches, which ones, by which numbers; patches as pixels and back."""
+"""Masks of masked image modeling: number and position of patches, random numbers; conversion of patches and pixels."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ def test_units_are_masked_as_one_but_for_the_last() -> None:
 
 
 def pieces(mask: Tensor) -> float:
-    """How many connected pieces the masks (B, h, w) have, on average."""
+    """Return the mean number of connected components of masks (B, h, w)."""
     return sum(label(own.numpy())[1] for own in mask) / len(mask)
 
 

@@ -1,4 +1,4 @@
-"""What every model keeps to: the invariants of the library's common model and backbone tests, restated for ours."""
+"""Invariants of all models, after the common model and backbone tests of transformers."""
 
 import copy
 import gc
@@ -70,7 +70,7 @@ def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrid
 
 
 def values(outputs: Any) -> list[Tensor]:
-    """All tensors of an output."""
+    """Return all tensors of an output."""
     if isinstance(outputs, Tensor):
         return [outputs]
     parts = outputs.values() if isinstance(outputs, dict) else outputs
@@ -305,7 +305,7 @@ def test_attentions_under_every_implementation(
 
 @pytest.mark.parametrize("variant", ["plain", "rotary"])
 def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel runs on GPUs only; a stand-in holds us to its contract: a mask (B, L) or none, (B, L, n, d) back."""
+    """The kernel runs on GPUs only; a replacement checks the mask (B, L) and returns (B, L, n, d)."""
     masks = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
@@ -439,7 +439,7 @@ def test_positions_follow_the_image_whatever_the_flag(flag: bool | None) -> None
 
 
 def test_golden_outputs() -> None:
-    """Outputs and gradients stand as they were when written by `python -m tests.helpers.golden`."""
+    """Outputs and gradients equal those saved by `python -m tests.helpers.golden`."""
     assert golden_values().keys() == GOLDEN.keys()
     for name, value in golden_values().items():
         # The resampling of positions in float32 is the last digits' only difference between torch releases.

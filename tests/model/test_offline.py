@@ -1,4 +1,4 @@
-"""What is neither a folder nor on a Hub that answers is reported at once, as missing."""
+"""A name that is not a folder raises an error quickly if the Hub cannot be reached."""
 
 import time
 from pathlib import Path

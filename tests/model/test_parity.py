@@ -1,4 +1,4 @@
-"""Every architecture option against an independent model that has it: outputs, gradients, sensitivity."""
+"""All architecture options, compared with an independent model: outputs, gradients, sensitivity."""
 
 from functools import partial
 from typing import Any
@@ -284,7 +284,7 @@ def timm_without_positions() -> Parity:
 
 
 class Dinov3WithTable(transformers.DINOv3ViTModel):
-    """DINOv3 with a learned position table added to its patches, resampled as timm does."""
+    """DINOv3 with a learned position table, resampled as in timm."""
 
     def __init__(self, config: transformers.DINOv3ViTConfig) -> None:
         super().__init__(config)
@@ -347,7 +347,7 @@ def timm_norm_after_pooling() -> Parity:
 
 
 def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that turn neighbors (0, 1), (2, 3), … as weights that turn (0, d/2), (1, d/2 + 1), …."""
+    """Convert weights for rotary pairs (0, 1), (2, 3), … to weights for pairs (0, d/2), (1, d/2 + 1), …."""
     rearranged = dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith(".qkv.weight"):
@@ -500,7 +500,7 @@ def test_every_preset_is_checked() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
-    """The same places in the same order: under one seed the same values are dropped."""
+    """Dropout at the same positions in the same order, so that one seed drops the same values."""
     options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
     options["attn_implementation"] = implementation
     pair = Parity(

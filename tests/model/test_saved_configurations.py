@@ -1,4 +1,4 @@
-"""A saved model means the same for good: config.json names all options, and what it does not name has fixed values."""
+"""Saved configurations keep their meaning: config.json contains all options, and missing ones have fixed values."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Losses of semantic segmentation beside references in float64."""
+"""Losses of semantic segmentation, compared with references in float64."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ CLASS_WEIGHTS = [0.5, 2.0, 1.0, 0.0]
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor]:
-    """Logits at half the resolution of the labels; the images have ever fewer pixels that count."""
+    """Return logits at half the label resolution, and labels with more and more ignored pixels."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(count, NUM_CLASSES, 4, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(NUM_CLASSES, (count, 8, 10), generator=generator)

@@ -1,4 +1,4 @@
-"""Self-distillation: assignments to all prototypes, cross-entropies of views and patches, what is refused."""
+"""Self-distillation: prototype assignments, cross-entropies of views and patches, errors."""
 
 from typing import Any
 

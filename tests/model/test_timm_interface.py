@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(params=ARCHITECTURES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Any]:
-    """A small model of timm, and what its file becomes."""
+    """Return a small timm model, and the converted model."""
     architecture, options = ARCHITECTURES[request.param]
     theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
     draw_weights(theirs)

@@ -1,4 +1,4 @@
-"""Attention within windows is attention under a mask, and faster."""
+"""Window attention equals attention with a mask."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ GRID = (3, 5)
 
 
 def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, int], num_queries: int) -> Tensor:
-    """(L, L) bool, True where a token may look: a loop over all pairs."""
+    """Return a mask (L, L) bool, True for pairs of tokens that attend to each other, by a loop over all pairs."""
     num_prefix, (rows, columns) = model.config.num_prefix_tokens, grid
     length = num_prefix + rows * columns + num_queries
     allowed = torch.zeros(length, length, dtype=torch.bool)

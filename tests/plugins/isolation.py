@@ -1,4 +1,4 @@
-"""Refuses tests that reach for the network, or that leave processes or files behind outside their folder."""
+"""Fail tests that use the network, or leave processes or files outside their folder."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended bec
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps temporary files in one folder, and those whose parents have ended among the processes started here."""
+    """Keep temporary files in one folder, and adopt processes whose parents have ended."""
     tmp_path_factory.getbasetemp()  # stays where it is
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
@@ -55,13 +55,13 @@ def _nothing_left_in_checkout() -> Iterator[None]:
 
 
 def temporary_files() -> set[str]:
-    """What is in the folders of which tests know no more than that they exist."""
+    """Return the contents of folders that tests must not change."""
     names = {os.path.join(folder, name) for folder in (HOME, TEMPORARY) for name in os.listdir(folder)}
     return {name for name in names if not any(fnmatch.fnmatch(os.path.basename(name), kept) for kept in KEPT_FILES)}
 
 
 def contents(path: str) -> bytes:
-    """What is in a file of `/proc`; nothing once its process has ended."""
+    """Return the content of a file in `/proc`, empty if its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -70,7 +70,7 @@ def contents(path: str) -> bytes:
 
 
 def running(pid: int) -> Iterator[int]:
-    """Yields processes that run below a process, but for those that are to stay."""
+    """Yield the child processes of a process, except those that may stay."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:  # it has ended, or the system has no such folder
@@ -85,7 +85,7 @@ def running(pid: int) -> Iterator[int]:
 
 
 def left_running() -> dict[int, str]:
-    """Ids and commands of processes that run on although they had time to end; ends them."""
+    """Return ids and commands of processes that did not end in time, and kill them."""
     if not any(running(os.getpid())):
         return {}
     for worker in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""Marks slow tests, and spares all of them the search of imports for garbage, again and again."""
+"""Mark slow tests, and exclude imported objects from garbage collection."""
 
 import gc
 import inspect
@@ -22,7 +22,7 @@ NEW_MODULES = 200  # after which imports are frozen again
 
 
 class Imports:
-    """Takes what imports leave behind out of the garbage collector's sight.
+    """Exclude objects created by imports from garbage collection.
 
     The Trainer collects garbage whenever a training starts: among all objects of torch and transformers that takes
     longer than most trainings of these tests.
@@ -53,7 +53,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: FunctionType) -> Iterator[Any]:
-    """Yields defaults of a function's arguments and what it names of its module, or of modules that it names."""
+    """Yield the default arguments of a function, and the module-level objects that it uses."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for code in codes(function.__code__):
         for name in code.co_names:
@@ -65,7 +65,7 @@ def used_by(function: FunctionType) -> Iterator[Any]:
 
 
 def is_slow(function: Any, known: dict[Any, bool]) -> bool:
-    """Whether a function starts a process, trains or compiles, itself or by functions of these tests."""
+    """Return whether a function starts a process, trains or compiles, directly or through test functions."""
     import torch  # not in the process that hands out tests
     from transformers import Trainer
 
@@ -96,7 +96,7 @@ def is_slow(function: Any, known: dict[Any, bool]) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every slow test as such, whether or not its author thought of it."""
+    """Mark every slow test automatically."""
     known: dict[Any, bool] = {}
     for item in items:
         if isinstance(item, pytest.Function):

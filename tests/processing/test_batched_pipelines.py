@@ -1,4 +1,4 @@
-"""Our pipelines answer as the stock ones do in any batch, read ahead, but not far, and name what is wrong."""
+"""Our pipelines: results of the stock pipelines for any batch size, limited prefetching, clear errors."""
 
 import sys
 import threading
@@ -31,7 +31,7 @@ SIZES = [(40, 50), (60, 30), (40, 50), (33, 64), (60, 30)]
 
 
 class Case(NamedTuple):
-    """A task, the stock class of its pipeline, our model, the options of a call, and how answers compare."""
+    """A task with its stock pipeline class, our model, call options and a comparison function."""
 
     task: str
     stock: str
@@ -105,7 +105,7 @@ def tokenizer() -> Any:
 
 
 def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", **processing: Any) -> dict[str, Any]:
-    """Returns the parts of a pipeline."""
+    """Return the components of a pipeline."""
     options = {"ForObjectDetection": DETECTION}.get(case.model, {})
     if "ZeroShot" in case.model:
         own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
@@ -409,7 +409,7 @@ def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(ph
 
 
 class Faster(nn.Module):
-    """Stands for a model that was made fast."""
+    """Placeholder for an optimized model."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()

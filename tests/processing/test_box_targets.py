@@ -1,4 +1,4 @@
-"""Boxes beside images: labels of detection under the geometry of the image, and back to the pixels it had."""
+"""Detection labels: boxes follow resizing and padding, and are converted back to original pixels."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ def encode(processor, boxes=BOXES, classes=CLASSES, image=None):
 
 
 def outputs_of(labels, num_classes=6):
-    """What a model would return that is sure of the labels of an image, one query each."""
+    """Return perfect model outputs for the labels of an image, one query per object."""
     probabilities = torch.nn.functional.one_hot(labels["class_labels"], num_classes).float() * 0.9
     return {"probabilities": probabilities[None], "pred_boxes": labels["boxes"][None]}
 
@@ -45,7 +45,7 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_box_stays_around_its_object(backend, geometry):
-    """The image is white in the box and black elsewhere, and goes by nearest."""
+    """The image is white inside the box and black elsewhere, resized by nearest neighbor."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
@@ -122,7 +122,7 @@ def test_annotations_become_the_labels_of_the_library(backend):
 
 @dataclass
 class Collected:
-    """What the detection script of the library keeps of the outputs."""
+    """Return the outputs that the detection script of transformers keeps."""
 
     logits: torch.Tensor
     pred_boxes: torch.Tensor
@@ -241,7 +241,7 @@ def detections(seed=0):
 @pytest.mark.parametrize("sizes", [[(37, 51), (8, 70)], torch.tensor([(37, 51), (8, 70)]), None])
 @pytest.mark.parametrize("threshold", [0.0, 0.6, 1.0])
 def test_objects_are_those_of_the_library(backend, sizes, threshold):
-    """Of sigmoids: the best pairs of query and class."""
+    """Select the query and class pairs with the highest sigmoid scores."""
     outputs = detections()
     theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, sizes, top_k=9)
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}

@@ -1,4 +1,4 @@
-"""What the image processors take: kinds of input, colors, and errors that name the item."""
+"""Inputs of the image processors: types, colors, and errors that name the image."""
 
 import base64
 import threading
@@ -212,7 +212,7 @@ def test_luma_is_exactly_pils_for_arrays_and_tensors_too(backend):
 
 
 def half_transparent(mode):
-    """Two pixels: a transparent one of gray 7, and a solid one of gray 40 (where the mode has it)."""
+    """Return an image of two pixels: a transparent one of gray 7 and an opaque one of gray 40."""
     if mode in ("LA", "La", "RGBa"):
         image = PIL.Image.new("LA", (2, 1), (7, 0))
         image.putpixel((1, 0), (40, 255))

@@ -1,4 +1,4 @@
-"""Both image processors: against the library and each other, sizes, padding, options, outputs."""
+"""Both image processors: comparison with transformers and each other, sizes, padding, options, outputs."""
 
 import math
 from functools import partial

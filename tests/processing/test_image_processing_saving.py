@@ -1,4 +1,4 @@
-"""Saved image processors: what is written, and that it opens elsewhere, with and without torchvision."""
+"""Saved image processors: file contents, and opening with and without torchvision."""
 
 import json
 

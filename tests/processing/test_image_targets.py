@@ -1,4 +1,4 @@
-"""Targets beside images: the same geometry, nothing averaged, the same in both backends."""
+"""Targets: same geometry as the image, nearest neighbor resizing, equal results of both backends."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def encode(backend, maps, image=None, kind="segmentation_maps", **options):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_kind_of_target_goes_where_its_image_goes(backend, geometry):
-    """The image is the target itself, and goes by nearest too."""
+    """The image equals the target and is resized by nearest neighbor too."""
     classes = class_map() + 1
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = backend(**GEOMETRIES[geometry], **plain)

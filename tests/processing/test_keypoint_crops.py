@@ -1,4 +1,4 @@
-"""Crops of objects for keypoints: pixels and places as in ViTPose, there and back; what does not fit."""
+"""Object crops for keypoints: pixels and positions as in ViTPose, inverse mapping, errors."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_backends_give_the_same_crops(photo):
 
 
 def test_keypoints_follow_their_pixels(backend):
-    """A bright pixel stays the brightest of the crop, where the label says."""
+    """The brightest pixel of the crop is at the position of the label."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
@@ -129,7 +129,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 @pytest.mark.parametrize("scale", [1, 4])
 def test_keypoints_come_back(backend, photo, scale):
-    """Through heatmaps, which hold a place to a fraction of their pixels."""
+    """Encodes positions as heatmaps, which are accurate to a fraction of a pixel."""
     processor, boxes = backend(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")
@@ -161,7 +161,7 @@ def test_sure_keypoints_alone_are_returned_on_request(backend):
 
 
 def test_keypoints_outside_of_the_crop_count_as_not_labeled(backend):
-    """As in training, for the losses of both to be of the same points."""
+    """As in training, so that both losses use the same points."""
     points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
     given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
     labels = backend(**CROPS, box_padding=1)(noise(90, 120, 3), **given).labels[0]

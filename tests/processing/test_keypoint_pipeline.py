@@ -1,4 +1,4 @@
-"""The pipeline of keypoints: what it takes and says, and where the package is not; that of objects in the same way."""
+"""Keypoint and object detection pipelines: inputs, outputs, and use without the package."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> Any:
-    """As it opens where the package is: without trust in the code of the folder."""
+    """Open the model with the installed package, without trusting the code of the folder."""
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
@@ -77,7 +77,7 @@ def photo(folder: Path, number: int = 0) -> Image.Image:
 
 
 def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | None = None) -> list[dict[str, Any]]:
-    """What model and image processor say by themselves."""
+    """Return the predictions of model and image processor without a pipeline."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whatever the kind of file: what trains, evaluates and predicts sees the pixels that transformers' pipelines see."""
+"""All file formats: training, evaluation and prediction read the same pixels as transformers' pipelines."""
 
 from io import BytesIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From outputs to maps: against transformers' own image processors, padding, precision, memory, mistakes."""
+"""Post-processing: comparison with the image processors of transformers, padding, precision, memory, errors."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def depth_outputs(low=0.5):
 
 
 def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
-    """Queries that are sure of overlapping rectangles, so that all thresholds have something to decide."""
+    """Return confident queries for overlapping rectangles, so that all thresholds have an effect."""
     generator = torch.Generator().manual_seed(seed)
     masks = draw(2, queries, *size, seed=seed) - 3
     for mask in masks.flatten(0, 1):
@@ -105,7 +105,7 @@ def test_logits_of_half_precision_are_resized_in_full(processor):
 
 
 class LargestTensor(TorchFunctionMode):
-    """Notes how many numbers the largest result of torch's functions holds."""
+    """Record the size of the largest result of torch functions."""
 
     numel = 0
 
@@ -190,7 +190,7 @@ def test_instances_are_those_of_eomt(processor, threshold):
 
 
 def test_binary_maps_are_those_of_mask2former_and_overlap(processor):
-    """Mask2Former takes a query for several classes; here each is sure of one."""
+    """Each query has a single class, because Mask2Former may use a query for several."""
     outputs, sizes = universal_outputs(size=(384, 384), scale=50), [(384, 384)] * 2
     options = {"threshold": 0.8, "target_sizes": sizes, "return_binary_maps": True}
     ours = processor.post_process_instance_segmentation(outputs, **options)
@@ -385,7 +385,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(backend, pa
 
 @pytest.mark.parametrize("padding", PADDING)
 def test_an_image_alone_is_cut_out_of_a_fixed_size(backend, padding):
-    """As in the stock pipeline, which keeps masks to itself."""
+    """As in the stock pipeline, which does not return masks."""
     processor, image = backend(do_pad=True, **PADDING[padding]), noise(40, 80, 3)
     grids = [
         grid_of(processor, processor(image, return_tensors="pt", do_pad=do_pad).pixel_values, 4)
@@ -410,7 +410,7 @@ def test_sizes_that_the_images_had_not_ask_for_the_mask(backend, sizes):
 
 
 def check_pipeline(model, processor, subtask):
-    """Runs it on a picture, and looks at sizes and labels."""
+    """Run the pipeline on an image, and check sizes and labels."""
     image = Image.fromarray(noise(40, 56, 3))
     results = pipeline("image-segmentation", model=model, image_processor=processor)(image, subtask=subtask)
     assert results

@@ -1,4 +1,4 @@
-"""Choices of a training in the image processor: windows over larger images, and one box for an object of any class."""
+"""Image processor options chosen in training: sliding windows, and class-agnostic non-maximum suppression."""
 
 import json
 from pathlib import Path

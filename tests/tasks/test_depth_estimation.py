@@ -1,4 +1,4 @@
-"""Training of depth: how it is evaluated, and beside what."""
+"""Training of depth estimation: evaluation and baseline."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What the scripts put together: data, model, trainer, and the answers to bad input before training starts."""
+"""Setup of image classification: data, model, trainer, and errors before training."""
 
 import logging
 import shutil

@@ -1,4 +1,4 @@
-"""Training of keypoints: naive baseline, mirror images in evaluations, whole images."""
+"""Training of keypoint detection: baseline, flip test, whole images."""
 
 import json
 from pathlib import Path

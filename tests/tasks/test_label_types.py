@@ -1,4 +1,4 @@
-"""Trainings on several labels per image and on values, and those in which rare classes count more."""
+"""Training with multi-label targets, regression targets and class weights."""
 
 import csv
 import json
@@ -59,7 +59,7 @@ HEADERS = {"flags": COLORS, "names": ("label",), "value": ("label",), "class": (
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images that show colors, and a table of each of `TABLES`."""
+    """Return a folder of colored images with each table of `TABLES`."""
     folder, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     rows: dict[str, list[list[Any]]] = {name: [["file", "split", *header]] for name, header in HEADERS.items()}
     for number in range(NUM_TRAIN + NUM_TEST):

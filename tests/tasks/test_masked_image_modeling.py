@@ -1,4 +1,4 @@
-"""The whole way of learning without labels: train by the script, inspect, resume, continue with a task."""
+"""Masked image modeling end to end: train by command, inspect, resume, fine-tune on a task."""
 
 import json
 import re
@@ -39,7 +39,7 @@ STEPS += ["--save_steps", "30", "--learning_rate", "3e-3", "--min_crop_scale", "
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colored images, and a model that has been trained on them by the script."""
+    """Return colored images, and a model trained on them by command."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     call_command("train masked-image-modeling", arguments_of(folder / "colors", folder / "encoder", *STEPS))

@@ -1,4 +1,4 @@
-"""Training of object detection: naive baseline, sizes of batches, other classes, losses over objects."""
+"""Training of object detection: baseline, multi-scale batches, other classes, loss normalization."""
 
 import json
 from pathlib import Path

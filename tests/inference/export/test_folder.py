@@ -1,4 +1,4 @@
-"""The folder that an export writes, and what stops one."""
+"""Output folders of exports, and errors."""
 
 import json
 import re
@@ -51,7 +51,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of uneven labels, saved with its image processor, which crops."""
+    """Save a classifier with an image processor that crops."""
     torch.manual_seed(0)
     config = small_config(num_hidden_layers=2, id2label=dict(enumerate(LABELS)))
     model = HfViTForImageClassification(config)

@@ -1,4 +1,4 @@
-"""Programs of every head, at batches and image sizes that were not traced."""
+"""Exported programs of all heads, at batch and image sizes that were not traced."""
 
 from collections.abc import Mapping
 from pathlib import Path
