@@ -69,7 +69,7 @@ def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
 
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
     """Return whether a node is in the function whose imports tell transformers which files to copy."""
-    return any(isinstance(parent, ast.FunctionDef) and parent.name == "_travel_together" for parent in parents)
+    return any(isinstance(parent, ast.FunctionDef) and parent.name == "_import_saved_files" for parent in parents)
 
 
 def imported_by(path: Path) -> Iterator[str]:

@@ -601,7 +601,7 @@ def test_any_damage_is_reported_with_the_file(is_zip: bool, tmp_path: Path) -> N
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
-    with pytest.raises(OSError, match="'cls' of dtype object"):
+    with pytest.raises(OSError, match="'cls' with dtype object"):
         HfViTModel.from_pretrained(tmp_path / "vit.npz")
 
 

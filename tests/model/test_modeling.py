@@ -783,7 +783,7 @@ def test_classes_carry_what_the_library_reads() -> None:
         ({"key_bias": False}, "initialized randomly: encoder.layers.0.attention.query_bias"),
         ({"norm_type": "rmsnorm"}, "not used: encoder.layers.0.norm1.bias"),
         ({"position_embedding_type": "none"}, "not used: embeddings.position_embeddings"),
-        ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) there"),
+        ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) in the checkpoint"),
     ],
 )
 @all_classes

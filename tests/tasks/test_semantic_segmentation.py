@@ -97,7 +97,7 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: py
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, *NO_CHANGE]
     train(TASK, scenes, tmp_path / "out", *options)
     (warned,) = (record.getMessage() for record in caplog.records if "is behind" in record.getMessage())
-    assert "most frequent class at each place in" in warned
+    assert "most frequent class of each pixel in" in warned
     assert warned in (tmp_path / "out" / "README.md").read_text()
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     assert model.config.id2label == dict(enumerate(NAMES))

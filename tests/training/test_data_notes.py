@@ -213,7 +213,7 @@ def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: li
     stream = ["--streaming", "true", "--max_steps", "1", "--save_strategy", "no", "--eval_strategy", "no"]
     notes = classify(tmp_path / "table", *stream, "--per_device_train_batch_size", "2").data_notes
     assert notes == [
-        "Duplicates were not looked for, as the training images are a stream.",
+        "Duplicates were not searched, because the training images are a stream.",
         "Never seen in training (among the 4 that were read): 'cow'.",
     ]
     with pytest.raises(ValueError, match=r"All 1 train images have the class '.*'. At least two classes are required"):

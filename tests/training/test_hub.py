@@ -229,7 +229,7 @@ def test_bad_name_is_refused(saved: Path) -> None:
 def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Path) -> None:
     process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
     assert process.returncode == 1
-    assert process.stderr.startswith("push_to_hub.py: ")
+    assert process.stderr.startswith("hf-vit: ")
     assert "hf auth login" in process.stderr
     assert "Traceback" not in process.stderr
 
@@ -237,7 +237,7 @@ def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Pa
 def test_script_says_that_the_hub_cannot_be_reached(saved: Path, tmp_path: Path) -> None:
     process = run_command("push", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
     assert process.returncode == 1
-    assert process.stderr.startswith("push_to_hub.py: The Hub cannot be reached at http://127.0.0.1:9: ")
+    assert process.stderr.startswith("hf-vit: The Hub cannot be reached at http://127.0.0.1:9: ")
     assert "Check the network" in process.stderr
     assert "Traceback" not in process.stderr
 

@@ -213,9 +213,7 @@ def any_peft(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_peft")
 def test_layers_of_another_model_are_answered_with_our_own() -> None:
     model = HfViTForImageClassification(small_config())
-    with pytest.raises(
-        ValueError, match=r"not found.* are here attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"
-    ):
+    with pytest.raises(ValueError, match=r"not found.* are attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"):
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
     model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # nothing is left of the first attempt
     assert model.active_adapters() == ["default"]

@@ -523,7 +523,7 @@ def test_ten_minutes_are_the_default_if_no_length_is_given(
 
 
 @pytest.mark.parametrize(
-    ("with_test", "options", "told"),
+    ("with_test", "options", "report_lines"),
     [
         (True, [], "60 for train, 12 for test; no training images are held out"),
         (True, ["--load_best_model_at_end", "true"], "54 for train, 6 for validation.* held out, and choose the best"),

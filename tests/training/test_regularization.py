@@ -325,7 +325,7 @@ def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> N
 
 
 def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="repeated_augmentations=2 brings an image into a batch several times"):
+    with pytest.raises(ValueError, match="repeated_augmentations=2 puts an image into a batch several times"):
         ImageTextContrast.from_options(
             {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
         )

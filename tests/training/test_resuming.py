@@ -279,7 +279,7 @@ def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) 
     for name, content in (("README.md", "# Mine\n"), ("config.json", '{"model_type": "vit"}')):
         file = Path("output", name)
         file.write_text(content)
-        assert f"output holds {name}, which" in refusal(*LAST)
+        assert f"output contains {name}, which" in refusal(*LAST)
         file.unlink()
     Path("output/config.json").write_text('{"model_ty')  # a training was killed as it saved its model
     train(*LAST)

@@ -142,7 +142,7 @@ def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) 
     [
         (
             {"progressive_sizes": [16, 20, 32]},
-            r"20 is not a multiple of the patch height 8 .* valid values: 16 or 24\.",
+            r"20 is not a multiple of the patch height 8 .* nearest that fit: 16 or 24\.",
         ),
         ({"multi_scale_sizes": [4, 32]}, r"multi_scale_sizes=4 is not .* The nearest that fit: 8\."),
         ({"multi_scale_sizes": [0]}, r"multi_scale_sizes=\[0\] must be at least 1"),

@@ -316,9 +316,9 @@ def test_the_best_model_is_that_of_a_whole_checkpoint(
     trainer.train(resume_from_checkpoint=True)
     expected = tmp_path / "after" / "checkpoint-4" if is_lost else best
     assert trainer.state.best_model_checkpoint == str(expected)
-    assert (f"The best checkpoint so far, {best}, cannot be used: SHA256SUMS has" in caplog.text) == is_lost
+    assert (f"The best checkpoint so far, {best}, cannot be used: the checksums" in caplog.text) == is_lost
     truncate(expected / "config.json")
-    with pytest.raises(CheckpointError, match=r"The best checkpoint, .*, cannot be used: SHA256SUMS has other ch"):
+    with pytest.raises(CheckpointError, match=r"The best checkpoint, .*, cannot be used: the checksums in SHA"):
         trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
 
 

@@ -76,7 +76,7 @@ def test_overlay_gives_each_class_its_color_and_shows_the_image_through(opacity:
 
 
 def test_images_that_cannot_be_drawn_on_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"size 60x60 \(height x width\), its segmentation has 40x80"):
+    with pytest.raises(ValueError, match=r"size 60x60 \(height x width\), but its segmentation has 40x80"):
         overlay_segmentation(BLACK, np.zeros((40, 80)), PALETTE)
     with pytest.raises(ValueError, match=r"uint8, not Tensor \(3, 4, 4\) of torch.float32"):
         overlay_segmentation(torch.rand(3, 4, 4), np.zeros((4, 4)), PALETTE)
