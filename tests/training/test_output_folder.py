@@ -1,4 +1,4 @@
-"""Output folders that nobody named: each run gets one of its own."""
+"""Each run without an output folder gets a new one."""
 
 from pathlib import Path
 
