@@ -1,4 +1,4 @@
-"""Images and targets that cannot be trained on are found before a training starts."""
+"""Images and targets that are unusable for training are found before training starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""From examples of objects and keypoints to the batches that models take."""
+"""Collation of examples with objects and keypoints into batches."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def picture(width: int) -> Image.Image:
 
 
 def objects(width: int, *numbers: int) -> dict[str, Any]:
-    """An image of 30 rows with objects of these classes, of which the last one is a crowd."""
+    """Return an image with 30 rows and one object per class number. The last object is a crowd."""
     boxes = torch.tensor([[4.0 * number, 3.0, 4 * number + 8, 18] for number in numbers]).reshape(-1, 4)
     return {
         "image": picture(width),

@@ -1,4 +1,4 @@
-"""A fingerprint tells datasets apart by what is in them, not by where they lie."""
+"""Fingerprints of datasets depend on their contents, not on their location."""
 
 import shutil
 from pathlib import Path
