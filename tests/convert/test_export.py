@@ -1,4 +1,4 @@
-"""Export: other libraries open what we write and compute the same, and it comes back bit by bit."""
+"""Other libraries load exported models with equal outputs, and importing them again restores every bit."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..helpers.references import draw_weights
 
 
 NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
-# For each layout, models that it can express.
+# Layout -> models that it can represent.
 EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] = {
     "vit": [
         (HfViTModel, {"use_pooler": True}),
@@ -74,7 +74,7 @@ def build(model_class: type[HfViTPreTrainedModel], **options: Any) -> HfViTPreTr
 
 
 def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
-    """Opens a folder with the library it is written for; nothing may be missing or left over."""
+    """Return the outputs of an exported folder, loaded by its target library without missing or unexpected weights."""
     if layout == "timm":
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         name = "logits" if model.num_classes else "pooler_output"
