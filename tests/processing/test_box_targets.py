@@ -1,4 +1,4 @@
-"""Image processors with boxes: detection labels follow the geometry of the image, and predictions return to its pixels."""
+"""Image processors with boxes: labels follow the geometry of the image, and predictions return to its pixels."""
 
 from dataclasses import dataclass
 

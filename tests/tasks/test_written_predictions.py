@@ -1,4 +1,4 @@
-"""Each training and evaluation writes a line with the prediction for every image that it scores."""
+"""Training and evaluation write one line with the prediction for every scored image."""
 
 import json
 from pathlib import Path
