@@ -1,4 +1,4 @@
-"""Classes by the nearest training images, beside a slow re-derivation and scikit-learn."""
+"""k-nearest-neighbor classification, compared with a loop and with scikit-learn."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from hf_vit.evaluation.features import NeighborAccuracy, classify_by_neighbors
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """30 images to classify, and 200 that are known, in 5 classes that overlap."""
+    """Return 30 features to classify, and 200 features with labels of 5 overlapping classes."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(5, (200,), generator=generator)
     centers = torch.randn(5, 16, generator=generator)
