@@ -1,4 +1,4 @@
-"""What holds for every test: an environment of its own, before any library reads it, and the plugins."""
+"""Setup of all tests: an isolated environment, created before any library reads it, and plugins."""
 
 import shutil
 

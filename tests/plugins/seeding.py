@@ -1,7 +1,7 @@
-"""Makes every test draw the same numbers, whichever ran before it, in this process and in those that it starts.
+"""Seed every test, so that its random numbers do not depend on the tests that run before it.
 
-What it draws follows from the option `--seed` and its own name; what a fixture draws that outlives it, from the
-fixture's name.
+The seed is derived from the option `--seed` and the name of the test, or the name of the fixture if several tests share
+a fixture. Child processes use the same seed.
 """
 
 import os
@@ -31,8 +31,8 @@ def seed_for(name: str, config: pytest.Config) -> None:
 
 @contextmanager
 def draws_kept() -> Iterator[None]:
-    """Lets draws go on afterwards as if there had been none within."""
-    import torch  # not in the process that hands out tests
+    """Restore the state of all random number generators on exit."""
+    import torch  # not imported by the process that distributes the tests
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
     try:
@@ -45,13 +45,13 @@ def draws_kept() -> Iterator[None]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seeds what a file draws when it is imported."""
+    """Seed the random numbers that a file draws when it is imported."""
     seed_for(collector.nodeid, collector.config)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seeds what a fixture draws that serves several tests, of which any may be the first."""
+    """Seed fixtures that several tests share, because any of these tests may run first."""
     if fixturedef.scope == "function":
         return (yield)
     with draws_kept():

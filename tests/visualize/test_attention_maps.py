@@ -44,7 +44,7 @@ def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the values (B, heads, L, d) and attention results (B, heads, L, d) of each layer in a normal forward pass."""
+    """Return the values and the attention results of each layer in a normal forward pass, both (B, heads, L, d)."""
     seen: list[list[Tensor]] = []
 
     def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
