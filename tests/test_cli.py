@@ -45,7 +45,7 @@ OPTIONS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
     "use_cpu": True,
-    "bf16": False,  # evaluation uses float32
+    "bf16": False,  # evaluation always uses float32
     "report_to": "none",
 }
 

@@ -36,7 +36,7 @@ class Trainings:
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
     greater_is_better: bool = True
-    missing: bool = False  # no labels
+    missing: bool = False  # True if the images have no labels
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     def __call__(self, *words: Any, report: Any, model: Any = None, **options: Any) -> Any:
@@ -125,7 +125,8 @@ def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_
     result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "out")
     assert (result.gain, result.best) == (None, None)
     assert any("No labels" in line and "No classes are there." in line for line in said)
-    with pytest.raises(ValueError, match="No classes are there"):  # labeled data was passed explicitly
+    # A labeled dataset without classes raises an error if it was passed explicitly.
+    with pytest.raises(ValueError, match="No classes are there"):
         call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
 
 

@@ -22,7 +22,7 @@ from ..helpers.references import assert_close, draw_weights
 from .test_convert_families import flattened
 
 
-# Large epsilons make differences between epsilons visible.
+# Large epsilons: converting them to other values would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
 TEXT = {
@@ -150,7 +150,7 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # tokenizers of other models return a mask
+    mask = torch.ones_like(texts)  # tokenizers of other models also return a mask
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
     # Without padding="max_length", the model of transformers computes other features.
     short = source.get_text_features(texts).pooler_output

@@ -37,7 +37,7 @@ from ..helpers.models import pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 
 
-# A large epsilon makes differences between epsilons visible.
+# A large epsilon: converting it to another value would change the outputs visibly.
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 4,

@@ -79,9 +79,10 @@ def save_source(name: str, folder: Path, dtype: torch.dtype = torch.float64) -> 
     source = hf.LwDetrForObjectDetection(config).eval()
     draw_weights(source)
     for name, parameter in source.named_parameters():
-        if "gamma_" in name:  # the last block is not followed by a norm
+        if "gamma_" in name:  # scale factors of the blocks; the last block is not followed by a norm
             parameter.data.mul_(0.5)
-        elif "reference_point" in name or "bbox_embed.layers.2" in name:  # inputs of an exponential
+        # The decoder takes the exponential of these outputs.
+        elif "reference_point" in name or "bbox_embed.layers.2" in name:
             parameter.data.mul_(0.3)
     for module in source.modules():
         if isinstance(module, nn.BatchNorm2d):

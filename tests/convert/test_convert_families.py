@@ -27,7 +27,7 @@ from ..helpers.models import MODEL_CLASSES
 from ..helpers.references import assert_close, draw_weights
 
 
-# A large epsilon makes differences between epsilons visible.
+# A large epsilon: converting it to another value would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
@@ -95,7 +95,7 @@ def mae(model_class: type[nn.Module]) -> nn.Module:
     return model
 
 
-FREE = {"arguments": {}}  # supports any size without an argument
+FREE = {"arguments": {}}  # for sources that support any image size without an argument
 CASES: dict[str, Case] = {
     "ViTModel": Case(lambda: hf.ViTModel(hf.ViTConfig(**SHAPE))),
     "ViTForImageClassification": classifier(
@@ -339,7 +339,7 @@ def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> 
     images = draw_images((36, 36), torch.float32)
     whole = images[:, :, :32, :32]
     options = {} if "DINO" in name else {"interpolate_pos_encoding": True}
-    for seen, sizes in ((images, {}), (whole, options)):  # the source needs an argument for other image sizes
+    for seen, sizes in ((images, {}), (whole, options)):  # the source resamples positions only if it is told to
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 

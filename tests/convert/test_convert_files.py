@@ -113,7 +113,8 @@ def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
 
 
 NO_HEAD = {"num_classes": 0}
-BY_NAME = ("DeiT III",)  # this file has the same tensor names as timm models with rotary positions
+# DeiT III files have the same tensor names as timm models with rotary positions.
+BY_NAME = ("DeiT III",)
 # Name -> timm architecture, its options, the layout of its weights in the original file, and the timm reader of it.
 META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
@@ -197,7 +198,7 @@ def test_positions_are_resampled_as_in_the_code_of_the_source(
     table = ours.embeddings.position_embeddings[:, config.num_prefix_positions :]
     with torch.no_grad():
         actual = ours.embeddings.positions(grid)[:, prefix:].double()
-        if antialias:  # antialiasing uses another kernel and does not repeat border rows
+        if antialias:  # with antialiasing, PyTorch uses another kernel and does not repeat border rows
             expected = nn.functional.interpolate(
                 table.unflatten(1, (4, 4)).movedim(-1, 1), size=grid, mode="bicubic", antialias=True
             )
@@ -421,7 +422,7 @@ def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
     torch.save(state, folder / "open_clip_pytorch_model.bin")
     pickled = HfViTModel.from_pretrained(folder).state_dict()
     save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
-    safe = HfViTModel.from_pretrained(folder).state_dict()  # safetensors have priority
+    safe = HfViTModel.from_pretrained(folder).state_dict()  # a safetensors file has priority over a pickle
     assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
     with serve(tmp_path / "repositories") as hub:
         run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
@@ -629,7 +630,7 @@ def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name: s
     content, file = original(drawn(architecture, **options).state_dict()), tmp_path / name
     write_npz(file, content) if file.suffix == ".npz" else torch.save(content, file)
     expected = HfViTModel.from_pretrained(file, **untold)
-    expected.resize_position_embeddings((16, 64))  # as many patches as 32 x 32
+    expected.resize_position_embeddings((16, 64))  # both image sizes have the same number of patches
     opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
     assert opened.config.grid_size == (2, 8)
     assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)

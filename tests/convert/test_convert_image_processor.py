@@ -202,7 +202,8 @@ def assert_same_pixels(processor, photos, expected):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name, backend):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[name]))
-    backend_of_peer = "torchvision" if "dinov3" in name else backend  # the only backend of this class
+    # DINOv3 has no other backend.
+    backend_of_peer = "torchvision" if "dinov3" in name else backend
     peer = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend=backend_of_peer)
     assert type(peer).__module__.startswith("transformers.")
     expected = [peer(photo, return_tensors="pt").pixel_values[0] for photo in photos]

@@ -20,7 +20,7 @@ from ..helpers.models import SMALL
 from ..helpers.references import assert_close, draw_weights
 
 
-# A large epsilon makes differences between epsilons visible.
+# A large epsilon: converting it to another value would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DECODER = SMALL["masked_image_modeling_config"]
 HEAD = "masked_image_modeling_head."

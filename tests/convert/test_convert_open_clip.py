@@ -201,7 +201,7 @@ def test_text_tower_that_is_not_plain_is_refused(
     save_open_clip(tmp_path, state, model_cfg(text, **changes))
     with pytest.raises(ValueError, match=rf"text tower of .* drawn at random: open_clip_config\.json has .*{named}"):
         HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-    images = HfViTModel.from_pretrained(tmp_path)  # the image tower alone is supported
+    images = HfViTModel.from_pretrained(tmp_path)  # the image tower opens without the text tower
     assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
     assert images.config.text_config is None
     fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})
@@ -321,7 +321,7 @@ def test_siglip_equals_its_towers(hidden_act: str, tmp_path: Path) -> None:
     model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
     ids, pixels = draw_inputs(torch.float64)
-    ids[ids == 0] = 1  # padding token of SigLIP
+    ids[ids == 0] = 1  # the padding token of SigLIP is 1
     pairs = nn.functional.normalize(images(pixels)), nn.functional.normalize(texts(ids).pooler_output)
     logits = pairs[0] @ pairs[1].T * torch.tensor(1.0).double().exp() - 1.5
     actual = model(ids, pixels, return_loss=True)

@@ -53,7 +53,7 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
             assert re.search(rf"{size}  {name} +absolute \d\.\de[-+]\d\d  relative \d\.\de[-+]\d\d  equal", said)
     assert re.search(r"Peak memory of conversion and parity: \d+ MiB, \d+ MiB of it before the start", said)
     assert not list(tmp_path.glob(".*"))
-    check_upload(output)  # contains weights, code, image processor and model card
+    check_upload(output)  # the upload must contain weights, code, image processor and model card
     card = (output / "README.md").read_text()
     assert "| 24x40 | logits |" in card
     assert "Nothing was trained or changed" in card
@@ -78,7 +78,7 @@ print(json.dumps(model(torch.load({str(tmp_path / "images.pt")!r})).logits.tolis
 def test_differing_outputs_are_not_written_unless_told(
     vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # every difference is too large
+    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # a negative tolerance rejects all outputs
     with pytest.raises(SystemExit, match=r"Outputs differ .* nothing was written"):
         convert(vit, tmp_path / "ours")
     assert "DIFFERENT" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def test_a_box_of_the_crops_proportions_spans_its_pixel_centers() -> None:
 
 
 def test_other_boxes_grow_around_their_center() -> None:
-    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # wider and narrower than the crop
+    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # boxes that are wider and narrower than the crop
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))
         half = torch.tensor([1.25 * 15, 1.25 * 20])

@@ -76,7 +76,7 @@ def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
         assert depth.dtype == torch.float32
         assert torch.equal(depth == 0, numbers == 255)
         ratios = numbers[depth > 0] / depth[depth > 0]
-        assert torch.allclose(ratios, ratios[0].expand_as(ratios))  # the random scale
+        assert torch.allclose(ratios, ratios[0].expand_as(ratios))
         expected = {5: numbers == 3, 6: numbers == 9, 7: (numbers >= 9) & (numbers < 16)}
         assert by_mask["class_labels"].tolist() == [number for number, mask in expected.items() if mask.any()]
         for number, mask in zip(by_mask["class_labels"].tolist(), by_mask["masks"], strict=True):
@@ -107,10 +107,11 @@ def test_without_any_change_the_image_just_covers_the_result() -> None:
     expected = np.asarray(PLACES.resize((120, 90), Image.Resampling.BILINEAR), dtype=int)
     assert np.abs(example["image"].movedim(0, -1).numpy().astype(int) - expected).max() <= 1
     [square] = draws({"segmentation_map": COLUMNS}, count=1, size=(90, 90))
-    assert square["image"][1].max() >= 178  # all rows are visible
+    assert square["image"][1].max() >= 178  # the whole height of the image is visible
     assert int(square["segmentation_map"].max() - square["segmentation_map"].min()) in (178, 179)
     [squeezed] = draws({"segmentation_map": COLUMNS}, count=1, size=(90, 90), keep_aspect_ratio=False)
-    assert squeezed["segmentation_map"].max() - squeezed["segmentation_map"].min() > 236  # all columns are visible
+    # The whole width of the image is visible.
+    assert squeezed["segmentation_map"].max() - squeezed["segmentation_map"].min() > 236
 
 
 @pytest.mark.parametrize("keep_aspect_ratio", [True, False])
@@ -128,7 +129,8 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(
     for places, side in ((rows, 0), (columns, 1)):
         labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
         inside = labels[labels < 255]
-        seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])  # original pixels per new pixel
+        # Size of a new pixel in original pixels.
+        seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
 

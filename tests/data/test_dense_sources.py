@@ -315,7 +315,7 @@ SQUARE = {"category_id": 3, "segmentation": [[1, 1, 5, 1, 5, 4, 1, 4]]}
 
 
 def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
-    run_lengths = {"size": list(SHAPE), "counts": [6, 12, 30]}  # the second and third column
+    run_lengths = {"size": list(SHAPE), "counts": [6, 12, 30]}  # a mask of the second and third column
     write_instances(
         tmp_path,
         SQUARE,

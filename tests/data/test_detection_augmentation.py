@@ -70,7 +70,7 @@ def test_objects_stay_as_long_as_their_center_does(options: dict[str, Any]) -> N
             is_seen = (example["image"][2] > 160) & (example["image"][number] > 160)
             if number in example["class_labels"]:
                 assert is_seen.any()
-            elif is_seen.any():  # the mark is cut off at the border
+            elif is_seen.any():  # the image border cuts the mark off
                 x1, y1, x2, y2 = box_around(is_seen).tolist()
                 assert min(x1, y1, SIZE[1] - x2, SIZE[0] - y2) == 0
 
@@ -90,7 +90,8 @@ def test_no_object_is_fine() -> None:
 def test_objects_without_a_pixel_are_dropped() -> None:
     thin = torch.tensor([[20.0, 30.0, 20.0, 110.0], [20.0, 30.0, 21.5, 110.0], [20.0, 30.0, 23.0, 110.0]])
     example = {**EXAMPLE, "boxes": thin, "class_labels": torch.arange(3)}
-    assert [list(made["class_labels"]) for made in draws(1, example)] == [[2]]  # 240 columns are resized to 128
+    # A width of 240 pixels is resized to 128.
+    assert [list(made["class_labels"]) for made in draws(1, example)] == [[2]]
     assert [list(made["class_labels"]) for made in draws(1, example, scale_range=(0.5, 0.5))] == [[]]
 
 

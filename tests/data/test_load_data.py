@@ -96,7 +96,8 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
     label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationArguments(dataset_name=str(photos))
     name, split = load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
-    assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
+    # Images are in the order of the class folders: cat, dog, fox.
+    assert split["label"][:] == [2, 2, 3, 3, 0, 0]
     with pytest.raises(ValueError, match=r"The model does not know dog, fox of .*photos; it knows cat, cow"):
         load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
     with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):

@@ -202,4 +202,5 @@ def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="an image is missing"):
         list(islice(streamed(tmp_path, keep_file), 4))
-    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4  # images of two epochs
+    # These are the images of two epochs.
+    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4

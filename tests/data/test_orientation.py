@@ -62,7 +62,7 @@ class Scene:
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
-        self.labels[0, 0] = 2  # distinguishes rotation from flipping
+        self.labels[0, 0] = 2  # a corner pixel distinguishes rotation from flipping
         self.frame_size = self.in_frame(self.labels).shape[::-1]
 
     def in_frame(self, values: np.ndarray) -> np.ndarray:

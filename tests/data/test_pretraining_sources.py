@@ -60,7 +60,7 @@ def test_folders_of_classes_and_splits_are_known_as_such(tmp_path: Path) -> None
     write_pictures(tmp_path, "test/unknown.png")
     splits = load_unlabeled_images([str(tmp_path)])
     assert list(splits) == ["train", "test"]
-    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # in alphabetical order
+    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # classes are numbered alphabetically
     assert splits["test"]["class_number"][:] == [0, 0, 1, 1, -1]
 
 

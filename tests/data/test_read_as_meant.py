@@ -171,7 +171,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
     file = write_rows(tmp_path / "train.csv", ["file", "label", "", "label"], *rows)
     with pytest.raises(ValueError, match=r"train\.csv has several columns called 'label'\. Rename or remove"):
         load_image_classification(str(file))
-    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)  # as written by spreadsheets
+    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)  # spreadsheets write unnamed columns
     assert len(load_image_classification(str(unnamed))["test"]) == 2
 
 

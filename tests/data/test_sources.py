@@ -371,7 +371,8 @@ def test_folders_of_splits_and_classes(tmp_path, train, validation, test):
         "validation": ["a"],
         "test": ["a", "b"],
     }
-    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))  # b/0.png comes first
+    # Images are sorted by name, so b/0.png is the first one.
+    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
 
 
 def test_class_folders_alone_are_for_training(tmp_path):

@@ -75,7 +75,7 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # images can no longer be decoded
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # makes all images undecodable
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -136,7 +136,7 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
         assert sorted(row["label"] for row in stream.train) == train
         assert (stream.listed["test"]["label"][:] if test else []) == test
     held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
-    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # stratified, like without streaming
+    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # stratified by class, like without streaming
     assert len(list(held_out.train)) == 6
 
 

@@ -146,7 +146,8 @@ def test_semantic_scores_equal_hand_computed_ones() -> None:
     prediction = [[0, 0, 1, 1], [1, 3, 0, 2]]
     assert score(metric, (prediction, target)) == pytest.approx(
         {
-            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,  # c occurs only in predictions, and d only in ignored pixels
+            # Class c occurs only in predictions, and class d only in ignored pixels.
+            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,
             "pixel_accuracy": 4 / 6,
             "mean_accuracy": (2 / 4 + 1) / 2,
             "mean_dice": (4 / 6 + 4 / 5 + 0) / 3,
@@ -198,7 +199,7 @@ def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
     metric = PanopticMetric(NAMES, THINGS)
     scores = score(metric, *images)
     reference = panoptic_reference(images, 4)
-    assert all(min(sums) > 0 for sums in reference.values())  # every kind of match and error occurs
+    assert all(min(sums) > 0 for sums in reference.values())  # every kind of match and error occurs in the example
     quality = {label: iou / (tp + fp / 2 + fn / 2) for label, (iou, tp, fp, fn) in reference.items()}
     expected = {
         "pq": np.mean(list(quality.values())),

@@ -28,7 +28,7 @@ from ..scripts.test_demo import load_script
 def test_average_precision_is_that_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, gallery = (torch.randn(count, 5, generator=generator) for count in (12, 40))
-    gallery[20:30] = gallery[:10]  # exact ties in similarity
+    gallery[20:30] = gallery[:10]  # duplicates have exactly equal similarities
     classes, others = (torch.randint(3, (count,), generator=generator) for count in (12, 40))
     found = retrieval_average_precision(queries, classes, gallery, others)
     similarity = F.normalize(queries, dim=1) @ F.normalize(gallery, dim=1).T
@@ -46,7 +46,7 @@ def test_a_query_does_not_find_itself() -> None:
         rest = own != number
         alone = retrieval_average_precision(images[[number]], classes[[number]], images[rest], classes[rest])
         assert precision == pytest.approx(float(alone), abs=1e-6)
-    assert found[-1].isnan()  # the only image of its class
+    assert found[-1].isnan()  # the last image is the only one of its class
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +70,9 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
         weaker = classify(features[kept], classes[kept], features[held_out], other)
         assert accuracy >= (weaker == classes[held_out]).mean()
     assert np.array_equal(answers, classify(features, classes, others, strength))
-    assert (answers == truth).mean() > 0.55  # chance is a third
-    assert probe(features, classes, others[:1])[1] == strength  # independent of the evaluated images
+    assert (answers == truth).mean() > 0.55  # chance level is 1/3
+    # The regularization does not depend on the evaluated images.
+    assert probe(features, classes, others[:1])[1] == strength
 
 
 def test_the_probe_does_not_depend_on_units() -> None:
@@ -94,7 +95,8 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     found = json.loads((workplace / "features" / "evaluation.json").read_text())
     assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
     scores = found["scores"]
-    assert list(scores) == ["mean", "pixels", "most frequent class"]  # patch features are not one vector per image
+    # Patch features have several vectors per image and are not evaluated.
+    assert list(scores) == ["mean", "pixels", "most frequent class"]
     assert scores["most frequent class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
     known, features = (rows_of(workplace / "features", split) for split in ("train", "test"))
     tensors = [torch.tensor(table["pixels"].to_pylist()) for table in (features, known)]
@@ -102,7 +104,8 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     truth, classes = (torch.tensor([numbers[label.as_py()] for label in t["label"]]) for t in (features, known))
     accuracy = (classify_by_neighbors(*tensors, classes) == truth).double().mean()
     assert scores["pixels"]["knn_accuracy"] == float(accuracy)
-    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colors are easy
+    # Classifying colors is easy.
+    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8
     assert printed[0] == "21 test images of 3 classes beside 36 of train"
     assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
 

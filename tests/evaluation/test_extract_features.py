@@ -60,7 +60,7 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path) -> None
         for name, value in expected.items():
             np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
         assert row["grid"] == [4, 4]
-        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # 32 x 32 pixels
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # an image has 32 x 32 pixels
         assert len(row["untrained_mean"]) == len(row["mean"])
         assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
 
@@ -126,7 +126,7 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
     assert said == [f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
-    del found["features.json"], expected["features.json"]  # contains the paths of the images
+    del found["features.json"], expected["features.json"]  # this file contains the paths of the images
     assert found == expected
 
 
@@ -158,7 +158,7 @@ print(peaks[1] - peaks[0], sum(file.stat().st_size for file in Path("of_many").i
 
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     save_encoder(tmp_path / "encoder", patch_size=2, hidden_size=64, num_hidden_layers=1)
-    for number in range(50):  # a whole batch: repeated features would compress better
+    for number in range(50):  # 50 different images fill a batch; repeated features would compress better
         picture(number).save(tmp_path / f"{number}.png")
     for name, count in (("few", 600), ("many", 4800)):
         (tmp_path / name).mkdir()
@@ -216,7 +216,7 @@ def test_features_of_a_changed_image_are_not_kept(workplace: Path, tmp_path: Pat
     for number, color in enumerate(("red", "blue")):
         Image.new("RGB", (20, 20), color).save(photos / f"{number}.png")
     extract_to(workplace / "encoder", photos, tmp_path / "features")
-    extract_to(workplace / "encoder", photos, tmp_path / "features")  # nothing to do
+    extract_to(workplace / "encoder", photos, tmp_path / "features")  # all features are already there
     Image.new("RGB", (20, 20), "green").save(photos / "1.png")
     with pytest.raises(ValueError, match=r"made with other settings \(files: \w+ then, \w+ now\)"):
         extract_to(workplace / "encoder", photos, tmp_path / "features")

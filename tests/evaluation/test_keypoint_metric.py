@@ -84,7 +84,8 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
 
 def test_oks_equals_a_hand_computed_one() -> None:
     sigma, area = 0.1, 5000
-    off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)  # offset of a keypoint for an OKS of 0.82
+    # Offset of all keypoints for an object keypoint similarity (OKS) of 0.82.
+    off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)
     metric = KeypointMetric(FACE, [sigma] * 4)
     scores = score(metric, (found((off, 0), (0, off), (-off, 0), (999, 999)), truth()))
     assert scores["oks_ap"] == pytest.approx(7 / 10)
@@ -129,7 +130,7 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
 def test_two_keypoints_can_be_the_length() -> None:
     moves = (12, 0), (0, 13), (3, 4)
     metric = KeypointMetric(FACE, pck_threshold=0.1, normalize=("left_eye", "nose"))
-    length = math.hypot(30, 30)  # accepts 4.2 pixels
+    length = math.hypot(30, 30)  # a threshold of 0.1 then accepts 4.2 pixels
     eyes_alone = POINTS * [[1], [1], [0], [0]]
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0

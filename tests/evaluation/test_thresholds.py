@@ -32,7 +32,8 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 def test_no_other_threshold_is_much_better(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
-    scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)  # with ties
+    # Rounded scores have ties.
+    scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)
     found = best_threshold(scores, correct, 150)
     assert found is not None
     assert found.quality == pytest.approx(f1(found.value, scores, correct, 150))
@@ -69,7 +70,7 @@ def test_scores_that_no_threshold_passes_choose_none() -> None:
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
     found = best_threshold([1.3, 1.2, 0.4], [True, False, False], 1)
     assert found is not None
-    assert 0.4 < found.value <= 1  # the optimum, 1.25, is not a probability
+    assert 0.4 < found.value <= 1  # the best threshold, 1.25, is not a probability
     assert found.quality == pytest.approx(2 / 3)
 
 
@@ -80,7 +81,7 @@ def test_one_object_more_or_less_decides_nothing() -> None:
     found = best_threshold(scores, correct, 55)
     assert found is not None
     assert found.quality > 0.98 * max(curve)
-    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum is at the end of a plateau
+    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum lies at the end of a plateau
 
 
 def test_without_a_right_prediction_there_is_none() -> None:
@@ -120,7 +121,8 @@ def test_a_box_is_right_once_and_of_its_class() -> None:
     metric.update([metric.record(*image)])
     found = metric.best_threshold()
     assert found is not None
-    assert (found.value, found.quality) == (0.7, 1.0)  # between 0.8 and the duplicate box; the crowd is ignored
+    # The threshold lies between 0.8 and the score of the duplicate box; the crowd is ignored.
+    assert (found.value, found.quality) == (0.7, 1.0)
     metric.update([metric.record(*wrong)])
     found = metric.best_threshold()
     assert found is not None
@@ -152,7 +154,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     assert (found.nms, found.quality) == (None, 1.0)
 
 
-@pytest.mark.parametrize("count", [9, 120])  # 9 images use cross-fitting
+@pytest.mark.parametrize("count", [9, 120])  # cross-fitting is used for 9 images
 def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
     for index in range(count):
@@ -165,7 +167,7 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     found = metric.best_threshold()
     assert found is not None
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
-    assert found.quality == pytest.approx(1.0, abs=0.01)  # the middle of nearly equal thresholds is selected
+    assert found.quality == pytest.approx(1.0, abs=0.01)  # of nearly equal thresholds, the middle one is selected
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
 

@@ -20,7 +20,7 @@ from hf_vit.model.task_configurations import TASK_CONFIGS
 from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 
 
-pytestmark = pytest.mark.slow  # not part of `make quick`
+pytestmark = pytest.mark.slow  # excluded from `make quick`
 fuzz = partial(
     settings,
     derandomize=True,  # the same values in every run

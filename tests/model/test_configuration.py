@@ -99,7 +99,7 @@ def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
 def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
     inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
     own = {field.name for field in fields(HfViTConfig)} - inherited
-    assert len(own - TASK_CONFIGS.keys()) <= 45  # without the configurations of the tasks
+    assert len(own - TASK_CONFIGS.keys()) <= 45  # not counting the nested configuration of each task
     vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
     assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
 

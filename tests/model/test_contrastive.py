@@ -219,7 +219,8 @@ def test_pooling() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     for pooling, seen, expected in (
-        ("eos", mask, (1, 7)),  # the first end-of-text token, or the last token of a text without one
+        # Pools the first end-of-text token, or the last token of a text that has none.
+        ("eos", mask, (1, 7)),
         ("last", mask, (2, 7)),
         ("last", None, (3, 7)),
         ("last", left, (3, 7)),
@@ -481,4 +482,4 @@ def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
     options = {"encoder_config": None, "hidden_size": 64}
     assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
-    assert config.get_text_config() is config  # although transformers looks for a nested `text_config`
+    assert config.get_text_config() is config  # transformers looks for a nested `text_config` by default

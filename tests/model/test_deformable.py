@@ -277,7 +277,7 @@ def test_blocks_that_the_decoder_does_not_see_have_no_part_in_a_result() -> None
         assert torch.equal(asked.last_hidden_state, model(images).last_hidden_state)
         model.model.encoder.layers[2] = model.model.encoder.layers[3] = (
             nn.Identity()
-        )  # unlike a block, it has no argument for rotary positions
+        )  # unlike a block, nn.Identity has no argument for rotary positions
         model(images)
 
 

@@ -31,7 +31,7 @@ from ..helpers.models import boxes
 COUNTS = (3, 0, 1, 5)
 NUM_CLASSES, NUM_QUERIES = 4, 6
 LOSSES = ("cross_entropy", "iou_aware")
-DIVISORS = torch.tensor([4.0, 9.0])  # for the classification loss and for the box losses
+DIVISORS = torch.tensor([4.0, 9.0])  # divisors of the classification loss and of the box losses
 all_losses = pytest.mark.parametrize("class_loss", LOSSES)
 
 

@@ -114,7 +114,8 @@ def test_decoding_equals_its_derivation_in_float64() -> None:
 def test_where_there_is_no_peak_the_largest_value_stands() -> None:
     heatmaps = torch.zeros(1, 3, 12, 12)
     heatmaps[0, 1, :, 6] = 1.0  # ridge
-    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)  # the fitted vertex is far outside the heatmap
+    # The vertex of the fitted parabola is far outside the heatmap.
+    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)
     places, scores = decode_heatmaps(heatmaps)
     assert places.tolist() == [[[0, 0], [6, 0], [11, 11]]]
     assert scores.tolist() == [[0, 1, 143]]

@@ -37,7 +37,7 @@ all_objectives = pytest.mark.parametrize("objective", OBJECTIVES)
 CASES = [(objective, variant) for objective in OBJECTIVES for variant in VARIANTS]
 CASES.remove(("mae", "windows"))
 all_cases = pytest.mark.parametrize(("objective", "variant"), CASES)
-PREFIXED = ["plain", "registers", "rotary", "rms"]  # with one, several or no prefix tokens
+PREFIXED = ["plain", "registers", "rotary", "rms"]  # variants with one, several or no prefix tokens
 
 
 def fresh(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
@@ -178,7 +178,7 @@ def test_loss_and_mask_of_mae_are_those_of_transformers(options: dict[str, Any],
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parity.reference.double().vit.embeddings.position_embeddings.data = (
         parity.reference.vit.embeddings.position_embeddings.data.float()
-    )  # resampled in float32 by our model
+    )  # our model resamples positions in float32
     results = []
     for model, run in ((parity.ours.double(), run_mae), (parity.reference, parity.run)):
         own = images.clone().requires_grad_()
@@ -613,7 +613,7 @@ def test_another_image_size_is_what_the_model_does_anyway() -> None:
 
 
 def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
-    model = build("simmim", image_size=8)  # a single patch, so that no position is resampled
+    model = build("simmim", image_size=8)  # with a single patch, positions are not resampled
     images = F.interpolate(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 8, mode="bilinear")
     seen = torch.zeros(2, 1, dtype=torch.bool)
     before = model(images, seen).reconstruction

@@ -274,7 +274,7 @@ def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, cho
     images = pixels(model.config)
     states = model(images, output_hidden_states=True).hidden_states
     numbers = [chosen] if isinstance(chosen, int) else chosen
-    kept = {number % 4 for number in numbers if number < 4}  # input and output of three blocks
+    kept = {number % 4 for number in numbers if number < 4}  # hidden states before and after each of three blocks
     found = model(images, output_hidden_states=chosen).hidden_states
     assert [state is not None for state in found] == [number in kept for number in range(4)]
     assert all(torch.equal(found[number], states[number]) for number in kept)
@@ -380,7 +380,8 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
 def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
     model = build(model_class, variant, attn_implementation=implementation)
     if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
-        model.anneal_masks(1.0)  # flex attention supports no masks per query
+        # Flex attention does not support a mask per query.
+        model.anneal_masks(1.0)
     config = model.config
     patch = to_pair(config.patch_size)
     grids = [(2, 5), (4, 3), (4, 5)]
@@ -399,7 +400,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
             alone = model(image)
             for a, p in zip(values(alone), values(padded), strict=True):
                 actual = p[index]
-                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # token states
+                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # patch and prefix tokens
                     others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
                     before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
                     actual = actual[torch.cat((before, mask[index].flatten(), after))]
@@ -428,7 +429,7 @@ def test_masked_patches_do_not_matter() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
     mask = torch.zeros(2, 16, dtype=torch.bool)
-    mask[:, 5] = True  # second row, second column
+    mask[:, 5] = True  # the patch in the second row and second column
     changed = images.clone()
     changed[:, :, 8:16, 8:16] += 1
     assert_same(model(changed, bool_masked_pos=mask), model(images, bool_masked_pos=mask))
@@ -706,7 +707,8 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[0] < math.log(5) + 2  # close to uniform predictions
+    # Initial predictions are close to uniform.
+    assert losses[0] < math.log(5) + 2
     assert losses[-1] < 0.05
     assert (model.eval()(images).logits.argmax(1) == labels).all()
 

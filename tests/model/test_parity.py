@@ -440,7 +440,7 @@ def test_equals_reference(case: Any, dtype: torch.dtype) -> None:
     [("centered", "centered", None), ("index", "index", None), ("scaled_index", "index", [7, 5])],
 )
 def test_rotary_positions_equal_timm(kind: str, grid_type: str, native_grid: list[int] | None) -> None:
-    scale = 2 * torch.pi if kind == "centered" else 1.0  # timm includes this factor in the frequencies
+    scale = 2 * torch.pi if kind == "centered" else 1.0  # timm multiplies the frequencies by this factor
     bands = scale / 50.0 ** (torch.arange(4, dtype=torch.float64) / 4)
     sine, cosine = build_rotary_pos_embed(
         [3, 5], bands, in_pixels=False, grid_type=grid_type, ref_feat_shape=native_grid, rotate_half=True
@@ -491,7 +491,7 @@ def test_preset_has_the_published_shapes(preset: str, published: str) -> None:
     def shapes(model: nn.Module) -> list[tuple[int, ...]]:
         return sorted(tuple(parameter.shape) for parameter in model.parameters())
 
-    final_norm = [(ours.config.hidden_size,)] * 2 if preset == "so400m" else []  # replaced by fc_norm in timm
+    final_norm = [(ours.config.hidden_size,)] * 2 if preset == "so400m" else []  # in timm, fc_norm takes its place
     assert shapes(ours) == sorted(shapes(reference) + final_norm * (shapes(ours) != shapes(reference)))
 
 

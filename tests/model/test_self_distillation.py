@@ -99,7 +99,7 @@ def test_a_teacher_sees_what_the_student_does_not() -> None:
         hidden = model(views, bool_masked_pos=masks, return_loss=False)
     torch.testing.assert_close(taught.embeds, seen.embeds)
     assert not torch.allclose(hidden.embeds[:, 0], seen.embeds[:, 0], atol=1e-4)
-    torch.testing.assert_close(hidden.embeds[:, 1], seen.embeds[:, 1])  # a view without masked patches
+    torch.testing.assert_close(hidden.embeds[:, 1], seen.embeds[:, 1])  # the second view has no masked patches
     assert taught.teacher_patch_probs.shape == (int(masks.sum()), model.options.num_prototypes)
     outputs = model(**{**batch, "teacher_probs": taught.teacher_probs}, teacher_patch_probs=taught.teacher_patch_probs)
     options = model.options
@@ -156,7 +156,7 @@ def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> Non
     assert (counts[20:] <= edges[1:]).all()
     masks = masks.flatten(0, 1).unflatten(1, (14, 14))
     alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
-    assert float(alike) > 0.6  # 0.3 for patches masked independently
+    assert float(alike) > 0.6  # independent masks of patches would give 0.3
 
 
 def test_masks_of_two_processes_are_those_of_one_with_all_images() -> None:

@@ -88,7 +88,7 @@ def test_windows_equal_attention_under_the_equivalent_mask(
     mask = None
     if is_padded:
         mask = torch.ones(2, *grid, dtype=torch.bool)
-        mask[0, 1:], mask[1, :, 2:] = False, False  # leaves whole windows empty
+        mask[0, 1:], mask[1, :, 2:] = False, False  # some windows have no valid patch
     expected, actual = (encode(model, images, mask, num_queries, way) for way in (size, None))
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
@@ -141,7 +141,7 @@ def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     for grid in ((4, 6), GRID):
         images = pixels(flash.config, grid=grid)
         assert_same(flash(images), sdpa(images), 1e-5)
-    within = [((8, 4, 6, 8), mask) for mask in (None, (8, 7))]  # 4 windows of 6 patches per image
+    within = [((8, 4, 6, 8), mask) for mask in (None, (8, 7))]  # each of two images has 4 windows of 6 patches
     whole = [((2, 4, length, 8), None) for length in (25, 16)]
     assert seen == [within[0], whole[0], within[0], within[1], whole[1], within[1]]
 

@@ -16,7 +16,7 @@ from ..helpers.processes import Process
 # A test is slow if it, a fixture, or a function of the test package that either calls uses one of these.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
 TRAINS = {"load_script", "make_trainer", "run", "run_task"}
-SWEEPS = ("convert", "visualize")  # models of many libraries, and plots of matplotlib
+SWEEPS = ("convert", "visualize")  # folders that test many models of other libraries, or draw plots
 OWN_PACKAGE = __name__.partition(".")[0]
 NEW_MODULES = 200  # number of new modules after which imports are frozen again
 

@@ -136,7 +136,8 @@ def assert_same(mine: Any, other: Any) -> None:
     elif isinstance(other, Image.Image):
         difference = np.asarray(mine).astype(int) - np.asarray(other)
         assert mine.mode == other.mode
-        assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01  # a pixel at the border of segments
+        # Pixels at the border of two segments may differ.
+        assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01
     elif isinstance(other, float | list | torch.Tensor):
         torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(other), atol=1e-5, rtol=1e-5)
     else:
@@ -174,7 +175,8 @@ def test_images_of_several_sizes_go_into_one_batch(name: str, preparation: str, 
     parts = build(case, None, **PREPARATIONS[preparation])
     if name in ROUGH:
         parts["model"].double()
-    wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)  # one by one
+    # The stock pipeline processes the images one by one.
+    wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)
     assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
 
 
@@ -228,7 +230,7 @@ def test_half_precision_with_fixed_positions(
         elif name == "pooled":
             assert_close(own.float(), expected, 0.05, "features")
         elif name == "depth":
-            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # depths of up to 10
+            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # depths range up to 10
         elif name == "semantic":
             assert {entry["label"] for entry in own} & {entry["label"] for entry in expected}
         elif name == "keypoints":

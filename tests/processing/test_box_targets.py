@@ -76,7 +76,8 @@ def test_boxes_come_back(backend, geometry):
 
 
 def test_what_a_crop_cuts_away_is_gone(backend):
-    processor = backend(do_resize=False, do_center_crop=True, crop_size=(10, 20))  # columns 12 to 32, rows 10 to 20
+    # The crop contains columns 12 to 32 and rows 10 to 20.
+    processor = backend(do_resize=False, do_center_crop=True, crop_size=(10, 20))
     boxes = [[0, 0, 11, 30], [0, 12, 22, 30], [12, 10, 32, 20], [32, 0, 44, 30]]
     labels = encode(processor, boxes, [0, 1, 2, 3]).labels[0]
     assert labels["class_labels"].tolist() == [1, 2]

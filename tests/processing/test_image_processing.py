@@ -36,7 +36,7 @@ def photo():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # enlarged images may differ by one gray level
+    images = [photo, noise(250, 260, 3)]  # resizing to a larger size may differ by one gray level
     ours, theirs = (
         processor()(images, return_tensors="pt").pixel_values for processor in (HfViTImageProcessor, ViTImageProcessor)
     )
@@ -58,7 +58,7 @@ def test_backends_agree_to_one_gray_level(photo, size, resample, subject):
     first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
     difference = first - second
     if resample != Resampling.BILINEAR or size[0] > image.shape[0] or size[1] > image.shape[1]:
-        assert not difference.any()  # both backends use PIL
+        assert not difference.any()  # both backends use PIL in this case
     # PIL rounds to gray levels between its two passes, and so does torchvision on CPUs with AVX2. Without AVX2,
     # torchvision does not, which adds a difference of at most half a level and a quarter on average.
     assert difference.abs().max() <= 1
@@ -277,7 +277,7 @@ def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four(back
     theirs = ViTImageProcessor()(image, **call).pixel_values
     processor = backend()
     torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
-    assert processor.num_channels == 3  # unchanged for the next call
+    assert processor.num_channels == 3  # the next call uses the option of the processor again
     for three in (noise(30, 40, 3), noise(30, 40)):
         with pytest.raises(ValueError, match="num_channels=4"):
             processor(three, **options)
@@ -343,7 +343,7 @@ def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches(ba
 def test_options_that_contradict_are_refused(backend, options, message):
     with pytest.raises(ValueError, match=message):
         backend(**options)
-    if "resample" not in options:  # transformers validates resample first
+    if "resample" not in options:  # transformers validates `resample` itself, with another message
         with pytest.raises(ValueError, match=message):
             backend()(noise(8, 8, 3), **options)
 

@@ -53,7 +53,7 @@ def test_every_kind_of_target_goes_where_its_image_goes(backend, geometry):
     classes = class_map() + 1
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = backend(**GEOMETRIES[geometry], **plain)
-    expected = processor(classes, return_tensors="pt").pixel_values[:, 0]  # 0 in the padding
+    expected = processor(classes, return_tensors="pt").pixel_values[:, 0]  # padding is 0
     labels = processor(classes, segmentation_maps=classes, return_tensors="pt").labels
     assert labels.dtype == torch.int64
     assert torch.equal(labels, torch.where(expected == 0, 255, expected.long()))

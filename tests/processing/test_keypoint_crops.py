@@ -54,7 +54,7 @@ def test_crops_are_those_of_vitpose(backend, photo):
         photo, boxes=[as_coco(BOXES)], return_tensors="pt"
     ).pixel_values
     difference = (ours - theirs).abs()
-    assert difference.max() <= 1  # rounding of exact halves
+    assert difference.max() <= 1  # values of exactly one half may be rounded differently
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
@@ -115,7 +115,7 @@ def test_keypoints_follow_their_pixels(backend):
 def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
-    for size in (SIZE, (16, 12)):  # sizes of crops and of heatmaps
+    for size in (SIZE, (16, 12)):  # size of a crop and size of a heatmap
         back = points_from_crops(points_to_crops(points, regions, size), regions, size)
         torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)

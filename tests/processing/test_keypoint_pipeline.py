@@ -109,7 +109,7 @@ def assert_same(actual: list[dict], wanted: list[dict]) -> None:
 def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
     found = pipe(photo(folder), boxes=BOXES)
     assert_same(found, expected(folder, photo(folder), BOXES))
-    json.dumps(found)  # JSON-serializable
+    json.dumps(found)  # results must be JSON-serializable
     (whole,) = pipe(photo(folder))
     assert whole["labels"] == NAMES
     assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}

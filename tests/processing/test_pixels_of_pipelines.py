@@ -109,8 +109,9 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = pixels_of_pipelines(file)
-        assert torch.equal(read_uint8(example["image"], 3), expected), file  # decoding in augmentations
-        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file  # decoding in evaluation
+        assert torch.equal(read_uint8(example["image"], 3), expected), file  # augmentations decode images like this
+        # Evaluation decodes images like this.
+        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file
         assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file
         assert torch.equal(read_by_features[file].to(torch.uint8), expected), file
         assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file

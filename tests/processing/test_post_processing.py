@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_classes_or_queries(processor, method):
         outputs = SemanticSegmenterOutput(logits=draw(2, 300, 8, 8))
     with LargestTensor() as largest:
         getattr(processor, method)(outputs, target_sizes=[(700, 500)] * 2)
-    assert 350_000 <= largest.numel <= 2**21  # of 105 million logits per image
+    assert 350_000 <= largest.numel <= 2**21  # the full logits would have 105 million elements per image
 
 
 @pytest.mark.usefixtures("bands")
@@ -339,9 +339,9 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does(processor):
     ours = own.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
     theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
     check_segments(ours, theirs, least=2)
-    depth = draw(1, 16, 16).abs()  # 4 pixels each
+    depth = draw(1, 16, 16).abs()  # each value covers 4 x 4 pixels
     (result,) = own.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=depth), [(30, 20)])
-    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # 43 pixels
+    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # these columns cover the 43 valid pixels
     (expected,) = processor.post_process_depth_estimation(plain, [(30, 20)])
     assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
 

@@ -68,7 +68,7 @@ def test_tokenizers_that_cannot_be_are_refused() -> None:
 def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
     inputs = processor(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
-    assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated, but with its end-of-text token
+    assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated texts keep the end-of-text token
     expected = processor.image_processor(photos(4), return_tensors="pt").pixel_values
     assert torch.equal(inputs["pixel_values"], expected)
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
@@ -87,7 +87,8 @@ def test_options_of_the_text_tower_come_from_the_tokenizer(processor: HfViTProce
     assert (options["vocab_size"], options["pooling"]) == (7, "last")
     assert "max_position_embeddings" not in options
     inputs = bert(images=photos(2), text=["a dog", "a"], return_tensors="pt")
-    assert build(bert)(**inputs).logits_per_image.shape == (2, 2)  # including token_type_ids
+    # The tokenizer also returns token_type_ids.
+    assert build(bert)(**inputs).logits_per_image.shape == (2, 2)
 
 
 def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_an_image_processor_knows_the_task_of_its_model() -> None:
     assert HfViTImageProcessor.for_model(detector).class_scores == "softmax"
     plain = HfViTImageProcessor.for_model(config)
     assert (plain.do_affine_crop, plain.class_scores) == (False, None)
-    config.architectures = ["HfViTForKeypointDetection"]  # as in a saved configuration
+    config.architectures = ["HfViTForKeypointDetection"]  # a saved configuration contains this field
     assert HfViTImageProcessor.for_model(config).do_affine_crop
 
 

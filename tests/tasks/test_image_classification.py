@@ -95,7 +95,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
-    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # another number of classes, and another order
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # a different number of classes, and a different order
         model, processor = load_classifier(
             TaskArguments(
                 dataset_name="data",
@@ -107,7 +107,8 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         )
         assert model.config.id2label == dict(enumerate(names))
         assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
-        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5  # expected 1/4; the saved weights have 1
+        # A new head has a standard deviation of 1/4, and the saved one of 1.
+        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
@@ -240,7 +241,8 @@ def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[P
     )
     assert same.to_dict() == processor.to_dict()
     weights, others = ({**model.state_dict()} for model in (by_folder, by_file))
-    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape  # initialized independently
+    # Both heads are initialized at random.
+    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
@@ -254,7 +256,7 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     load_script("evaluate_model").main([*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # initialized with zeros
+    assert model.classifier.bias.any()  # the bias is initialized with zeros
 
 
 def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
@@ -268,7 +270,7 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
         [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"]
     )
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
-    with pytest.raises(SystemExit, match="LABEL_0"):  # the file has no class names
+    with pytest.raises(SystemExit, match="LABEL_0"):  # a weight file has no class names
         load_script("evaluate_model").main(arguments)
 
 
@@ -324,7 +326,7 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
     with pytest.raises(ValueError, match="holds no training to resume"):
         checkpoint_to_resume(args)
     (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
-    assert checkpoint_to_resume(args) is None  # there is only an incomplete checkpoint
+    assert checkpoint_to_resume(args) is None  # the only checkpoint is incomplete
     args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
     with pytest.raises(ValueError, match=r"checkpoint-5 cannot be resumed from: it has no SHA256SUMS"):
         checkpoint_to_resume(args)

@@ -46,11 +46,11 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     ]
     flipped, plain = map(scores_of, trainers)
     assert flipped["nme"] != plain["nme"]
-    assert flipped["loss"] == plain["loss"]  # without flipping, comparable to the training loss
+    assert flipped["loss"] == plain["loss"]  # the evaluation loss never uses flipping, like the training loss
     batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
     heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
     mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps
-    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # left and right foot swap
+    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # flipping swaps the left and the right foot
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert open_model(None, {"hidden_size": 16}).options.norm == "instance"
     assert open_model(None, {"hidden_size": 16, "norm": "batch"}).options.norm == "batch"
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
-    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # other keypoints than this dataset
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # a model of other keypoints than those of the dataset
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
@@ -96,7 +96,8 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert torch.equal(kept.keypoint_head.decoder.up2.norm.running_mean, statistics)
     assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
     assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
-    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # a classifier has no saved norm
+    # A classifier has no saved norm of a head.
+    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
 
 
 def test_a_training_of_a_version_with_another_norm_is_not_resumed(tmp_path: Path) -> None:

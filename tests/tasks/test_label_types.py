@@ -138,7 +138,7 @@ def test_values_are_learned_evaluated_and_predicted(
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # score of the baseline
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # score of the naive baseline
     load_script("evaluate_model").main(
         [
             *("--model_name_or_path", str(output), "--dataset_name", str(tables / "value.csv"), "--use_cpu"),
@@ -154,7 +154,7 @@ def test_values_are_learned_evaluated_and_predicted(
 
 def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: Path) -> None:
     scores = train(tables, "value", tmp_path / "out", *STEPS, "1", "--learning_rate", "1e-9")
-    assert scores["mae"] < 100  # a head with zero bias would have about 2000
+    assert scores["mae"] < 100  # a head with zero bias would have an error of about 2000
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_rare_classes_count_more_in_a_training(tables: Path, tmp_path: Path) -> 
     for folder, option in (("balanced", "balanced"), ("file", str(file))):
         train(tables, "class", tmp_path / folder, *STEPS, "20", "--class_weights", option)
     lines = [json.loads(line) for line in (tmp_path / "file" / "test_predictions.jsonl").read_text().splitlines()]
-    assert {line["prediction"] for line in lines} == {"rare"}  # the other classes have no weight
+    assert {line["prediction"] for line in lines} == {"rare"}  # all other classes have a weight of 0
 
 
 def balanced(classes: list[int], seed: int = 0) -> AugmentedDataset:
@@ -240,7 +240,8 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
     classes = [number for number, count in enumerate(counts) for _ in range(count)]
     dataset = balanced(classes)
     drawn = list(BalancedSampler(dataset))
-    assert len(set(drawn)) == len(drawn) == len(dataset)  # no image occurs twice with the same augmentation
+    # No image is drawn twice with the same augmentation.
+    assert len(set(drawn)) == len(drawn) == len(dataset)
     by_class, by_image = Counter(classes[image] for image, _ in drawn), Counter(image for image, _ in drawn)
     assert max(by_class.values()) - min(by_class.values()) <= 1
     for number in range(len(counts)):
@@ -260,7 +261,7 @@ def test_a_balanced_training_resumes_and_is_the_same_on_two_processes(tables: Pa
         "4",
         "--save_total_limit",
         "5",
-    ]  # in the middle of an epoch of 6 steps
+    ]  # steps in the middle of epochs of 6 steps
     train(tables, "class", tmp_path / "one", *options, "--per_device_train_batch_size", "8")
     expected = load_file(tmp_path / "one" / "model.safetensors")
     checkpoint = str(tmp_path / "one" / "checkpoint-4")

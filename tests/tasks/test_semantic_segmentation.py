@@ -58,7 +58,7 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
     evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
     _, predict = evaluator.naive_baseline(maps)
-    expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class overall for a pixel without a label
+    expected = torch.tensor([[0, 1], [2, 2]])  # a pixel without a label has the most frequent class overall
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
@@ -68,12 +68,13 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
 
 
 def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
-    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]  # 9 of class 0, 1 of class 1
+    # These masks have 9 pixels of class 0 and 1 pixel of class 1.
+    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]
     assert choose_weights("none", NAMES, lambda: count_pixels(masks, 3)) == [1.0, 1.0, 1.0]
     weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
-    assert weights[2] == 1  # class not seen
+    assert weights[2] == 1  # class 2 does not occur in the masks
     assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
     with pytest.raises(ValueError, match="class_weights is given twice"):
         SemanticArguments(
@@ -227,7 +228,8 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)  # only one image improves
+    # The scores of only one image improve.
+    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)
     assert scales_to_try(processor, [(32, 40)] * 3)[0] == []

@@ -119,7 +119,8 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
 
 def test_a_checkpoint_of_the_model_alone_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "checkpoint-12" / "optimizer.pt").unlink()
-    seal(folder / "checkpoint-12")  # as saved with save_only_model
+    # Checkpoints saved with save_only_model have no optimizer state.
+    seal(folder / "checkpoint-12")
     assert last_checkpoint(folder) == str(folder / "checkpoint-8")
     assert "it has no optimizer.pt" in caplog.text
 
@@ -135,7 +136,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     assert find_fault(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
-    PartialState(cpu=True)  # required by the logger of accelerate
+    PartialState(cpu=True)  # the logger of accelerate requires it
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = small_model().double()

@@ -171,7 +171,7 @@ def joining_encoder() -> SwinModel:
 
 def test_tokens_that_patches_do_not_come_to_are_not_cut_out_anywhere() -> None:
     model = joining_encoder()
-    image = torch.zeros(1, 3, 18, 18)  # padded by the model to 5 x 5 patches
+    image = torch.zeros(1, 3, 18, 18)  # the model pads this image to 5 x 5 patches
     tokens = model(image).last_hidden_state
     assert tokens.shape[1] == 3 * 3
     with pytest.raises(ValueError, match=r"It is not known where on an image of \(18, 18\) the 9 tokens of SwinModel"):
@@ -287,7 +287,7 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
     with distillation.attached(student), torch.no_grad():
         student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
         assert kept.pop()() is None
-        student.train()(pixel_values=images)  # no loss uses the tokens
+        student.train()(pixel_values=images)  # without labels, no loss consumes the tokens
     assert kept.pop()() is None
 
 

@@ -72,7 +72,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: list[str], des
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # initialized with zeros
+    assert model.distillation_classifier.bias.any()  # this bias is initialized with zeros
     assert all(torch.equal(weight, before[name]) for name, weight in load_file("tutor/model.safetensors").items())
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card

@@ -32,7 +32,7 @@ from ..helpers.distributed import finish, start
 from ..helpers.object_trainings import write_figures, write_objects
 
 
-OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # pads images to a common size
+OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # this option pads images to a common size
 
 
 @pytest.fixture(scope="module")

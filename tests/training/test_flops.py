@@ -27,7 +27,8 @@ def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) 
 
 
 def test_flops_of_vit_b_are_the_published_ones() -> None:
-    published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]  # giga multiply-adds, including a head of 1000 classes
+    # Billions of multiply-adds, including a head of 1000 classes.
+    published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]
     config = HfViTConfig.from_preset("base")
     assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)
 

@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # random weights would give unusable boxes
+    if task != "object_detection":  # random weights would give useless boxes
         draw_weights(trainer.model)
     return trainer
 

@@ -125,7 +125,8 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    without = tmp_path / "whole" / "checkpoint-3"  # as saved by a run without adapters
+    # Without these files, it equals a checkpoint of a run without adapters.
+    without = tmp_path / "whole" / "checkpoint-3"
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(tmp_path / "base" / "model.safetensors", without)
@@ -153,7 +154,8 @@ def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
         max_steps=3,
         load_best_model_at_end=True,
         metric_for_best_model="loss",
-        greater_is_better=True,  # selects the worst model, which is not the last
+        # The worst model is selected, because it is not the last one.
+        greater_is_better=True,
         save_total_limit=None,
     )
     trainer.train()
@@ -215,7 +217,7 @@ def test_layers_of_another_model_are_answered_with_our_own() -> None:
         ValueError, match=r"not found.* are here attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"
     ):
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
-    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the failed call has added nothing
+    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the failed call has not changed the model
     assert model.active_adapters() == ["default"]
 
 

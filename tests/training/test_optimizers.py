@@ -99,7 +99,7 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # steps of 0.1 in bfloat16
+    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the reference takes steps of 0.1 in bfloat16
 
 
 def test_muon_goes_on_from_its_saved_state_bit_for_bit(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "constant": ({"lr_scheduler_type": "constant"}, [1] * 10),
     "warmup_stable_decay": (
         {"lr_scheduler_type": "warmup_stable_decay"},
-        [0, 1 / 2, *[1] * 7, 1 / 2],  # cosine decay during the last fifth
+        [0, 1 / 2, *[1] * 7, 1 / 2],  # the last fifth is a cosine decay
     ),
     "decay_in_steps": (
         {
@@ -271,7 +271,7 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
     rates = []
     for _ in range(10):
         rates.append([group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups])
-        logs = {"learning_rate": trainer._get_learning_rate()}  # as logged by the Trainer
+        logs = {"learning_rate": trainer._get_learning_rate()}  # the Trainer logs the same value
         trainer.log(logs)
         assert logs["learning_rate"] == pytest.approx(rates[-1][-1])
         trainer.optimizer.step()

@@ -87,7 +87,8 @@ def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() 
 
 
 def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
-    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))  # three blocks
+    # This model has three blocks.
+    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))
     rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
     expected = {
         "model.embeddings.cls_token": 0.1 / 16,

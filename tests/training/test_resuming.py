@@ -140,7 +140,7 @@ CHANGES = {
     "of another size": (spoil_a_pixel, "names and sizes of validation: "),
     "of another class": (relabel, "targets of train: "),
 }
-FIRST = {"of another class": "names and sizes of train: "}  # the class is part of the file name
+FIRST = {"of another class": "names and sizes of train: "}  # the class folder is part of the file name
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -279,7 +279,7 @@ def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) 
         file.write_text(content)
         assert f"output holds {name}, which" in refusal(*LAST)
         file.unlink()
-    Path("output/config.json").write_text('{"model_ty')  # a run was killed while it saved its model
+    Path("output/config.json").write_text('{"model_ty')  # simulates a run that was killed while it saved its model
     train(*LAST)
 
 
@@ -331,7 +331,7 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
 def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, trained: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    number = os.getpid() if process == "other" else ended.pid  # the number now belongs to another process
+    number = os.getpid() if process == "other" else ended.pid  # the process id now belongs to another process
     write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
     if process == "silent":
         os.utime("output/training.lock", (0, time.time() - outputs.SILENT_SECONDS))

@@ -52,14 +52,15 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
     steps = ["--max_steps", "40", "--save_strategy", "no", "--learning_rate", "3e-3"]
     run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, report=lambda _: None)
     scores = json.loads((tmp_path / "test_scores.json").read_text())
-    assert scores["accuracy"] > 0.8  # three colors
+    assert scores["accuracy"] > 0.8  # chance level is 1/3
     lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
     assert len({line["file"] for line in lines}) == len(lines) == 21
     assert sum(line["label"] == line["prediction"] for line in lines) == round(21 * scores["accuracy"])
     card = (tmp_path / "README.md").read_text()
     assert "| training images | a stream, each drawn among 20 |" in card
     (counts,) = re.findall(r"tars: (.*), in 3 classes", card)
-    assert re.fullmatch(r"\d for validation, 21 for test", counts)  # the number of streamed training images is unknown
+    # The number of streamed training images is unknown.
+    assert re.fullmatch(r"\d for validation, 21 for test", counts)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -184,7 +184,7 @@ def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
     output = (folder / "output.txt").read_text()
     checkpoint = last_checkpoint(folder / "long")
     assert checkpoint is not None
-    # Only one of the two processes prints it.
+    # Only one of the two processes prints this message.
     assert output.count(f"The last complete checkpoint is {checkpoint}") == 1
     assert sorted(path.name for path in Path(checkpoint).glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
 
@@ -199,7 +199,8 @@ def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: 
         return {**batch, "pixel_values": batch["pixel_values"] * float("inf")} if spoil else batch
 
     trainer.data_collator = collate_or_spoil
-    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # when the batch of step 5 is loaded
+    # The batch of step 5 is already loaded when step 4 begins.
+    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))
     with pytest.raises(NotFiniteError) as stopped:
         trainer.train()
     checkpoint = tmp_path / "checkpoint-5"
@@ -288,7 +289,8 @@ def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(
             super()._seal(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
-    (tmp_path / "checkpoint-9").mkdir()  # a damaged checkpoint of a later step
+    # A damaged checkpoint of a later step must not be removed.
+    (tmp_path / "checkpoint-9").mkdir()
     digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
     assert seen[3] == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-9"}
     left = {folder.name for folder in tmp_path.glob("checkpoint-*")}
@@ -390,7 +392,8 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
 ) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
 
-    def damage() -> None:  # in epoch 3, when the training images are already loaded
+    # Epoch 3 has already loaded its training images when this is called.
+    def damage() -> None:
         for file in files:
             truncate(file)
 

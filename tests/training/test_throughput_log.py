@@ -28,7 +28,7 @@ def test_a_log_has_speed_and_memory_beside_the_loss(tmp_path: Path) -> None:
         assert entry["images_per_second"] > 32 / seconds
         assert 50 < entry["peak_memory_mib"] < 100_000
         assert "grad_norm" in entry
-        assert "mfu" not in entry  # not available on CPU
+        assert "mfu" not in entry  # the peak performance of a CPU is not known
 
 
 def test_evaluations_do_not_count_as_training(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
                 "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
             ],
         ),
-        (  # a tie after rounding for display
+        (  # equal scores after rounding for display
             {"accuracy": 0.100001, "loss": 2.0},
             {"accuracy": 0.100002, "loss": 2.0},
             ["0.1000 | 0.1000", "2.0000 | 2.0000"],

@@ -133,7 +133,8 @@ def test_programs_equal_models_with_further_options(name: str, tmp_path: Path) -
 def test_programs_of_the_librarys_exporters_equal_the_model(
     name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # OpenVINO writes a telemetry file there
+    # OpenVINO writes a file to the home directory.
+    monkeypatch.setenv("HOME", str(tmp_path))
     model, chosen = build(HEADS[name]), FORMATS[format]
     write_program(model, chosen, tmp_path / chosen.file)
     rows = differences(model, format, tmp_path / chosen.file)
