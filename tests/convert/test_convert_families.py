@@ -232,7 +232,7 @@ CASES: dict[str, Case] = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# Tested by test_convert_mim.py and test_convert_contrastive.py.
+# Parts that test_convert_mim.py and test_convert_contrastive.py compare.
 OTHER_PARTS = ("masked_image_modeling_head.", "text_model.", "contrastive_head.")
 OTHERS_THERE = {r"decoder\..*": "", r"(text_model|text_projection|visual_projection)\..*|logit_.*": ""}
 # Tensors without effect: the softmax cancels key biases.
@@ -375,7 +375,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Pat
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights
     base = {key.removeprefix("model."): value for key, value in weights.items() if "classifier." not in key}
-    # These options support two blocks and a missing CLS token.
+    # Head options that work with two blocks and without a CLS token.
     heads = {"universal_segmentation_config": {"num_blocks": 1}, "depth_config": {"readout_type": "ignore"}}
     for model_class in MODEL_CLASSES:
         is_classifier = model_class is HfViTForImageClassification
@@ -449,7 +449,7 @@ FIELDS_WITHOUT_EFFECT = {
         "focal_alpha",
         "init_std",
         "disable_custom_kernels",
-        # derived from other fields
+        # Fields that are derived from other fields.
         "projector_in_channels",
         "projector_out_channels",
         "num_feature_levels",

@@ -142,7 +142,7 @@ def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -
 
 @torch.no_grad()
 def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
-    # Attention heads are 64 wide in these files.
+    # The attention heads of OpenAI files are 64 wide.
     towers = {
         "vision_config": {**SHAPE, "hidden_size": 128, "num_attention_heads": 2, "hidden_act": "quick_gelu"},
         "text_config": {**TEXT, "hidden_size": 128, "hidden_act": "quick_gelu", "eos_token_id": 29},

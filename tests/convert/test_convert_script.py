@@ -166,7 +166,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
 
 
 def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> None:
-    """SigLIP with patches of 14 pixels and images of 384 pixels is such a model."""
+    """For example, SigLIP has patches of 14 pixels and images of 384 pixels."""
     shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
     config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
     transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "theirs")

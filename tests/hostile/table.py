@@ -35,8 +35,7 @@ class Row(NamedTuple):
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
     """Return the rows of one function.
 
-    `table` has a name, an input or a function that creates it in a folder, and words of the message separated by "
-     ".
+    `table` has a name, an input or a function that creates it in a folder, and words of the message separated by bars.
     """
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))

@@ -167,7 +167,7 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
 
 def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
     config = small_config()
-    # Set by the pretraining script of transformers.
+    # The pretraining script of transformers sets these fields.
     config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})
     assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
     assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8

@@ -201,7 +201,7 @@ def test_sdpa_equals_eager_forward_and_backward(head: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
     model = build_head(head)
-    # Without masked attention: a single pixel of a mask that flips would change all later blocks.
+    # Disable masked attention, because a single flipped mask pixel would change all later blocks.
     model.anneal_masks(1.0) if head == "universal" else None
     images = pixels(model.config, grid=(3, 5))
     labels = targets(model, images)

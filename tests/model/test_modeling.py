@@ -217,8 +217,8 @@ def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
 def test_initialization_covers_every_weight(variant: str) -> None:
     config = small_config(variant, hidden_size=64, initializer_range=0.05)
     built = HfViTForImageClassification(config)
-    # Loading builds the model on the meta device and then initializes all weights missing from the checkpoint, here
-    # all.
+    # Loading builds the model on the meta device and then initializes the weights that are missing from the
+    # checkpoint. Here, all are missing.
     loaded = HfViTForImageClassification.from_pretrained(None, config=config, state_dict={})
     for model in (built, loaded):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:

@@ -132,7 +132,7 @@ class Collected:
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("geometry", [*GEOMETRIES, "a size of padding"])
 def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
-    """Such scripts scale labels and predictions by `orig_size`; both must be pixels of the image."""
+    """Scripts of transformers scale labels and predictions by `orig_size`; both must be pixels of the image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
     processor = backend(**GEOMETRIES.get(geometry, padding), class_scores=scores)
     inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]

@@ -73,7 +73,7 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert outputs.shape == (len(kinds), 3, 224, 224)
     assert outputs.dtype == torch.float32
     assert outputs.is_contiguous()
-    # Floats are resized without rounding, which differs by half a gray level.
+    # Images of floats are not rounded when they are resized, so they may differ by half a gray level.
     assert (outputs[-2] - outputs[0]).abs().max() < 2.5 / 127.5
     same = torch.cat((outputs[:-2], outputs[-1:]))
     assert torch.equal(same, outputs[:1].expand_as(same))

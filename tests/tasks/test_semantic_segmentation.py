@@ -191,7 +191,7 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
         scores = train(TASK, scenes, tmp_path / name, *steps)
         saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
-        # 20 / 16, from image sides of mostly 20 pixels.
+        # The scale is 20 / 16: most images have sides of 20 pixels, and the model takes 16.
         assert saved.window_scale == (1.25 if name == "larger" else None)
         card = (tmp_path / name / "README.md").read_text()
         chosen = "1.25, in windows" if name == "larger" else "1, the whole image"

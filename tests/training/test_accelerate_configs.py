@@ -57,7 +57,7 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
     for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
         monkeypatch.setenv(name, environment[name])
-    # The accelerator of the Trainer creates its plugin like this.
+    # The accelerator of the Trainer creates the FSDP plugin like this.
     plugin = FullyShardedDataParallelPlugin()
     model = HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)

@@ -125,7 +125,7 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    # Without these files, it equals a checkpoint of a run without adapters.
+    # Without its adapter files, this checkpoint equals one of a run without adapters.
     without = tmp_path / "whole" / "checkpoint-3"
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()

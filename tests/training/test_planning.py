@@ -56,7 +56,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The modules of a long test session take longer to import.
+    # Ignore the import time, which is long in a test session with many modules.
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)
 
 

@@ -128,7 +128,7 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
-    # From images of 32 x 48 pixels and patches of 8 x 16.
+    # Computed for images of 32 x 48 pixels and patches of 8 x 16 pixels.
     trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])
     assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
