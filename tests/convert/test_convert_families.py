@@ -339,7 +339,10 @@ def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> 
     images = draw_images((36, 36), torch.float32)
     whole = images[:, :, :32, :32]
     options = {} if "DINO" in name else {"interpolate_pos_encoding": True}
-    for seen, sizes in ((images, {}), (whole, options)):  # the source resamples positions only if it is told to
+    for seen, sizes in (
+        (images, {}),
+        (whole, options),
+    ):  # the source resamples positions only with an explicit argument
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 

@@ -1,7 +1,7 @@
 """Seed every test, so that its random numbers do not depend on the tests that run before it.
 
-The seed is derived from the option `--seed` and the name of the test or, for a fixture that several tests share, the name
-of the fixture. Child processes use the same seed.
+The seed is derived from the option `--seed` and the name of the test. For a fixture that several tests share, it is
+derived from the name of the fixture. Child processes use the same seed.
 """
 
 import os

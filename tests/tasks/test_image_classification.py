@@ -95,7 +95,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
-    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # a different number of classes, and a different order
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # classes that differ in number or order from the saved ones
         model, processor = load_classifier(
             TaskArguments(
                 dataset_name="data",

@@ -261,7 +261,7 @@ def test_a_balanced_training_resumes_and_is_the_same_on_two_processes(tables: Pa
         "4",
         "--save_total_limit",
         "5",
-    ]  # steps in the middle of epochs of 6 steps
+    ]  # checkpoints are saved in the middle of epochs of 6 steps
     train(tables, "class", tmp_path / "one", *options, "--per_device_train_batch_size", "8")
     expected = load_file(tmp_path / "one" / "model.safetensors")
     checkpoint = str(tmp_path / "one" / "checkpoint-4")
