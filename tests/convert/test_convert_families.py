@@ -342,7 +342,7 @@ def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> 
     for seen, sizes in (
         (images, {}),
         (whole, options),
-    ):  # the source resamples positions only with an explicit argument
+    ):  # the source needs an argument to resample positions
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 
