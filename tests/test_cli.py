@@ -45,7 +45,7 @@ OPTIONS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
     "use_cpu": True,
-    "bf16": False,  # evaluations are in float32
+    "bf16": False,  # evaluation always uses float32
     "report_to": "none",
 }
 
@@ -374,7 +374,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResu
     }.items() <= OPTIONS.items()
     assert Path(recipe["dataset_name"]).name == "photos"
     assert parse_arguments(types, [recipe])[1].max_steps == 2
-    # The next one gets a folder of its own.
+    # The next run gets a new folder.
     plan: list[str] = []
     hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)
     assert any("Output: outputs/photos-image-classification-2" in line for line in plan)
@@ -501,7 +501,7 @@ def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
 def test_a_working_directory_that_is_gone_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os, sys; os.chdir('gone'); os.rmdir(os.getcwd()); import cli; cli.main(sys.argv[1:])"
-    # As the installed command does: without an import from the package before.
+    # The installed command also starts without importing the package first.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "hf_vit")}
     for command in cli.COMMANDS:
         done = subprocess.run(

@@ -13,10 +13,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TRAVELING = [path for path in FILES if path.parent == PACKAGE / "model"]
 
 OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
-# What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
+# Modules that files saved with checkpoints may always import, and modules that they may import only if installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
-# Each imports those before it.
+# Each folder may import only the folders before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
     *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),

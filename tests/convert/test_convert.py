@@ -34,7 +34,7 @@ def make_vit(**options: Any) -> nn.Module:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A published classifier."""
+    """Return the folder of a classifier saved by transformers."""
     make_vit().save_pretrained(tmp_path / "published")
     return tmp_path / "published"
 

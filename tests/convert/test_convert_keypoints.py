@@ -18,7 +18,7 @@ from hf_vit.convert.image_processor import image_processor_options
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon: converting it to another value would change the outputs visibly.
 BACKBONE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -95,7 +95,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     file, images = tmp_path / "model.safetensors", draw_images(torch.float64)
     before = HfViTForKeypointDetection.from_pretrained(tmp_path)(images).heatmaps
     tensors = load_file(file)
-    # Other experts; a constant added to all keys, which the softmax cancels; the count of training steps
+    # Tensors without effect: other experts, key biases (canceled by the softmax), and the number of training steps.
     exempt = r".*(experts\.[12]\..*|key\.bias|num_batches_tracked)"
     for key in (key for key in tensors if not re.fullmatch(exempt, key)):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)

@@ -25,7 +25,7 @@ from ..helpers.models import SMALL
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon: converting it to another value would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DECODER = SMALL["masked_image_modeling_config"]
 HEAD = "masked_image_modeling_head."
@@ -75,7 +75,7 @@ def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     assert expected[0].std() >= 0.1
     assert_close(actual[0], expected[0], tolerance, "pixels")
-    # transformers counts masked pixels in float32
+    # transformers counts masked pixels in float32.
     assert_close(actual[1], expected[1], 1e-7 if dtype == torch.float64 and kind == "simmim" else tolerance, "loss")
     theirs, ours = (torch.autograd.grad(outputs[0].square().sum(), images)[0] for outputs in (expected, actual))
     assert_close(ours, theirs, tolerance, "gradient")
@@ -89,7 +89,7 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
     file, (images, noise) = tmp_path / "model.safetensors", draw_images(torch.float64)
     before, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)
     tensors = load_file(file)
-    # A constant added to all keys is canceled by the softmax.
+    # Key biases have no effect, because the softmax cancels them.
     for key in (key for key in tensors if not key.endswith("key.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         after, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)

@@ -69,7 +69,7 @@ def make_source(hidden_act: str = "gelu", eos: int = 29, dtype: torch.dtype = to
         tower |= {"hidden_act": hidden_act}
     source = hf.CLIPModel(hf.CLIPConfig(**towers, projection_dim=20))
     draw_weights(source)
-    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+    with torch.no_grad():  # a small scale, so that logits vary and the loss is not zero
         source.logit_scale.fill_(1.0)
     return source.eval().to(dtype)
 
@@ -98,7 +98,7 @@ def draw_inputs(dtype: torch.dtype, end: int = 29) -> tuple[Tensor, Tensor]:
     return texts, torch.randn(3, 3, 32, 32, generator=generator).to(dtype)
 
 
-# The activation, what the configuration says beside the sizes, and what the names begin with
+# Name -> activation, additional configuration fields, and prefix of the tensor names.
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "plain": ("gelu", {}, ""),
     "quick": ("quick_gelu", {"quick_gelu": True}, ""),
@@ -142,7 +142,7 @@ def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -
 
 @torch.no_grad()
 def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
-    # whose heads are 64 wide
+    # The attention heads of OpenAI files are 64 wide.
     towers = {
         "vision_config": {**SHAPE, "hidden_size": 128, "num_attention_heads": 2, "hidden_act": "quick_gelu"},
         "text_config": {**TEXT, "hidden_size": 128, "hidden_act": "quick_gelu", "eos_token_id": 29},
@@ -201,7 +201,7 @@ def test_text_tower_that_is_not_plain_is_refused(
     save_open_clip(tmp_path, state, model_cfg(text, **changes))
     with pytest.raises(ValueError, match=rf"text tower of .* random weights: open_clip_config\.json has .*{named}"):
         HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-    images = HfViTModel.from_pretrained(tmp_path)  # which are plain
+    images = HfViTModel.from_pretrained(tmp_path)  # the image tower opens without the text tower
     assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
     assert images.config.text_config is None
     fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})
@@ -321,7 +321,7 @@ def test_siglip_equals_its_towers(hidden_act: str, tmp_path: Path) -> None:
     model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
     ids, pixels = draw_inputs(torch.float64)
-    ids[ids == 0] = 1  # by which SigLIP fills texts up
+    ids[ids == 0] = 1  # the padding token of SigLIP is 1
     pairs = nn.functional.normalize(images(pixels)), nn.functional.normalize(texts(ids).pooler_output)
     logits = pairs[0] @ pairs[1].T * torch.tensor(1.0).double().exp() - 1.5
     actual = model(ids, pixels, return_loss=True)

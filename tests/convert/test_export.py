@@ -22,7 +22,7 @@ from ..helpers.references import draw_weights
 
 
 NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
-# For each layout, models that it can express.
+# Layout -> models that it can represent.
 EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] = {
     "vit": [
         (HfViTModel, {"use_pooler": True}),

@@ -132,7 +132,7 @@ def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothin
     )
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
     assert learned.keys() == {"pixel_values", "labels"}
-    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding
+    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding errors
     assert torch.allclose(learned["labels"], batch["labels"], atol=1e-4)
     assert batch["labels"].shape == (2, 3, 3)
     assert batch["files"] == ["40.jpg", "32.jpg"]

@@ -30,7 +30,7 @@ CHANGES: list[dict[str, Any]] = [
     {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2},
 ]
 BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
-# Left, right, middle, and one that is not labeled
+# Left, right, middle and unlabeled keypoint.
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
 PAIRS = ((0, 1),)
 
@@ -78,11 +78,11 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
             x, y, visibility = keypoints[number].tolist()
             if visibility == 0:
                 assert keypoints[number].tolist() == [0, 0, 0]
-                assert image[channel, 2:-2, 2:-2].max() < 250  # its middle is outside
+                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the blob is outside of the crop
                 continue
             assert visibility == KEYPOINTS[channel, 2]
             assert image[channel, round(y), round(x)] > 200
-            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # all of the blot is inside
+            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # the whole blob is inside the crop
                 assert (center(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
                 checked += 1
     assert checked > 10
@@ -93,11 +93,11 @@ def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -
     processor = HfViTImageProcessor(
         size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
     )
-    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # an object, and the whole image
+    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # the box of an object and the box of the whole image
         for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
             [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
             expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
-            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding
+            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding errors
             assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
 
 

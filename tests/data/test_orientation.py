@@ -27,7 +27,7 @@ from ..helpers.datasets import write_image
 
 
 Turn = PILImage.Transpose
-# What makes the stored image of the displayed one
+# EXIF orientation -> transformation from the displayed to the stored image.
 STORE = {
     2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_90,
     7: Turn.TRANSVERSE, 8: Turn.ROTATE_270
@@ -62,7 +62,7 @@ class Scene:
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
-        self.labels[0, 0] = 2  # tells a turn from a mirror image
+        self.labels[0, 0] = 2  # a corner pixel distinguishes rotation from flipping
         self.frame_size = self.in_frame(self.labels).shape[::-1]
 
     def in_frame(self, values: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from hf_vit.data.loaders.unlabeled_images import stream_images
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
@@ -75,7 +75,7 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # no image can be decoded
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # makes all images undecodable
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))

@@ -126,10 +126,11 @@ def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 2 * seed)]
-    if seed == 3:  # more detections of a class than count
+    if seed == 3:  # more detections of a class than the metric considers
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
-    for found, _ in images:  # equal scores rank by the order of images, which is another one there
+    # The reference sorts predictions of equal score by another order of images.
+    for found, _ in images:
         found["scores"] = generator.random(len(found["boxes"]))
     metric = DetectionMetric(NAMES)
     scores = score(metric, *images)
@@ -160,7 +161,7 @@ def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: flo
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])
     scores = score(metric, (found, truth))
-    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # recalls of 0 to 0.5 are reached
+    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # half of the objects are found, with recalls from 0 to 0.5
     assert scores["map_50"] == pytest.approx(ap_50)
     assert scores["map_75"] == pytest.approx(ap_75)
     assert scores["map"] == scores["map_large"] == pytest.approx((3 * ap_50 + 7 * ap_75) / 10)

@@ -49,7 +49,7 @@ def test_neighbors_vote_as_those_of_scikit_learn() -> None:
     expected = peer.fit(known.numpy(), classes.numpy()).predict(features.numpy())
     found = classify_by_neighbors(features, known, classes)
     assert found.tolist() == expected.tolist()
-    # Neither of the two is what the most frequent class or the very nearest image would say.
+    # The expected classes differ from the most frequent class and from the single nearest neighbor.
     assert len(set(expected)) > 1
     assert found.tolist() != classify_by_neighbors(features, known, classes, 1).tolist()
 

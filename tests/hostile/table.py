@@ -18,11 +18,11 @@ class Row(NamedTuple):
     """One invalid input.
 
     Args:
-        name: Of the test in the printed table.
-        make: Makes the input, in a folder of its own.
-        call: What must refuse it; it is given what `make` returned.
-        error: Of what class the refusal is.
-        words: What the message must have in it, in any case of letters.
+        name: Name of the test case.
+        make: Creates the input in a given folder.
+        call: Function that must reject the result of `make`.
+        error: Expected class of the error.
+        words: Text that the message must contain, ignoring case.
     """
 
     name: str
@@ -66,7 +66,7 @@ def content_of(folder: Path) -> dict[Path, bytes | None]:
 def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
     """Assert that an input raises a one-line error, and that no file or value has changed.
 
-    Errors that list several files, with `may_list`, have a line for each.
+    With `may_list`, errors that list several files have a line for each file.
     """
     given = row.make(folder)
     files, values = content_of(folder), frozen(given)

@@ -420,7 +420,7 @@ def test_the_table_of_the_library_names_its_options_only() -> None:
     assert LIBRARY_OPTIONS.keys() <= LIBRARY_FIELDS.keys()
 
 
-# Numbers that may be as low as one likes
+# Numeric options without a minimum.
 ANY_NUMBER = {"local_rank"}
 REQUIRED = {"dataset_name": "photos", "teacher": "model", "use_cpu": True}
 

@@ -125,7 +125,8 @@ def test_pipelines_refuse_a_checkpoint_of_another_task(task: str, tmp_path: Path
     folder = save(tmp_path, kind=TASKS[other])
     with pytest.raises(ValueError, match=f"has no weights for .* of {TASKS[task]}"):
         pipeline(task, model=folder)
-    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17  # which needs no head
+    # Feature extraction needs no head.
+    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17
 
 
 def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:

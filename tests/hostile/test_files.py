@@ -38,7 +38,7 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a saved classifier."""
+    """Return the files of a saved classifier."""
     folder = tmp_path_factory.mktemp("sound")
     HfViTForImageClassification(small_config()).save_pretrained(folder)
     HfViTImageProcessor(size=32).save_pretrained(folder)
@@ -149,7 +149,7 @@ def test_a_saved_model_is_refused(
     assert_refused(row._replace(make=make), tmp_path, may_list=True)
 
 
-# Datasets: what writes a sound one, what damages it, and the error of the training script
+# Datasets: a function that writes a valid one, a function that damages it, and the error of the training script.
 
 
 def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str]], *options: str) -> list[Row]:
@@ -184,7 +184,7 @@ def change_json(name: str, change: Callable[[dict[str, Any]], object]) -> Damage
 
 
 def with_annotation(**changes: Any) -> Damage:
-    """Changes the first annotation of the training images."""
+    """Change the first annotation of the training images."""
     return change_json("train/annotations.json", lambda content: content["annotations"][0].update(changes))
 
 
@@ -203,7 +203,7 @@ def write_captions(folder: Path) -> None:
 
 
 def captions(value: Any) -> Damage:
-    """Gives the second image another caption."""
+    """Replace the caption of the second image."""
 
     def damage(folder: Path) -> None:
         file = folder / "train" / "metadata.jsonl"

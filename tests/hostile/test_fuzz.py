@@ -20,7 +20,7 @@ from hf_vit.model.task_configurations import TASK_CONFIGS
 from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 
 
-pytestmark = pytest.mark.slow  # not part of `make quick`
+pytestmark = pytest.mark.slow  # excluded from `make quick`
 fuzz = partial(
     settings,
     derandomize=True,  # the same values in every run
@@ -83,7 +83,7 @@ OPTIONS = {
 
 @st.composite
 def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
-    """A few options of an image processor."""
+    """Draw a few options of an image processor."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=4, unique=True))
     return {name: draw(OPTIONS[name]) for name in names}
 
@@ -122,7 +122,7 @@ def test_an_image_processor_makes_finite_pixels_or_refuses(
         if as_tensor and isinstance(image, np.ndarray):
             image = torch.from_numpy(image)
     except (TypeError, ValueError):
-        pass  # torch has no such numbers
+        pass  # torch has no such dtype
 
     def make() -> Any:
         processor = backend(**options)
@@ -163,14 +163,14 @@ OWN = [field.name for field in fields(HfViTConfig) if field.name in HINTS and no
 
 @st.composite
 def backbones(draw: st.DrawFn) -> dict[str, Any]:
-    """A few fields of the backbone."""
+    """Draw a few fields of the backbone."""
     names = draw(st.lists(st.sampled_from([*OWN, "num_labels", "out_indices", "problem_type"]), max_size=3))
     return {name: draw(values_of(HINTS.get(name))) for name in names}
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Options of one head."""
+    """Draw options of one head."""
     task = draw(st.sampled_from(sorted(TASK_CONFIGS)))
     hints = TASK_CONFIGS[task].__annotations__
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=3, unique=True))

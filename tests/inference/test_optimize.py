@@ -93,7 +93,7 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
     assert compiled.difference < 1e-4
     assert int8.difference is not None, str(fast.report)
-    assert 1e-6 < int8.difference < 0.1  # it came to run, and not in float32
+    assert 1e-6 < int8.difference < 0.1  # the int8 model ran, with a lower precision
     assert fast.report.best.name in str(fast.report)
     assert type(fast) is HfViTForImageClassification
     assert fast.config is model.config
@@ -238,7 +238,7 @@ def test_models_in_training_mode_and_of_others_are_refused() -> None:
 
 
 def step(model: Any) -> None:
-    """A step of the default optimizer, which does not raise version counters."""
+    """Take a step with fused AdamW, which does not increase the version counters of the weights."""
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     torch.optim.AdamW(model.parameters(), fused=True).step()

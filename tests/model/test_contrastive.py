@@ -78,7 +78,7 @@ def test_loss_in_rows_is_the_plain_one(loss: str, count: int, max_logits: int) -
     actual.backward()
     expected.backward()
     for own, other in zip(given, plain, strict=True):
-        if own is not None and other.grad.any():  # one pair alone has no gradient under softmax
+        if own is not None and other.grad.any():  # a single pair has no gradient with the softmax loss
             assert_close(own.grad, other.grad, 1e-9, "gradient")
 
 
@@ -102,7 +102,8 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_batch(loss: str
         with LargestTensor() as seen:
             contrastive_loss(*given, max_logits=1000).backward()
         largest[count] = seen.largest
-    assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}  # logits, then the embeddings themselves
+    # The largest tensor is the chunk of logits for 100 pairs, and the embeddings for 400 pairs.
+    assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}
 
 
 def test_the_loss_is_in_full_precision_under_autocast() -> None:
@@ -218,7 +219,8 @@ def test_pooling() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     for pooling, seen, expected in (
-        ("eos", mask, (1, 7)),  # the first one; a text without is its last token
+        # Pools the first end-of-text token, or the last token of a text that has none.
+        ("eos", mask, (1, 7)),
         ("last", mask, (2, 7)),
         ("last", None, (3, 7)),
         ("last", left, (3, 7)),
@@ -285,7 +287,8 @@ def test_every_weight_gets_a_gradient_and_moves(tower: str, loss: str) -> None:
     optimizer.step()
     after = model.state_dict()
     for name, gradient in gradients.items():
-        if not name.endswith("key.bias") and "token_type" not in name:  # which add the same to all
+        # Excluded: parameters that add the same value to all keys or to all tokens.
+        if not name.endswith("key.bias") and "token_type" not in name:
             assert gradient.any(), name
             assert not torch.equal(after[name], before[name]), name
 
@@ -483,4 +486,4 @@ def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
     options = {"encoder_config": None, "hidden_size": 64}
     assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
-    assert config.get_text_config() is config  # which the library looks for in `text_config`
+    assert config.get_text_config() is config  # transformers looks for a nested `text_config` by default

@@ -50,7 +50,8 @@ def test_silog_by_hand(silog_lambda: float) -> None:
         expected.append(np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2))
     actual = loss(predicted, labels, loss="silog", silog_lambda=silog_lambda)
     assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
-    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)  # the default of metric depth
+    # This loss is the default for metric depth.
+    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)
 
 
 def test_silog_forgives_a_common_factor_only_with_lambda_1() -> None:
@@ -191,7 +192,7 @@ def test_what_is_farther_than_can_be_predicted_does_not_count(options: dict[str,
     predicted, labels, _ = batch()
     near = labels.where(~(labels > 3), 0)
     assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
-    limit = labels.where(~(labels > 3), 3)  # which a pixel may reach
+    limit = labels.where(~(labels > 3), 3)  # a depth that equals the maximum is valid
     assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
     far = loss(predicted, labels + 9, **options, max_depth=5)
     assert float(far) == 0

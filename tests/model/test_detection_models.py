@@ -14,7 +14,7 @@ from ..helpers.references import assert_close
 from .test_modeling import assert_same, build, training_gradients
 
 
-# Ways of each decoder
+# Variants of each decoder.
 DECODERS: dict[str, dict[str, Any]] = {
     "all_blocks": {"decoder": "queries", "num_queries": 6},
     "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},
@@ -77,10 +77,10 @@ def test_saved_model_is_the_same(decoder: str, tmp_path: Path) -> None:
 
 @all_decoders
 def test_padding_and_splitting_change_no_loss_and_no_gradient(decoder: str) -> None:
-    # Rotary, as for images of several sizes a position table is resampled in float32 by design.
+    # Rotary positions: images of several sizes would resample a position table in float32.
     model = build_decoder(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
     alone, together = padded_batch(model, torch.float64)
-    if decoder == "mid_positions":  # a table too
+    if decoder == "mid_positions":  # this variant also has a position table
         alone, together = alone[2:], {name: value[2:] for name, value in together.items()}
     expected = loss_and_gradients(model, alone)
     actual = loss_and_gradients(model, [together])

@@ -1,4 +1,4 @@
-"""Decoders of objects by queries overfit one batch, as the COCO evaluator sees it; `test_deformable` has the other."""
+"""Query decoders overfit one batch, measured by the COCO metric. `test_deformable` tests the deformable decoder."""
 
 from typing import Any
 

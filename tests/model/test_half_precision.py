@@ -30,7 +30,7 @@ POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
 # A single query, because rounding may change the order of several.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
-# How a model in float32, saved in `whole`, or in half precision, saved in `half`, is opened in half precision.
+# Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`).
 Opening = Callable[[type[HfViTPreTrainedModel], Path, torch.dtype], HfViTPreTrainedModel]
 OPENINGS: dict[str, Opening] = {
     "dtype": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype),
@@ -134,7 +134,7 @@ def test_fixed_positions_that_become_learned_have_the_dtype_of_the_weights(dtype
 def test_a_half_precision_model_is_optimized(
     kind: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # every candidate is twice as fast
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # pretend that every candidate is twice as fast
     whole = kind(small_config(position_embedding_type="sincos2d")).eval()
     whole.save_pretrained(tmp_path)
     model = kind.from_pretrained(tmp_path, dtype=dtype)

@@ -52,7 +52,7 @@ def make_dual_encoder() -> VisionTextDualEncoderModel:
 
 
 def train(model: PreTrainedModel, steps: int, **inputs: Tensor | bool) -> list[float]:
-    """Trains on one batch; returns the losses."""
+    """Train on one batch and return the losses."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=5e-3), []
     model.train()
     for _ in range(steps):

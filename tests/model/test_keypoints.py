@@ -81,7 +81,7 @@ def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
     places, scores = decode_heatmaps(heatmaps)
     coordinates, largest = get_keypoint_predictions(heatmaps.numpy())
     expected = post_dark_unbiased_data_processing(coordinates, heatmaps.numpy(), kernel=11)
-    assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # theirs is rounded to float32
+    assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # the reference rounds to float32
     assert torch.equal(scores, torch.from_numpy(largest[..., 0]))
 
 
@@ -113,8 +113,9 @@ def test_decoding_equals_its_derivation_in_float64() -> None:
 
 def test_where_there_is_no_peak_the_largest_value_stands() -> None:
     heatmaps = torch.zeros(1, 3, 12, 12)
-    heatmaps[0, 1, :, 6] = 1.0  # a ridge
-    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)  # its top is far beyond the border
+    heatmaps[0, 1, :, 6] = 1.0  # ridge
+    # The vertex of the fitted parabola is far outside the heatmap.
+    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)
     places, scores = decode_heatmaps(heatmaps)
     assert places.tolist() == [[[0, 0], [6, 0], [11, 11]]]
     assert scores.tolist() == [[0, 1, 143]]

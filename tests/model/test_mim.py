@@ -33,11 +33,11 @@ from .test_modeling import values
 DECODER = SMALL["masked_image_modeling_config"]
 OBJECTIVES: dict[str, dict[str, Any]] = {"mae": DECODER, "simmim": {"objective": "simmim"}}
 all_objectives = pytest.mark.parametrize("objective", OBJECTIVES)
-# All of them with each objective, but for windows, which mae refuses
+# All combinations of objectives and variants, except for mae with windows, which is not supported.
 CASES = [(objective, variant) for objective in OBJECTIVES for variant in VARIANTS]
 CASES.remove(("mae", "windows"))
 all_cases = pytest.mark.parametrize(("objective", "variant"), CASES)
-PREFIXED = ["plain", "registers", "rotary", "rms"]  # with one token, many and none before the patches
+PREFIXED = ["plain", "registers", "rotary", "rms"]  # variants with one, several or no prefix tokens
 
 
 def fresh(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
@@ -99,7 +99,7 @@ def outputs_as_mapping(outputs: Any) -> dict[str, Tensor]:
 def mae(**options: Any) -> Parity:
     """Return our model and ViTMAEForPreTraining with the same weights.
 
-    Its visible patches stand in the order of the noise; its decoder resamples positions as if patches were one row.
+    ViTMAE keeps visible patches in the order of the noise, and resamples the decoder positions as a single row.
     """
     shared = {**DECODER, **options}
     config = hf.ViTMAEConfig(**SHAPE, layer_norm_eps=1e-6, **shared)
@@ -178,7 +178,7 @@ def test_loss_and_mask_of_mae_are_those_of_transformers(options: dict[str, Any],
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parity.reference.double().vit.embeddings.position_embeddings.data = (
         parity.reference.vit.embeddings.position_embeddings.data.float()
-    )  # which is resampled in float32 here
+    )  # our model resamples positions in float32
     results = []
     for model, run in ((parity.ours.double(), run_mae), (parity.reference, parity.run)):
         own = images.clone().requires_grad_()
@@ -212,7 +212,8 @@ def test_loss_of_simmim_is_that_of_transformers_where_all_mask_as_many(mask_of: 
             parity.reference(image[None], bool_masked_pos=own[None]).loss
             for image, own in zip(images, mask, strict=True)
         ]
-        assert_close(ours.loss, torch.stack(alone).mean(), 1e-6, "loss")  # they count in float32, and add 1e-5
+        # The reference divides by a float32 sum to which it adds 1e-5.
+        assert_close(ours.loss, torch.stack(alone).mean(), 1e-6, "loss")
 
 
 @all_objectives
@@ -388,7 +389,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     for name, gradient in gradients_of(
         model, pixel_values=batch, noise=noise.flatten(1), patch_attention_mask=mask
     ).items():
-        # A position table is resampled in float32 by design, and its gradients are summed in it.
+        # Position tables are resampled in float32, including the sums of their gradients.
         allowed = 1e-6 if "position_embeddings" in name else 1e-9
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
 
@@ -401,7 +402,7 @@ def test_every_attention_gives_the_same(variant: str, implementation: str) -> No
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
     images = pixels(sdpa.config, grid=(3, 5))
     mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])
-    # test_modeling.py compiles kernels of flex attention; here it runs as it is written.
+    # Flex attention runs without compilation here; `test_modeling.py` compiles its kernels.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         assert_same(other(images, mask), sdpa(images, mask), 1e-5)
         alone = torch.cat([sdpa(images[i : i + 1], mask[i : i + 1]).logits for i in range(2)])
@@ -409,7 +410,6 @@ def test_every_attention_gives_the_same(variant: str, implementation: str) -> No
 
 
 def test_another_attention_is_that_of_the_decoder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See test_flash_attention_gets_what_it_takes in test_modeling.py."""
     masks = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
@@ -613,7 +613,7 @@ def test_another_image_size_is_what_the_model_does_anyway() -> None:
 
 
 def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
-    model = build("simmim", image_size=8)  # one patch, so that positions stay
+    model = build("simmim", image_size=8)  # with a single patch, positions are not resampled
     images = F.interpolate(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 8, mode="bilinear")
     seen = torch.zeros(2, 1, dtype=torch.bool)
     before = model(images, seen).reconstruction

@@ -91,7 +91,8 @@ def test_patches_with_the_most_noise_are_masked() -> None:
 def test_units_are_masked_as_one_but_for_the_last() -> None:
     noise = torch.zeros(1, 4, 5)
     noise[0, ::2, ::2] = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.8]])
-    # First the square in the middle above, then that in the corner below, 2 patches, then one of the square below left
+    # Squares are masked in order of increasing noise: the top middle one, the bottom right one (2 patches), and one
+    # patch of the bottom left one.
     assert random_mask(noise, 7 / 20, 2).unflatten(1, (4, 5))[0].int().tolist() == [
         [0, 0, 1, 1, 0],
         [0, 0, 1, 1, 0],

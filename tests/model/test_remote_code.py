@@ -389,9 +389,9 @@ PIPELINE_TASKS: dict[type[HfViTPreTrainedModel], str] = {
     HfViTForKeypointDetection: "keypoint-detection",
     HfViTForMaskedImageModeling: "",
     HfViTForJointEmbedding: "",
-    HfViTForZeroShotImageClassification: "",  # its pipeline needs a tokenizer
+    HfViTForZeroShotImageClassification: "",  # the pipeline needs a tokenizer
 }
-# With all warnings, and what the library logs; the progress of loading is switched off by the environment.
+# Show all warnings and log messages. Progress bars are disabled by the environment.
 OPEN_QUIETLY = """
 import sys, warnings
 warnings.simplefilter("always")

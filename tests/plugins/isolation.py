@@ -17,10 +17,10 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# What Python and torch start or make once, when first needed, and keep until they end, or leave where processes fail.
+# Processes and files that Python and torch create once and keep, or leave behind when a process fails.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
-PATIENCE = 5.0  # seconds, which a process that has been told to end may take
+PATIENCE = 5.0  # seconds that a terminated process may take to end
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
 
 
@@ -37,7 +37,7 @@ def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def files_of_checkout() -> set[str]:
-    """All files of this repository except what git ignores."""
+    """Return all files of this repository that git does not ignore."""
     ignored = [".git", *(line.strip("/\n") for line in (processes.ROOT / ".gitignore").open())]
     found = set()
     for folder, folders, names in os.walk(processes.ROOT):
@@ -73,7 +73,7 @@ def running(pid: int) -> Iterator[int]:
     """Yield the child processes of a process, except those that may stay."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended, or the system has no such folder
+    except OSError:  # the process has ended, or the system has no such folder
         return
     for thread in threads:
         for child in map(int, contents(f"/proc/{pid}/task/{thread}/children").split()):
@@ -89,7 +89,8 @@ def left_running() -> dict[int, str]:
     if not any(running(os.getpid())):
         return {}
     for worker in multiprocessing.active_children():
-        if worker.daemon:  # as those of a data loader, which end with what is garbage now, or else with this process
+        # For example, workers of a data loader, which would otherwise run until garbage collection.
+        if worker.daemon:
             worker.terminate()
     latest = time.monotonic() + PATIENCE
     while any(running(os.getpid())) and time.monotonic() < latest:
@@ -101,7 +102,7 @@ def left_running() -> dict[int, str]:
     return left
 
 
-known_files: set[str] = set()  # what tests were refused for already
+known_files: set[str] = set()  # files that have already failed a test
 
 
 @pytest.fixture(autouse=True)

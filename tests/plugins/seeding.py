@@ -1,7 +1,7 @@
 """Seed random numbers per test, in this process and its child processes.
 
-What it draws follows from the option `--seed` and its own name; what a fixture draws that outlives it, from the
-fixture's name.
+The seed is derived from the option `--seed` and the name of the test. For a fixture that several tests share, it is
+derived from the name of the fixture. Child processes use the same seed.
 """
 
 import os

@@ -76,7 +76,8 @@ def test_boxes_come_back(backend, geometry):
 
 
 def test_what_a_crop_cuts_away_is_gone(backend):
-    processor = backend(do_resize=False, do_center_crop=True, crop_size=(10, 20))  # columns 12 to 32, rows 10 to 20
+    # The crop contains columns 12 to 32 and rows 10 to 20.
+    processor = backend(do_resize=False, do_center_crop=True, crop_size=(10, 20))
     boxes = [[0, 0, 11, 30], [0, 12, 22, 30], [12, 10, 32, 20], [32, 0, 44, 30]]
     labels = encode(processor, boxes, [0, 1, 2, 3]).labels[0]
     assert labels["class_labels"].tolist() == [1, 2]
@@ -114,7 +115,7 @@ def test_annotations_become_the_labels_of_the_library(backend):
         assert ours.keys() == theirs.keys()
         for name, values in theirs.items():
             torch.testing.assert_close(ours[name], values)
-    for entry in given["annotations"]:  # as augmentations return them that hold the class beside the box
+    for entry in given["annotations"]:  # some augmentation libraries return classes as floats
         entry["category_id"] = float(entry["category_id"])
     again = backend(size=(32, 48))(noise(*SIZE, 3), annotations=given, return_tensors="pt").labels[0]
     assert torch.equal(again["class_labels"], theirs["class_labels"])
@@ -131,7 +132,7 @@ class Collected:
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("geometry", [*GEOMETRIES, "a size of padding"])
 def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
-    """They multiply labels by `orig_size`, and get predictions back by it; both are pixels of the image."""
+    """Scripts of transformers scale labels and predictions by `orig_size`; both must be pixels of the image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
     processor = backend(**GEOMETRIES.get(geometry, padding), class_scores=scores)
     inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]
@@ -254,7 +255,7 @@ def test_objects_are_those_of_the_library(backend, sizes, threshold):
 
 def test_objects_of_a_softmax_are_those_of_the_library(backend):
     outputs, sizes = detections(), [(37, 51), (8, 70)]
-    outputs.logits = outputs.logits * 5  # the last of the classes is none
+    outputs.logits = outputs.logits * 5  # the last class is the background
     theirs = DetrImageProcessor().post_process_object_detection(outputs, 0.5, sizes)
     given = {"probabilities": outputs.logits.softmax(-1)[..., :-1], "pred_boxes": outputs.pred_boxes}
     for mine, other in zip(backend().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):

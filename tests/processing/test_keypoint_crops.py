@@ -16,7 +16,7 @@ from ..helpers.images import BACKENDS, noise
 SIZE = (64, 48)
 CROPS = {"do_affine_crop": True, "size": SIZE}
 WHOLE = {"do_rescale": False, "do_normalize": False}
-# (left, top, right, bottom): wide, high, larger than the image, beyond its corners, of less than a pixel
+# (left, top, right, bottom): wide, high, larger than the image, across its corners, smaller than a pixel.
 BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
 
 
@@ -35,7 +35,7 @@ def as_coco(boxes):
 
 
 def keypoints(count, seed=0):
-    """Three keypoints of each object, the second not labeled."""
+    """Return three keypoints per object, the second of which is unlabeled."""
     points = np.random.default_rng(seed).uniform(0, 200, (count, 3, 3)).astype(np.float32)
     points[..., 2] = [2, 0, 1]
     points[:, 1] = 0
@@ -43,7 +43,7 @@ def keypoints(count, seed=0):
 
 
 def outputs_of(labels, scale=1):
-    """The heatmaps that a model learns for labels in pixels of crops."""
+    """Return heatmaps that encode keypoint labels in crop pixels."""
     size = (SIZE[0] // scale, SIZE[1] // scale)
     return {"heatmaps": encode_keypoints(labels, SIZE, size, sigma=2.0)[0]}
 
@@ -54,7 +54,7 @@ def test_crops_are_those_of_vitpose(backend, photo):
         photo, boxes=[as_coco(BOXES)], return_tensors="pt"
     ).pixel_values
     difference = (ours - theirs).abs()
-    assert difference.max() <= 1  # where the exact value ends in one half
+    assert difference.max() <= 1  # values of exactly one half may be rounded differently
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
@@ -115,7 +115,7 @@ def test_keypoints_follow_their_pixels(backend):
 def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
-    for size in (SIZE, (16, 12)):  # of crops and of heatmaps
+    for size in (SIZE, (16, 12)):  # size of a crop and size of a heatmap
         back = points_from_crops(points_to_crops(points, regions, size), regions, size)
         torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)

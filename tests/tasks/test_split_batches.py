@@ -12,8 +12,8 @@ from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
 
-# Universal segmentation is not among them: the points of its loss are drawn at random in each part. The other classes
-# have the heads of `TRAINING_CASES`.
+# Excludes universal segmentation, whose loss draws random points in each part. The other classes have the heads of
+# `TRAINING_CASES`.
 WRITE = {
     "semantic_segmentation": write_scenes,
     "depth_estimation": write_scenes,

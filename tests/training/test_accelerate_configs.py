@@ -16,7 +16,7 @@ from ..helpers.processes import ROOT
 
 
 FOLDER = ROOT / "scripts" / "accelerate"
-# Name -> machines, processes, whether on the CPU, by DDP, by FSDP.
+# Name -> number of machines, number of processes, use of CPU, DDP and FSDP.
 CONFIGS = {
     "one_cpu": (1, 1, True, False, False),
     "one_gpu": (1, 1, False, False, False),
@@ -57,7 +57,8 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
     for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
         monkeypatch.setenv(name, environment[name])
-    plugin = FullyShardedDataParallelPlugin()  # as the Trainer's accelerator makes it
+    # The accelerator of the Trainer creates the FSDP plugin like this.
+    plugin = FullyShardedDataParallelPlugin()
     model = HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)
     wrapped = {

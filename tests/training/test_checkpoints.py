@@ -23,7 +23,7 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
 
-# Name of a training -> how it is killed, its worker processes, and the checkpoint that it is resumed from.
+# Name -> how the run is killed, its number of worker processes, and the step from which it resumes.
 KILLED = {
     "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
     "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
@@ -135,7 +135,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     assert find_resume_error(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
-    PartialState(cpu=True)  # without it, accelerate's logger refuses to write
+    PartialState(cpu=True)  # the logger of accelerate requires it
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = small_model().double()

@@ -154,7 +154,8 @@ def test_what_there_was_no_time_to_read_is_told(
     )
     assert "No training images (among the 1 of 8 that were read) have" in warnings[0]
     change_masks(scenes, {1: 255, 2: 255})
-    assert len(load(SEMANTIC, scenes).data_notes) == 1  # of one mask it does not follow that all are so
+    # A single mask is not enough evidence for a problem of all masks.
+    assert len(load(SEMANTIC, scenes).data_notes) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
 ) -> None:
     file = write(tmp_path / "data") / "train" / "annotations.json"
     content = json.loads(file.read_text())
-    if task == "object_detection":  # a crowd of leaves, which is not trained on, stays
+    if task == "object_detection":  # crowds, which are excluded from training, keep their annotations
         content["annotations"] = [
             entry for entry in content["annotations"] if entry["category_id"] == 1 or entry["iscrowd"]
         ]

@@ -38,7 +38,7 @@ NEW = ["--image_size", "16", "--config_overrides", json.dumps(TINY)]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with photos."""
+    """Return a new working directory with photos."""
     write_class_folders(tmp_path / "photos", NAMES)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -71,7 +71,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: list[str], des
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # which starts at zero
+    assert model.distillation_classifier.bias.any()  # this bias is initialized with zeros
     assert all(torch.equal(weight, before[name]) for name, weight in load_file("tutor/model.safetensors").items())
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card

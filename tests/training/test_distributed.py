@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics are the same in one process, two and four, at once and accumulated."""
+"""Losses, gradients and metrics do not depend on the number of processes and on gradient accumulation."""
 
 from pathlib import Path
 from typing import Any

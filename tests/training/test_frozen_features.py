@@ -58,7 +58,7 @@ def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data of each task."""
+    """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("data")
     scenes = write_scenes(folder / "scenes")
     places = {task: WRITERS[task](folder / task) if task in WRITERS else scenes for task in ALL_TASKS}
@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # whose boxes would be nowhere
+    if task != "object_detection":  # random weights would give useless boxes
         draw_weights(trainer.model)
     return trainer
 
@@ -155,7 +155,8 @@ def test_a_classifier_reads_features_and_no_image(
     assert "; reused in " in reported[0]
     assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
     assert logged(again, "loss") == logged(first, "loss")
-    # Those that learn, and of the frozen ones the few images that show what is read
+    # Only trainable blocks process whole batches. Frozen blocks only process the few images that identify the
+    # features.
     steps = again.state.global_step
     assert sum(size == 8 for size in block_calls) == blocks * steps
     HfViTForImageClassification.from_pretrained(_saved(again, tmp_path / "saved"))

@@ -280,7 +280,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert first.files == uploaded(saved, "user/shirts")
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
-        ("More", "v2", ["README.md"]),  # the new branch starts where main stands
+        ("More", "v2", ["README.md"]),  # the new branch starts from main
         ("On a branch", "v2", ["curves.png"]),
         ("Upload model", "refs/pr/1", ["curves.png"]),
         ("To the pull request", "refs/pr/1", ["curves.png"]),
@@ -325,7 +325,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure("lfs_upload", 507),
-            Failure("lfs_upload", None),  # after which the client tries again by itself
+            Failure("lfs_upload", None),  # the client retries after a lost connection
             Failure("commit", None),
             Failure("commit", 500),
         ]
@@ -514,7 +514,7 @@ def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[
     files = trained[0].find("user/checkpoint").files
     pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # NumPy's arrays, as the Trainer allows them
+    with safe_globals():  # allows the NumPy arrays, as the Trainer does
         for content in pickles.values():
             assert torch.load(io.BytesIO(content), weights_only=True)
 
@@ -587,7 +587,7 @@ for name in ("semantic", "universal", "depth"):
 """
 
 
-# The task is not named: the card on the Hub names it.
+# The pipeline gets no task argument: it reads the task from the model card.
 OPEN_ALL = """
 saved, image = torch.load("outputs.pt", weights_only=True), __import__("PIL.Image").Image.new("RGB", (40, 30))
 for name, (kind, model_class, expected) in saved.items():

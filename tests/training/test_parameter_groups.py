@@ -27,7 +27,7 @@ WITHOUT_DECAY = re.compile(
     r"(token|word|token_type)_embeddings?\.weight$"
 )
 KINDS = ("", ", no decay")
-# Options with which the last blocks have no part in the loss
+# Options for which the last blocks do not contribute to the loss.
 UNUSED: dict[str, list[dict[str, Any]]] = {
     "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
     "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
@@ -36,7 +36,7 @@ UNUSED: dict[str, list[dict[str, Any]]] = {
 
 
 def models() -> Iterator[HfViTPreTrainedModel]:
-    """A model of every task, and of every option of the backbone."""
+    """Yield a model of every task and of every backbone variant."""
     for case in TRAINING_CASES.values():
         yield case.model_class(small_config(**case.overrides))
     for variant in VARIANTS:
@@ -87,7 +87,8 @@ def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() 
 
 
 def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
-    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))  # three blocks
+    # This model has three blocks.
+    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))
     rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
     expected = {
         "model.embeddings.cls_token": 0.1 / 16,
@@ -223,7 +224,7 @@ def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Pa
         "layer_decay": 0.7,
         "max_grad_norm": 0.1,
         "num_train_epochs": 2,
-        # A bias of keys has no gradient but what rounding leaves, of which Adam would make whole steps.
+        # Rounding errors are the only gradients of key biases. Adam would turn them into full steps.
         "config": {"key_bias": False},
         "adam_epsilon": 1e-4,
     }

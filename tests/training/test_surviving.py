@@ -101,7 +101,7 @@ def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
     del trainer
     assert workers
     assert not any(worker.is_alive() for worker in workers)
-    assert time.monotonic() - began < 4  # after 5 seconds they are terminated
+    assert time.monotonic() - began < 4  # worker processes are terminated after 5 seconds
 
 
 def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
@@ -184,7 +184,8 @@ def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
     output = (folder / "output.txt").read_text()
     checkpoint = last_checkpoint(folder / "long")
     assert checkpoint is not None
-    assert output.count(f"The last complete checkpoint is {checkpoint}") == 1  # of two processes one says it
+    # Only one of the two processes prints this message.
+    assert output.count(f"The last complete checkpoint is {checkpoint}") == 1
     assert sorted(path.name for path in Path(checkpoint).glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
@@ -198,7 +199,8 @@ def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: 
         return {**batch, "pixel_values": batch["pixel_values"] * float("inf")} if spoil else batch
 
     trainer.data_collator = collate_or_spoil
-    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # when step 5 has its batch
+    # The batch of step 5 is already loaded when step 4 begins.
+    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))
     with pytest.raises(NotFiniteError) as stopped:
         trainer.train()
     checkpoint = tmp_path / "checkpoint-5"
@@ -287,7 +289,8 @@ def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(
             super()._seal(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
-    (tmp_path / "checkpoint-9").mkdir()  # damaged, and of a later step than the training has come to
+    # A damaged checkpoint of a later step must not be removed.
+    (tmp_path / "checkpoint-9").mkdir()
     digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
     assert seen[3] == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-9"}
     left = {folder.name for folder in tmp_path.glob("checkpoint-*")}
@@ -303,7 +306,7 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 def test_the_best_model_is_that_of_a_whole_checkpoint(
     is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Without a learning rate no step is better than the first one.
+    # With a learning rate of 0, no step is better than the first.
     options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 1}
     before = tmp_path / "before"
     digits_trainer(before, max_steps=3, **{**options, "save_total_limit": 2}).train()
@@ -389,7 +392,8 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
 ) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
 
-    def damage() -> None:  # in epoch 3, which has its training images already
+    # Epoch 3 has already loaded its training images when this is called.
+    def damage() -> None:
         for file in files:
             truncate(file)
 

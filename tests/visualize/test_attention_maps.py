@@ -24,7 +24,8 @@ from hf_vit.visualize.patches import patch_at
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])  # 2 x 3 of 3 x 4 patches
+# Of 3 x 4 patches, 2 x 3 are valid.
+PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])
 
 
 def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
@@ -204,7 +205,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.std() > 0.05 * heat.mean()  # far more than the tolerance
+    assert heat.std() > 0.05 * heat.mean()  # maps vary much more than the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:
