@@ -1,4 +1,4 @@
-"""What holds for every test: an environment of its own, before any library reads it, and the plugins."""
+"""Set up an isolated environment before any library is imported, and load the plugins."""
 
 import shutil
 

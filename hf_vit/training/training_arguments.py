@@ -76,9 +76,7 @@ class HfViTTrainingArguments(TrainingArguments):
 
     minutes: float | None = training_option(
         None,
-        "Time budget in minutes, including the report: a few steps are timed, then model size, image size, batch "
-        "size and number of steps are chosen. 10 by default without a GPU, if neither steps, epochs nor a size "
-        "is given.",
+        "Time budget in minutes, report included; sizes and steps are chosen to fit. 10 by default without a GPU.",
         MINUTES,
         essential=True,
         synonyms="time time_budget max_time",

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP of transformers with both towers, opened by ours: outputs, loss, gradients, what matters."""
+"""CLIP and SigLIP of transformers, converted with both towers: outputs, loss, gradients, sensitivity to tensors."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from ..helpers.references import assert_close, draw_weights
 from .test_convert_families import flattened
 
 
-# The epsilons are large, so that others would show.
+# Large epsilons: converting them to other values would change the outputs visibly.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
 TEXT = {
@@ -47,14 +47,14 @@ OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
 def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     source = BUILD[kind]()
     draw_weights(source)
-    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+    with torch.no_grad():  # a small scale, so that logits vary and the loss is not zero
         source.logit_scale.fill_(1.0)
     source.eval().to(dtype).save_pretrained(folder)
     return source
 
 
 def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images and texts of the greatest length, which end at several places."""
+    """Return images, and texts of maximum length that end at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(29, (3, 7), generator=generator)
     texts[torch.arange(3), torch.tensor([6, 3, 5])] = 29
@@ -120,11 +120,12 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
 
     def run() -> list[Tensor]:
         outputs = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)(*inputs)
-        towers = outputs.text_model_output, outputs.vision_model_output  # whose length the logits do not show
+        # Logits do not depend on the length of the embeddings.
+        towers = outputs.text_model_output, outputs.vision_model_output
         return [outputs.logits_per_image, *(tower.pooler_output for tower in towers)]
 
     before, tensors = run(), load_file(file)
-    # A constant added to all keys is canceled by the softmax; test_convert_families.py compares the image tower.
+    # Key biases have no effect, because the softmax cancels them. `test_convert_families.py` tests the image tower.
     for key in (key for key in tensors if not key.startswith("vision_model.") and not key.endswith("k_proj.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         changes = [(own - old).abs().max() / old.abs().max() for own, old in zip(run(), before, strict=True)]
@@ -148,9 +149,9 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # as tokenizers of others give it
+    mask = torch.ones_like(texts)  # tokenizers of other models also return a mask
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
-    # transformers' model computes other features unless its caller asks for padding="max_length".
+    # Without padding="max_length", the model of transformers computes other features.
     short = source.get_text_features(texts).pooler_output
     assert (short - expected).abs().max() > 0.1 * expected.abs().max()
     as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})

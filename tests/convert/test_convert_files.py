@@ -1,4 +1,4 @@
-"""Original files of weights that come without a configuration: their layouts, written here, against timm's readers."""
+"""Weight files without a configuration, in their original layouts, compared with the readers of timm."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ from ..helpers.timm_models import SMALL, assert_equals_timm
 
 
 State = dict[str, Tensor]
-# All heads of these small models are 64 wide, as the files do not tell.
+# All attention heads are 64 wide, because the files do not contain the number of heads.
 FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
 
 
@@ -39,7 +39,7 @@ def drawn(architecture: str, **options: Any) -> nn.Module:
 
 
 def renamed(state: State, *pairs: tuple[str, str]) -> State:
-    """`state` with regular expressions in its names replaced, one after the other."""
+    """Return `state` after applying regular expression replacements to its names in order."""
     for pattern, replacement in pairs:
         state = {re.sub(pattern, replacement, name): tensor for name, tensor in state.items()}
     return state
@@ -113,8 +113,9 @@ def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
 
 
 NO_HEAD = {"num_classes": 0}
-BY_NAME = ("DeiT III",)  # whose file has the names of timm's with rotary positions
-# Architecture of timm, its options, how its weights stand in the original file, and how they are read from there.
+# DeiT III files have the same tensor names as timm models with rotary positions.
+BY_NAME = ("DeiT III",)
+# Name -> timm architecture, its options, the layout of its weights in the original file, and the timm reader of it.
 META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
     "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
@@ -144,7 +145,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     theirs.load_state_dict(read(content, theirs))
     model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
     untold = {"architecture": architecture} if name in BY_NAME else {}
-    # Other sizes: original code resamples each in its own way, as the configuration says.
+    # Original implementations resample positions differently, which the configuration specifies.
     assert_equals_timm(
         theirs,
         lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype, **untold),
@@ -153,7 +154,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
 
 
 def resampled(table: Tensor, grid: tuple[int, int], offset: float) -> Tensor:
-    """A square position table (1, N, D) on another grid, by the bicubic kernel (Keys 1981)."""
+    """Resample a square position table (1, N, D) to another grid with the bicubic kernel (Keys 1981)."""
     side = int(table.shape[1] ** 0.5)
 
     def weights(target: int) -> Tensor:
@@ -197,7 +198,7 @@ def test_positions_are_resampled_as_in_the_code_of_the_source(
     table = ours.embeddings.position_embeddings[:, config.num_prefix_positions :]
     with torch.no_grad():
         actual = ours.embeddings.positions(grid)[:, prefix:].double()
-        if antialias:  # which has another kernel, and repeats no rows at the border
+        if antialias:  # with antialiasing, PyTorch uses another kernel and does not repeat border rows
             expected = nn.functional.interpolate(
                 table.unflatten(1, (4, 4)).movedim(-1, 1), size=grid, mode="bicubic", antialias=True
             )
@@ -222,14 +223,14 @@ def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path: Path) -> None
 
 
 def google_layer(ours: str, state: State, name: str) -> State:
-    """A linear layer or a norm of timm as Flax stores it."""
+    """Return a linear layer or norm of timm in the layout of Flax."""
     weight = state[f"{name}.weight"]
     kernel = {f"{ours}/kernel": weight.T} if weight.ndim == 2 else {f"{ours}/scale": weight}
     return {**kernel, f"{ours}/bias": state[f"{name}.bias"]}
 
 
 def google_heads(ours: str, state: State, name: str, parts: tuple[str, ...]) -> State:
-    """A projection of timm to two heads as Flax stores it: one for each part, (in, heads, width of a head)."""
+    """Return a projection of timm to two heads in the layout of Flax: per part (in, heads, head width)."""
     weights, biases = (state[f"{name}.{leaf}"].chunk(len(parts)) for leaf in ("weight", "bias"))
     arrays = {}
     for part, weight, bias in zip(parts, weights, biases, strict=True):
@@ -253,7 +254,7 @@ def google_block(state: State, index: int, attention: int, second_norm: int, mlp
 
 
 def google_ends(state: State) -> State:
-    """What comes before and after the blocks."""
+    """Return the tensors before and after the blocks."""
     arrays = {
         "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
         "embedding/bias": state["patch_embed.proj.bias"],
@@ -421,7 +422,7 @@ def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
     torch.save(state, folder / "open_clip_pytorch_model.bin")
     pickled = HfViTModel.from_pretrained(folder).state_dict()
     save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
-    safe = HfViTModel.from_pretrained(folder).state_dict()  # which comes first
+    safe = HfViTModel.from_pretrained(folder).state_dict()  # a safetensors file has priority over a pickle
     assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
     with serve(tmp_path / "repositories") as hub:
         run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
@@ -601,7 +602,7 @@ def test_any_damage_is_reported_with_the_file(is_zip: bool, tmp_path: Path) -> N
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
-    with pytest.raises(OSError, match="'cls' of dtype object"):
+    with pytest.raises(OSError, match="'cls' with dtype object"):
         HfViTModel.from_pretrained(tmp_path / "vit.npz")
 
 
@@ -613,7 +614,7 @@ def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path:
 
 
 PLAIN, CLIP = "vit_base_patch16_224", "vit_base_patch32_clip_224"
-# Architecture of timm, its options, how its weights stand in the file, and what the file does not tell.
+# File -> timm architecture, its options, the layout of its weights, and options that the file does not contain.
 LONE_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State], dict[str, Any]]] = {
     "vit.pth": (PLAIN, {}, dict, {}),
     "vit.npz": (PLAIN, {}, vision_transformer_npz, {}),
@@ -629,7 +630,7 @@ def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name: s
     content, file = original(drawn(architecture, **options).state_dict()), tmp_path / name
     write_npz(file, content) if file.suffix == ".npz" else torch.save(content, file)
     expected = HfViTModel.from_pretrained(file, **untold)
-    expected.resize_position_embeddings((16, 64))  # as many patches as 32 x 32
+    expected.resize_position_embeddings((16, 64))  # both image sizes have the same number of patches
     opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
     assert opened.config.grid_size == (2, 8)
     assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)

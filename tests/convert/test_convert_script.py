@@ -1,4 +1,4 @@
-"""The script that converts checkpoints, on real folders of transformers and files of weights."""
+"""The command that converts checkpoints, on folders of transformers and weight files."""
 
 import json
 import re
@@ -26,7 +26,7 @@ SHAPE = {name: value for name, value in small_config().to_dict().items() if name
 
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
-    """A classifier of transformers with its image processor."""
+    """Return the folder of a transformers classifier with its image processor."""
     config = transformers.ViTConfig(**{**SHAPE, "id2label": {i: f"label {i}" for i in range(5)}})
     model = transformers.ViTForImageClassification(config)
     draw_weights(model)
@@ -52,7 +52,7 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
             assert re.search(rf"{size}  {name} +absolute \d\.\de[-+]\d\d  relative \d\.\de[-+]\d\d  equal", said)
     assert re.search(r"Peak memory of conversion and parity: \d+ MiB, including \d+ MiB before the start", said)
     assert not list(tmp_path.glob(".*"))
-    check_upload(output)  # weights, code, image processor and card are there
+    check_upload(output)  # the upload must contain weights, code, image processor and model card
     card = (output / "README.md").read_text()
     assert "| 24x40 | logits |" in card
     assert "Nothing was trained or changed" in card
@@ -77,7 +77,7 @@ print(json.dumps(model(torch.load({str(tmp_path / "images.pt")!r})).logits.tolis
 def test_differing_outputs_are_not_written_unless_told(
     vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # nothing is equal enough
+    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # a negative tolerance rejects all outputs
     with pytest.raises(SystemExit, match=r"Outputs differ .* nothing was written"):
         convert(vit, tmp_path / "ours")
     assert "DIFFERENT" in capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
 
 
 def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> None:
-    """As for SigLIP with patches of 14 pixels at 384."""
+    """For example, SigLIP has patches of 14 pixels and images of 384 pixels."""
     shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
     config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
     transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "theirs")
@@ -178,7 +178,7 @@ def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> Non
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
-    """In a process of its own; the checkpoint is large enough to stand out (100 MiB)."""
+    """Runs in a separate process with a checkpoint of 100 MiB."""
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))
@@ -186,7 +186,7 @@ def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path)
     finished = run_command(
         "convert", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity", fresh=True
     )
-    found = re.search(r"Peak memory of conversion: (\d+) MiB, (\d+) MiB", finished.stdout)
+    found = re.search(r"Peak memory of conversion: (\d+) MiB, including (\d+) MiB", finished.stdout)
     assert found, finished.stderr
     size = (tmp_path / "vit" / "model.safetensors").stat().st_size / 2**20
     assert int(found[1]) - int(found[2]) <= 1.2 * size

@@ -1,4 +1,4 @@
-"""Export: other libraries open what we write and compute the same, and it comes back bit by bit."""
+"""Export to other layouts: other libraries compute the same outputs, and import restores the weights exactly."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..helpers.references import draw_weights
 
 
 NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
-# For each layout, models that it can express.
+# Layout -> models that it can represent.
 EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] = {
     "vit": [
         (HfViTModel, {"use_pooler": True}),
@@ -74,7 +74,7 @@ def build(model_class: type[HfViTPreTrainedModel], **options: Any) -> HfViTPreTr
 
 
 def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
-    """Opens a folder with the library it is written for; nothing may be missing or left over."""
+    """Open a folder with its library and assert that no weight is missing or unexpected."""
     if layout == "timm":
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         name = "logits" if model.num_classes else "pooler_output"

@@ -1,4 +1,4 @@
-"""Images and targets that cannot be trained on are found before a training starts."""
+"""Checks before training: invalid images and targets."""
 
 from pathlib import Path
 

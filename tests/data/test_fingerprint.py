@@ -1,4 +1,4 @@
-"""A fingerprint tells datasets apart by what is in them, not by where they lie."""
+"""Fingerprints of datasets depend on the content, not on the location."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Links that lead back, and archives that are cut or joined: nothing is read twice, nothing is left out in silence."""
+"""Circular links, and truncated or concatenated archives: nothing is read twice or skipped without a message."""
 
 import gzip
 import os
@@ -70,7 +70,7 @@ def test_a_folder_that_two_classes_link_to_is_refused(tmp_path: Path) -> None:
 
 
 def members(file: Path) -> list[int]:
-    """The places where the members of a tar file start, and where the last one ends."""
+    """Return the offsets of the members of a tar file, and the end of the last one."""
     with tarfile.open(file) as tar:
         return [member.offset for member in tar.getmembers()] + [tar.offset]
 

@@ -1,4 +1,4 @@
-"""The data of a training or an evaluation: what is checked, left out, held out and chosen, and in which order."""
+"""Data of training and evaluation: order of checking, skipping, holding out and sampling."""
 
 import json
 from functools import partial
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsplit(tmp_path: Path) -> Path:
-    """Class folders alone."""
+    """Return class folders without splits."""
     folder = tmp_path / "unsplit"
     write_pictures(folder, *(f"{name}/{number}.png" for name in NAMES for number in range(8)))
     return folder
@@ -83,7 +83,8 @@ def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
 def test_a_class_keeps_its_other_images_when_one_is_damaged(
     photos: Path, args: HfViTTrainingArguments, damaged: int
 ) -> None:
-    # Held out first, one of these four would be the only validation image of its class.
+    # Unreadable images are removed before the split. Otherwise, the validation split could lose its only image of a
+    # class.
     truncate(photos / "train" / "dog" / f"{damaged}.png")
     data = ClassificationArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
     splits = load_splits(data, args)

@@ -1,4 +1,4 @@
-"""Masks and crops of training images, and the order and the ends of streams."""
+"""Masks and crops for masked image modeling, and the order and end of streams."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from ..helpers.datasets import dataset_of, truncate, write_pictures
 from ..helpers.models import small_config
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 NUM_IMAGES = 11
@@ -131,7 +131,7 @@ def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # More, as many or fewer than processes; of shards with 6 and 5 images, two processes share the first one.
+    # More, equally many or fewer shards than processes. With shards of 6 and 5 images, two processes share the first.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
@@ -163,7 +163,7 @@ def test_a_stream_goes_on_after_batches_that_it_does_not_read(
 
     if skip_unreadable:
         truncate(photos / "03.png", 0.3)
-    whole, resumed = batches(9, 0), batches(9, 7)  # an epoch has five and a half
+    whole, resumed = batches(9, 0), batches(9, 7)  # an epoch has 5.5 batches
     assert resumed == [[None, None]] * 7 + whole[7:]
     assert None not in whole[0]
 
@@ -197,8 +197,10 @@ def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplo
 def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)  # of 5 s, after each parquet stream
+    # The default is 5 seconds after each parquet stream.
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="an image is missing"):
         list(islice(streamed(tmp_path, keep_file), 4))
-    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4  # of two epochs
+    # These are the images of two epochs.
+    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4

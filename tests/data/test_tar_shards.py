@@ -1,4 +1,4 @@
-"""Tar files of WebDataset are read as a list and as a stream, and say in either way what is wrong in them."""
+"""WebDataset tar files as lists and as streams, with errors for invalid ones."""
 
 import gzip
 from pathlib import Path
@@ -15,7 +15,7 @@ from hf_vit.data.loaders.unlabeled_images import stream_images
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
@@ -24,7 +24,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """The key and the class name of each image, whose order does not count."""
+    """Return the key and class name of each image, in any order."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
@@ -75,7 +75,7 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # no image can be decoded
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # makes all images undecodable
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))

@@ -1,4 +1,4 @@
-"""What a device computes beside the CPU: a GPU where there is one, else the CPU once more, by other kernels."""
+"""Results on a GPU compared with the CPU; without a GPU, other kernels of the CPU are compared."""
 
 from typing import Any
 
@@ -19,14 +19,15 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 ATTENTION = ["eager", "sdpa", *["flex_attention"] * HAS_GPU]
 FLASH = ["flash_attention_2"] * (HAS_GPU and is_flash_attn_2_available())
-BACKEND = "inductor" if HAS_GPU else "aot_eager"  # kernels of the CPU have tests of their own
-# Relative to the largest value, against float64. Float32 allows for TF32 (10 bits) in a few products in a row.
+BACKEND = "inductor" if HAS_GPU else "aot_eager"  # other tests compile kernels for the CPU
+# Relative to the largest value, compared with float64. The float32 value allows for TF32 (10 bits) in several
+# products.
 TOLERANCES = {torch.float32: 5e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.fixture(autouse=True)
 def draws_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random numbers that do not depend on the device."""
+    """Context manager for random numbers that do not depend on the device."""
     rand = torch.rand
 
     def draw(*shape: Any, device: Any = None, **options: Any) -> Tensor:
@@ -36,14 +37,14 @@ def draws_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(value: Any) -> Any:
-    """Tensors, also in dictionaries and lists, on the device."""
+    """Move tensors, also in dictionaries and lists, to the device."""
     if isinstance(value, dict):
         return {name: moved(item) for name, item in value.items()}
     return [moved(item) for item in value] if isinstance(value, list) else value.to(DEVICE)
 
 
 def model_and_batch(name: str) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
-    """The model of a case, always the same, and a batch of four."""
+    """Return the model of a case, with fixed weights, and a batch of four."""
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = case.model_class(config)
@@ -61,7 +62,7 @@ def classifier(attention: str) -> HfViTForImageClassification:
 @torch.no_grad()
 def test_attention_is_that_of_plain_products_in_double_precision(attention: str, dtype: torch.dtype) -> None:
     if attention in FLASH and dtype == torch.float32:
-        dtype = torch.bfloat16  # which has no kernel in float32
+        dtype = torch.bfloat16  # flash attention does not support float32
     model = classifier(attention)
     images = pixels(model.config, batch=3)
     expected = classifier("eager").double()(images.double()).logits
@@ -92,7 +93,7 @@ def test_images_are_resized_as_on_the_cpu(resample: int) -> None:
     actual = processor([image.to(DEVICE) for image in images], device=DEVICE, return_tensors="pt")["pixel_values"]
     assert actual.device.type == DEVICE.type
     difference = 255 * (actual.cpu() - expected).abs()
-    assert float(difference.max()) <= 1.01  # a gray level
+    assert float(difference.max()) <= 1.01  # one gray level at most
     assert float(difference.mean()) <= 0.05
 
 
@@ -100,7 +101,7 @@ def test_deformable_attention_reads_maps_by_their_definition() -> None:
     torch.manual_seed(0)
     batch, heads, size, queries, count = 2, 2, 3, 4, 2
     maps = [torch.randn(batch, heads, size, 5, 7), torch.randn(batch, heads, size, 3, 4)]
-    points = 1.4 * torch.rand(batch, queries, heads, len(maps), count, 2) - 0.2  # some outside
+    points = 1.4 * torch.rand(batch, queries, heads, len(maps), count, 2) - 0.2  # some points lie outside the maps
     weights = torch.rand(batch, queries, heads, len(maps), count)
     actual = deformable_attention(moved(maps), moved(points), moved(weights)).cpu()
     expected = torch.zeros(batch, queries, heads, size, dtype=torch.float64)

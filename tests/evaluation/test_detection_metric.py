@@ -1,4 +1,4 @@
-"""Scores of boxes: equal to the COCO evaluator's and to known answers, whatever the order and the processes."""
+"""Detection metrics: equal to the COCO evaluator for any order and number of processes."""
 
 import json
 import math
@@ -94,7 +94,7 @@ def test_predictions_that_are_not_finite_are_refused(name: str) -> None:
 
 
 def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
-    """The official evaluator."""
+    """Return scores of the official evaluator."""
     datasets = [COCO(), COCO()]
     for part, dataset in zip((1, 0), datasets, strict=True):
         annotations = [
@@ -126,10 +126,11 @@ def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 2 * seed)]
-    if seed == 3:  # more detections of a class than count
+    if seed == 3:  # more detections of a class than the metric considers
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
-    for found, _ in images:  # equal scores rank by the order of images, which is another one there
+    # The reference sorts predictions of equal score by another order of images.
+    for found, _ in images:
         found["scores"] = generator.random(len(found["boxes"]))
     metric = DetectionMetric(NAMES)
     scores = score(metric, *images)
@@ -155,12 +156,12 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
 def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: float) -> None:
-    """One box is perfect (score 0.9), one is off (0.8; IoU 76 / 124 = 0.61), and one is invented."""
+    """One box is exact (score 0.9), one is shifted (0.8; IoU 76 / 124 = 0.61), and one is a false positive."""
     truth = target(BOX, [200, 10, 300, 110])
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])
     scores = score(metric, (found, truth))
-    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # recalls of 0 to 0.5 are reached
+    ap_75 = 51 / 101 if invented < 0.9 else 51 / 101 / 2  # half of the objects are found, with recalls from 0 to 0.5
     assert scores["map_50"] == pytest.approx(ap_50)
     assert scores["map_75"] == pytest.approx(ap_75)
     assert scores["map"] == scores["map_large"] == pytest.approx((3 * ap_50 + 7 * ap_75) / 10)
@@ -222,7 +223,7 @@ def test_the_curve_of_a_class_is_its_precision_at_each_recall() -> None:
 
 
 def test_a_turned_box_is_a_wrong_one() -> None:
-    """The official evaluator does not count one whose area is negative."""
+    """The official evaluator ignores boxes of negative area."""
     for turned in ([110, 110, 10, 10], [10, 110, 110, 10]):
         found = prediction((turned, 0.9), (BOX, 0.8))
         assert score(DetectionMetric(["cell"]), (found, target(BOX)))["map"] == pytest.approx(1 / 2)

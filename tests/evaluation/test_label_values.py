@@ -1,4 +1,4 @@
-"""Scores of several labels and of values are those of scikit-learn, and missing labels are left out of them."""
+"""Multi-label and regression metrics: equal to scikit-learn, ignoring missing labels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ def filled(metric: LabelValueMetric, logits: np.ndarray, labels: np.ndarray) -> 
 
 def test_scores_of_several_labels() -> None:
     rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)  # with ties
+    # Rounded logits have ties.
+    logits, labels = rng.normal(size=(N, K)).round(1), (rng.random((N, K)) < 0.3).astype(float)
     metric = filled(MultiLabelMetric(NAMES), logits, labels)
     scores, answers = metric.compute(), logits > 0
     assert scores == pytest.approx(
@@ -41,7 +42,7 @@ def test_missing_labels_count_for_nothing() -> None:
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(N, K)), (rng.random((N, K)) < 0.4).astype(float)
     labels[rng.random((N, K)) < 0.3] = np.nan
-    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # a class that is right for no image
+    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # the last class has no positive images
     scores, known = filled(MultiLabelMetric(NAMES), logits, labels).compute(), ~np.isnan(labels)
     parts = [(labels[known[:, k], k], logits[known[:, k], k]) for k in range(K)]
     aps = [metrics.average_precision_score(*part) for part in parts[:3]]

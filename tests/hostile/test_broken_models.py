@@ -1,4 +1,4 @@
-"""Checkpoints that cannot predict and meaningless options, refused wherever a prediction starts."""
+"""Checkpoints without usable weights, and invalid options, raise errors in all prediction functions."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ DAMAGES: dict[str, tuple[Callable[[Weights], None], str]] = {
 def save(
     folder: Path, damage: Callable[[Weights], None] | None = None, kind: str = TASKS["image-classification"]
 ) -> str:
-    """Saves a small model with damaged weights, and an image beside it."""
+    """Save a small model with damaged weights, and an image."""
     torch.manual_seed(0)
     model = vars(hf_vit)[kind](small_config())
     model.save_pretrained(folder / "model")
@@ -125,7 +125,8 @@ def test_pipelines_refuse_a_checkpoint_of_another_task(task: str, tmp_path: Path
     folder = save(tmp_path, kind=TASKS[other])
     with pytest.raises(ValueError, match=f"has no weights for .* of {TASKS[task]}"):
         pipeline(task, model=folder)
-    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17  # which needs no head
+    # Feature extraction needs no head.
+    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17
 
 
 def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is neither a folder nor on a Hub that answers is reported at once, as missing."""
+"""A name that is not a folder raises an error quickly if the Hub cannot be reached."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from hf_vit.model.pretrained import read_config
 from hf_vit.model.remote_code import is_hub_reachable
 
 
-CLOSED = "http://127.0.0.1:9"  # where nothing answers
+CLOSED = "http://127.0.0.1:9"  # a port without a server
 MISSING = r"There is no folder or file '{}', it is not in the cache, and the Hub cannot be reached\. Check the path"
 
 

@@ -1,4 +1,4 @@
-"""A saved model means the same for good: config.json names all options, and what it does not name has fixed values."""
+"""Saved configurations keep their meaning: config.json contains all options, and missing ones have fixed values."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from hf_vit.model.task_configurations import MODEL_TASK_CONFIGS, TASK_CONFIGS
 from ..helpers.models import SMALL
 
 
-# The value that a field has where config.json does not name it. Files of all versions count on it: another default
-# belongs into a preset or a training, which write it down.
+# Value of each field that config.json does not name. Files of all versions depend on these values, so new defaults
+# belong in a preset or in the training options, which are saved explicitly.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "backbone": {
         "hidden_size": 768,
@@ -185,11 +185,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "projection_dim": 512,
     },
 }
-# config.json of a model of every class, as version 0.1.0 wrote it: without options that are defaults
+# config.json of every model class, written by version 0.1.0 without options at their defaults.
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )
-# Small where the defaults are large, and nothing that a task goes by
+# Small sizes for large defaults, without the configurations of the tasks.
 BACKBONE = {name: value for name, value in SMALL.items() if name not in TASK_CONFIGS}
 
 
@@ -198,7 +198,7 @@ def model_class(name: str) -> type[HfViTPreTrainedModel]:
 
 
 def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
-    """All options of a task, of which a configuration names some."""
+    """Return the options of a task, with defaults for those that the configuration does not name."""
     options = {**DEFAULTS[field], **(config.get(field) or {})}
     return {name: tuples_to_lists(value) for name, value in options.items()}
 

@@ -1,4 +1,4 @@
-"""Refuses tests that reach for the network, or that leave processes or files behind outside their folder."""
+"""Fail tests that use the network, or leave processes or files outside their folder."""
 
 import contextlib
 import ctypes
@@ -17,16 +17,16 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# What Python and torch start or make once, when first needed, and keep until they end, or leave where processes fail.
+# Processes and files that Python and torch create once and keep, or leave behind when a process fails.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
-PATIENCE = 5.0  # seconds, which a process that has been told to end may take
+PATIENCE = 5.0  # seconds that a terminated process may take to end
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps temporary files in one folder, and those whose parents have ended among the processes started here."""
+    """Keep temporary files in one folder, and adopt processes whose parents have ended."""
     tmp_path_factory.getbasetemp()  # stays where it is
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
@@ -37,7 +37,7 @@ def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def files_of_checkout() -> set[str]:
-    """All files of this repository except what git ignores."""
+    """Return all files of this repository that git does not ignore."""
     ignored = [".git", *(line.strip("/\n") for line in (processes.ROOT / ".gitignore").open())]
     found = set()
     for folder, folders, names in os.walk(processes.ROOT):
@@ -55,13 +55,13 @@ def _nothing_left_in_checkout() -> Iterator[None]:
 
 
 def temporary_files() -> set[str]:
-    """What is in the folders of which tests know no more than that they exist."""
+    """Return the contents of folders that tests must not change."""
     names = {os.path.join(folder, name) for folder in (HOME, TEMPORARY) for name in os.listdir(folder)}
     return {name for name in names if not any(fnmatch.fnmatch(os.path.basename(name), kept) for kept in KEPT_FILES)}
 
 
 def contents(path: str) -> bytes:
-    """What is in a file of `/proc`; nothing once its process has ended."""
+    """Return the content of a file in `/proc`, empty if its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -70,10 +70,10 @@ def contents(path: str) -> bytes:
 
 
 def running(pid: int) -> Iterator[int]:
-    """Yields processes that run below a process, but for those that are to stay."""
+    """Yield the child processes of a process, except those that may stay."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended, or the system has no such folder
+    except OSError:  # the process has ended, or the system has no such folder
         return
     for thread in threads:
         for child in map(int, contents(f"/proc/{pid}/task/{thread}/children").split()):
@@ -85,11 +85,12 @@ def running(pid: int) -> Iterator[int]:
 
 
 def left_running() -> dict[int, str]:
-    """Ids and commands of processes that run on although they had time to end; ends them."""
+    """Return ids and commands of processes that did not end in time, and kill them."""
     if not any(running(os.getpid())):
         return {}
     for worker in multiprocessing.active_children():
-        if worker.daemon:  # as those of a data loader, which end with what is garbage now, or else with this process
+        # For example, workers of a data loader, which would otherwise run until garbage collection.
+        if worker.daemon:
             worker.terminate()
     latest = time.monotonic() + PATIENCE
     while any(running(os.getpid())) and time.monotonic() < latest:
@@ -101,7 +102,7 @@ def left_running() -> dict[int, str]:
     return left
 
 
-known_files: set[str] = set()  # what tests were refused for already
+known_files: set[str] = set()  # files that have already failed a test
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
-"""Makes every test draw the same numbers, whichever ran before it, in this process and in those that it starts.
+"""Seed random numbers per test, in this process and its child processes.
 
-What it draws follows from the option `--seed` and its own name; what a fixture draws that outlives it, from the
-fixture's name.
+The seed is derived from the option `--seed` and the name of the test. For a fixture that several tests share, it is
+derived from the name of the fixture. Child processes use the same seed.
 """
 
 import os
@@ -31,7 +31,7 @@ def seed_for(name: str, config: pytest.Config) -> None:
 
 @contextmanager
 def draws_kept() -> Iterator[None]:
-    """Lets draws go on afterwards as if there had been none within."""
+    """Context manager that restores the random number generators."""
     import torch  # not in the process that hands out tests
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
@@ -45,13 +45,13 @@ def draws_kept() -> Iterator[None]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seeds what a file draws when it is imported."""
+    """Seed random numbers drawn while a file is imported."""
     seed_for(collector.nodeid, collector.config)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seeds what a fixture draws that serves several tests, of which any may be the first."""
+    """Seed random numbers of fixtures that are shared by several tests."""
     if fixturedef.scope == "function":
         return (yield)
     with draws_kept():

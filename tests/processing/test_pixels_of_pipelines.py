@@ -1,4 +1,4 @@
-"""Whatever the kind of file: what trains, evaluates and predicts sees the pixels that transformers' pipelines see."""
+"""All file formats: training, evaluation and prediction read the same pixels as transformers' pipelines."""
 
 from io import BytesIO
 from pathlib import Path
@@ -38,17 +38,17 @@ ORIENTATION = 0x0112
 
 
 def rgba() -> Image.Image:
-    """Colors below every alpha."""
+    """Return an image with random colors and random alpha."""
     image = Image.fromarray(noise(10, 12, 3))
     image.putalpha(Image.fromarray(noise(10, 12, seed=1)))
     return image
 
 
 def write_files(folder: Path) -> dict[str, bool]:
-    """Writes a file of every kind; returns whether each has transparent pixels."""
+    """Write a file of every format and return whether each has transparent pixels."""
     color, gray = Image.fromarray(noise(10, 12, 3)), Image.fromarray(noise(10, 12))
     palette, exif = color.quantize(16), Image.Exif()
-    exif[ORIENTATION] = 6  # a quarter turn
+    exif[ORIENTATION] = 6  # rotation by 90 degrees
     wide = Image.fromarray(noise(10, 12).astype(np.uint16))
     files = {
         "color.png": color,
@@ -109,8 +109,9 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = pixels_of_pipelines(file)
-        assert torch.equal(read_uint8(example["image"], 3), expected), file  # as augmentations do
-        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file  # as evaluations do
+        assert torch.equal(read_uint8(example["image"], 3), expected), file  # augmentations decode images like this
+        # Evaluation decodes images like this.
+        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file
         assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file
         assert torch.equal(read_by_features[file].to(torch.uint8), expected), file
         assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file

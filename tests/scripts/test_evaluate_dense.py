@@ -1,4 +1,4 @@
-"""Evaluation of saved models for segmentation and depth, whose task their configuration tells."""
+"""Evaluation of saved segmentation and depth models."""
 
 import json
 import shutil

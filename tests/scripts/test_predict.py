@@ -206,7 +206,7 @@ def no_labels(folder: Path) -> list[str]:
     ("arguments", "message"),
     [
         (missing_folder, "There is no file or folder"),
-        (empty_folder, "contains no images: no file name ends in .bmp, .gif"),
+        (empty_folder, "contains no image: no file ends in .bmp, .gif"),
         (folder_without_model, "has no config.json, so it is not a saved model. Train one first: hf-vit train"),
         (no_labels, "top_k=0 must be at least 1. The default is 3."),
     ],

@@ -77,7 +77,7 @@ def test_scores_stand_beside_what_is_reached_without_images_as_in_the_cards(file
     assert len(rows) > 5
     for row in rows:
         (card,) = re.findall(r"\(([\w/-]+\.md)\)", row["card"])
-        figures = [figures_of(row[column]) for column in ("score", "without images", "peer")]
+        figures = [figures_of(row[column]) for column in ("score", "baseline", "peer")]
         assert figures[0]
         assert figures[1]
         assert set.union(*figures) <= figures_of(((ROOT / file).parent / card).read_text())

@@ -143,7 +143,7 @@ def test_no_command_runs_the_code_of_a_model(
 def test_predictions_need_consent(changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_foreign(tmp_path, **changes)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"'foreign' brings code .* set --trust_remote_code\.$"):
+    with pytest.raises(SystemExit, match=r"'foreign' has custom code .* set --trust_remote_code\.$"):
         call_command("predict", ["foreign", "photo.png"])
     assert not (tmp_path / MARKER).exists()
 

@@ -1,4 +1,4 @@
-"""What the scripts put together: data, model, trainer, and the answers to bad input before training starts."""
+"""Setup of image classification: data, model, trainer, and errors before training."""
 
 import logging
 import shutil
@@ -94,7 +94,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
-    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # of other number, and in other order
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # classes that differ in number or order from the saved ones
         model, processor = load_classifier(
             TaskArguments(
                 dataset_name="data",
@@ -106,7 +106,8 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         )
         assert model.config.id2label == dict(enumerate(names))
         assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
-        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5  # 1/4; the saved one has 1
+        # A new head has a standard deviation of 1/4, and the saved one of 1.
+        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
@@ -182,7 +183,7 @@ PUBLISHED_SHAPE = {
 
 @pytest.fixture(params=["vit", "dinov2"])
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.Module]:
-    """A classifier and a model without a head of transformers, each with its own image processor."""
+    """Return a classifier and a headless model of transformers, each with its image processor."""
     if request.param == "vit":
         model = ViTForImageClassification(ViTConfig(**PUBLISHED_SHAPE, intermediate_size=16, num_labels=3))
         ViTImageProcessor(size=32).save_pretrained(tmp_path / "published")
@@ -241,7 +242,8 @@ def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[P
     )
     assert same.to_dict() == processor.to_dict()
     weights, others = ({**model.state_dict()} for model in (by_folder, by_file))
-    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape  # each drawn for itself
+    # Both heads are initialized at random.
+    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
@@ -255,7 +257,7 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     call_command("evaluate", [*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # which starts at zero
+    assert model.classifier.bias.any()  # the bias is initialized with zeros
 
 
 def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
@@ -325,7 +327,7 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
     with pytest.raises(ValueError, match="contains no training run to resume"):
         checkpoint_to_resume(args)
     (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
-    assert checkpoint_to_resume(args) is None  # there is only an incomplete one
+    assert checkpoint_to_resume(args) is None  # the only checkpoint is incomplete
     args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
     with pytest.raises(ValueError, match=r"Cannot resume from .*checkpoint-5: it has no SHA256SUMS"):
         checkpoint_to_resume(args)

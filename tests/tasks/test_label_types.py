@@ -1,4 +1,4 @@
-"""Trainings on several labels per image and on values, and those in which rare classes count more."""
+"""Training with multi-label targets, regression targets and class weights."""
 
 import csv
 import json
@@ -32,7 +32,8 @@ CONFIG = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "patch_size": 4,
-    "key_bias": False,  # whose gradient is rounding noise, which Adam scales up to full steps
+    # The gradient of a key bias is rounding noise, which Adam scales up to full steps.
+    "key_bias": False,
 }
 SMALL = [
     "--preset",
@@ -59,7 +60,7 @@ HEADERS = {"flags": COLORS, "names": ("label",), "value": ("label",), "class": (
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images that show colors, and a table of each of `TABLES`."""
+    """Return a folder of colored images with each table of `TABLES`."""
     folder, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     rows: dict[str, list[list[Any]]] = {name: [["file", "split", *header]] for name, header in HEADERS.items()}
     for number in range(NUM_TRAIN + NUM_TEST):
@@ -76,7 +77,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(tables: Path, table: str, output: Path, *options: str) -> dict[str, Any]:
-    """Trains, and returns the scores of the test images."""
+    """Train a classifier and return the scores of the test images."""
     places = ["--dataset_name", str(tables / f"{table}.csv"), "--output_dir", str(output)]
     call_command("train image-classification", [*places, *SMALL, *options])
     scores: dict[str, Any] = json.loads((output / "test_scores.json").read_text())
@@ -104,7 +105,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # The columns of the other table are in another order, and one of its tables lists names.
+    # The columns of the other table have another order, and one of the tables lists label names.
     other = tables / f"{'flags' if table == 'names' else 'names'}.csv"
     options = ["--model_name_or_path", str(output), "--dataset_name", str(other), "--use_cpu"]
     call_command("evaluate", [*options, "--output_dir", str(tmp_path / "evaluation")])
@@ -154,7 +155,7 @@ def test_values_are_learned_evaluated_and_predicted(
 
 def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: Path) -> None:
     scores = train(tables, "value", tmp_path / "out", *STEPS, "1", "--learning_rate", "1e-9")
-    assert scores["mae"] < 100  # far from the 2000 of a head that starts at 0
+    assert scores["mae"] < 100  # a head with zero bias would have an error of about 2000
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_rare_classes_count_more_in_a_training(tables: Path, tmp_path: Path) -> 
     for folder, option in (("balanced", "balanced"), ("file", str(file))):
         train(tables, "class", tmp_path / folder, *STEPS, "20", "--class_weights", option)
     lines = [json.loads(line) for line in (tmp_path / "file" / "test_predictions.jsonl").read_text().splitlines()]
-    assert {line["prediction"] for line in lines} == {"rare"}  # as the others count for nothing
+    assert {line["prediction"] for line in lines} == {"rare"}  # all other classes have a weight of 0
 
 
 def balanced(classes: list[int], seed: int = 0) -> AugmentedDataset:
@@ -244,7 +245,8 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
     classes = [number for number, count in enumerate(counts) for _ in range(count)]
     dataset = balanced(classes)
     drawn = list(BalancedSampler(dataset))
-    assert len(set(drawn)) == len(drawn) == len(dataset)  # no image twice with the same augmentation
+    # No image is drawn twice with the same augmentation.
+    assert len(set(drawn)) == len(drawn) == len(dataset)
     by_class, by_image = Counter(classes[image] for image, _ in drawn), Counter(image for image, _ in drawn)
     assert max(by_class.values()) - min(by_class.values()) <= 1
     for number in range(len(counts)):
@@ -264,7 +266,7 @@ def test_a_balanced_training_resumes_and_is_the_same_on_two_processes(tables: Pa
         "4",
         "--save_total_limit",
         "5",
-    ]  # in the middle of an epoch of 6 steps
+    ]  # checkpoints are saved in the middle of epochs of 6 steps
     train(tables, "class", tmp_path / "one", *options, "--per_device_train_batch_size", "8")
     expected = load_file(tmp_path / "one" / "model.safetensors")
     checkpoint = str(tmp_path / "one" / "checkpoint-4")

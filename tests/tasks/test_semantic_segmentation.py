@@ -1,4 +1,4 @@
-"""Training of semantic segmentation: where it starts from, how it is evaluated, what is refused."""
+"""Training of semantic segmentation: initial models, evaluation, errors."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from ..helpers.options import call_command
 
 TASK = "semantic_segmentation"
 BACKBONE = {name: value for name, value in CONFIG.items() if not name.endswith("_config")} | {"image_size": 16}
-# A rate that float32 rounds to 0; a rate of 0 is refused, because such a training changes nothing.
+# float32 rounds this learning rate to 0. A rate of 0 is rejected, because it cannot train anything.
 NO_CHANGE = ("--learning_rate", "1e-60")
 
 
@@ -58,7 +58,7 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
     evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
     _, predict = evaluator.naive_baseline(maps)
-    expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class of all, where no image has one
+    expected = torch.tensor([[0, 1], [2, 2]])  # a pixel without a label has the most frequent class overall
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
@@ -68,12 +68,13 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
 
 
 def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
-    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]  # 9 of class 0, 1 of class 1
+    # These masks have 9 pixels of class 0 and 1 pixel of class 1.
+    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]
     assert choose_weights("none", NAMES, lambda: count_pixels(masks, 3)) == [1.0, 1.0, 1.0]
     weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
-    assert weights[2] == 1  # not seen
+    assert weights[2] == 1  # class 2 does not occur in the masks
     assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
     with pytest.raises(ValueError, match="class_weights is given twice"):
         SemanticArguments(
@@ -97,7 +98,7 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: py
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, *NO_CHANGE]
     train(TASK, scenes, tmp_path / "out", *options)
     (warned,) = (record.getMessage() for record in caplog.records if "is behind" in record.getMessage())
-    assert "most frequent class at each place in" in warned
+    assert "most frequent class of each pixel in" in warned
     assert warned in (tmp_path / "out" / "README.md").read_text()
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     assert model.config.id2label == dict(enumerate(NAMES))
@@ -190,7 +191,8 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
         scores = train(TASK, scenes, tmp_path / name, *steps)
         saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
-        assert saved.window_scale == (1.25 if name == "larger" else None)  # 16 pixels of most often 20 at least
+        # The scale is 20 / 16: most images have sides of 20 pixels, and the model takes 16.
+        assert saved.window_scale == (1.25 if name == "larger" else None)
         card = (tmp_path / name / "README.md").read_text()
         chosen = "1.25, in windows" if name == "larger" else "1, the whole image"
         assert re.search(
@@ -226,7 +228,8 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)  # better in one image alone
+    # The scores of only one image improve.
+    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)
     assert scales_to_try(processor, [(32, 40)] * 3)[0] == []

@@ -1,4 +1,4 @@
-"""Training of universal segmentation: masked attention is annealed, things and stuff are told apart."""
+"""Training of universal segmentation: annealing of masked attention, things and stuff."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path
 
 
 def perfect(target: dict) -> dict:
-    """The target as a prediction of all kinds."""
+    """Return the target as a prediction of each kind."""
     masks, labels = target["masks"], target["class_labels"].tolist()
     ids = torch.full(masks.shape[1:], -1)
     for number, mask in enumerate(masks):
@@ -98,7 +98,7 @@ def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
 
 
 def write_coco_instances(scenes: Path, folder: Path) -> Path:
-    """Writes the scenes once more, as COCO does: the animals alone, as polygons."""
+    """Write the scenes as COCO instances: only the animals, as polygons."""
     for split in ("train", "val"):
         images, annotations = [], []
         (folder / split).mkdir(parents=True)

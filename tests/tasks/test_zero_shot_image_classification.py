@@ -1,4 +1,4 @@
-"""The whole way of images beside texts: train by the script, look at what is left, resume, score, open elsewhere."""
+"""Image-text training end to end: train by command, check files, resume, evaluate, open elsewhere."""
 
 import json
 import re
@@ -42,7 +42,7 @@ STEPS += ["--save_steps", "40", "--learning_rate", "2e-3", "--weight_decay", "0.
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with captions, images with labels, and a model that has been trained by the script."""
+    """Return images with captions, images with labels, and a trained model."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")
@@ -221,7 +221,7 @@ def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_pat
     assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
     assert trainer.model.options.loss == "softmax"
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["input_ids"].shape[1] <= 12  # where the tower ends, before the tokenizer does
+    assert batch["input_ids"].shape[1] <= 12  # the text tower has a lower limit than the tokenizer
     assert trainer.model(**batch).loss.isfinite()
 
 
@@ -250,7 +250,7 @@ def test_the_temperature_does_not_decay(workplace: Path, tmp_path: Path) -> None
 def test_a_batch_has_an_image_once_and_makes_the_models_loss(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "halves", tmp_path)
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == 2  # of 16 images, whose 44 captions are in 44 rows
+    assert len(batches) == 2  # 16 images have 44 captions, in 44 rows
     for batch in batches:
         assert len(batch["pixel_values"].flatten(1).unique(dim=0)) == len(batch["input_ids"]) == 8
         outputs = trainer.model(**batch)

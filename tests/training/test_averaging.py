@@ -1,4 +1,4 @@
-"""Averaged weights: what they are, how they are evaluated and saved, and that they resume where they were."""
+"""Averaged weights: values, evaluation, saving, and resume."""
 
 import json
 import math
@@ -45,7 +45,7 @@ from ..scripts.test_end_to_end import write_photos
 
 
 class WeightRecorder(TrainerCallback):
-    """Keeps the weights that the optimizer leaves at each step, after those that the training began with."""
+    """Record the initial weights and the weights after each step."""
 
     def __init__(self) -> None:
         self.weights: list[list[float]] = []
@@ -58,7 +58,7 @@ class WeightRecorder(TrainerCallback):
 
 
 def averaged_by_hand(steps: list[list[float]], decay: float) -> Tensor:
-    """The average of weights after each step, number by number."""
+    """Compute the average of the weights after each step, element by element."""
     average, *later = steps
     for number, weights in enumerate(later, start=1):
         kept = (1 + number) / (10 + number)
@@ -137,7 +137,7 @@ def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """What each of two processes got, and where they have saved it."""
+    """Return the results of two processes, and their folder."""
     folder = tmp_path_factory.mktemp("two_processes")
     distributed.finish(distributed.start("average_on_processes", folder, processes=2), folder)
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -206,12 +206,12 @@ def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> Non
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     averaging_trainer(tmp_path / "raw", ema_decay=None, **options).train()
     assert not (tmp_path / "raw" / "checkpoint-4" / "ema").exists()
-    with pytest.raises(ValueError, match=r"has no average of .* A training that was started without --ema_decay"):
+    with pytest.raises(ValueError, match=r"has no average of .* A run that was started without --ema_decay"):
         averaging_trainer(tmp_path / "raw", **options).train(str(tmp_path / "raw" / "checkpoint-2"))
 
 
 class BrokenTrainer(HfViTTrainer):
-    """Cannot score the averaged weights."""
+    """A trainer whose evaluation of the averaged weights fails."""
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         raise MemoryError
@@ -239,7 +239,7 @@ RECIPE = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, and what a training by the script leaves, as user/model."""
+    """Return a folder with photos and the output of a training run, named user/model."""
     folder = tmp_path_factory.mktemp("root")
     write_photos(folder / "photos" / "train", 16, seed=0)
     write_photos(folder / "photos" / "test", 5, seed=1)
@@ -386,6 +386,6 @@ class NoModelOfTheLibrary(nn.Module):
 def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
     trainer = averaging_trainer(tmp_path)
     trainer.model = trainer.model_wrapped = NoModelOfTheLibrary(trainer.model)
-    with pytest.raises(ValueError, match="a model of the class NoModelOfTheLibrary train"):
+    with pytest.raises(ValueError, match="a model of class NoModelOfTheLibrary are trained"):
         trainer.train()
     assert not logged(trainer, "loss")

@@ -1,6 +1,6 @@
-"""Either Trainer gives every model the gradient of the whole batch, in whatever parts it comes.
+"""Gradients of all models equal those of the whole batch for any split, with our Trainer and that of transformers.
 
-`pytest -v` lists the table of models, Trainers and ways to split a batch; `-s` prints how far each is off.
+`pytest -v` lists all combinations; `-s` prints the relative error of each.
 """
 
 import sys
@@ -20,9 +20,9 @@ from ..helpers.trainings import GLOBAL_BATCH, TRAINERS, backward_of_parts, loss_
 
 
 TOLERANCE = 1e-9  # relative to the largest value, in float64
-# Images of a forward pass, passes of a step, processes
+# Name of a split -> images per forward pass, forward passes per step, processes.
 SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
-# The library evaluates the loss of pairs where their collator asks for it, as for CLIP
+# transformers evaluates the loss of image-text pairs only if the collator requests it, as for CLIP.
 EVALUATED = [
     name
     for name, case in TRAINING_CASES.items()
@@ -35,17 +35,17 @@ all_trainers = pytest.mark.parametrize("trainer", TRAINERS)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What each of two processes got."""
+    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
 def is_exception(name: str, trainer: str, accumulate: int) -> bool:
-    """Whether accumulated batches count by themselves.
+    """Return whether accumulated batches are normalized separately.
 
-    They do under a batch norm, where images are compared with the texts of a batch, and where the library's Trainer
-    leaves each to its own number of objects.
+    They do with batch norm, with a contrastive loss, and if the Trainer of transformers normalizes each batch by its
+    own number of objects.
     """
     case = TRAINING_CASES[name]
     is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection

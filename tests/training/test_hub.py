@@ -1,4 +1,4 @@
-"""Publishing: what goes up, what is refused, and that it opens elsewhere as it was."""
+"""Publishing: uploaded files, refused folders, and opening from the Hub."""
 
 import io
 import json
@@ -46,7 +46,7 @@ CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDE
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier with all that a training leaves beside it."""
+    """Return a saved classifier with all files of a training run."""
     folder = tmp_path_factory.mktemp("saved") / "clothing"
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
-    """A hub to which the script has published the model, and what it printed."""
+    """Return a Hub stand-in with the published model, and the printed output."""
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
         process = run_command("push", workdir, str(saved), "user/clothing", "--private", **hub.client)
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
-    """The files of a saved model as they go up, with a card that opens the model from the Hub."""
+    """Return the uploaded files of a saved model, with the card for the Hub."""
     card = (folder / "README.md").read_text()
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
@@ -229,7 +229,7 @@ def test_bad_name_is_refused(saved: Path) -> None:
 def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Path) -> None:
     process = run_command("push", tmp_path, str(saved), "user/clothing", **NOWHERE)
     assert process.returncode == 1
-    assert process.stderr.startswith("push_to_hub.py: ")
+    assert process.stderr.startswith("hf-vit: ")
     assert "hf auth login" in process.stderr
     assert "Traceback" not in process.stderr
 
@@ -237,7 +237,7 @@ def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Pa
 def test_script_says_that_the_hub_cannot_be_reached(saved: Path, tmp_path: Path) -> None:
     process = run_command("push", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
     assert process.returncode == 1
-    assert process.stderr.startswith("push_to_hub.py: The Hub cannot be reached at http://127.0.0.1:9: ")
+    assert process.stderr.startswith("hf-vit: The Hub cannot be reached at http://127.0.0.1:9: ")
     assert "Check the network" in process.stderr
     assert "Traceback" not in process.stderr
 
@@ -280,7 +280,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert first.files == uploaded(saved, "user/shirts")
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
-        ("More", "v2", ["README.md"]),  # the new branch starts where main stands
+        ("More", "v2", ["README.md"]),  # the new branch starts from main
         ("On a branch", "v2", ["curves.png"]),
         ("Upload model", "refs/pr/1", ["curves.png"]),
         ("To the pull request", "refs/pr/1", ["curves.png"]),
@@ -325,7 +325,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure("lfs_upload", 507),
-            Failure("lfs_upload", None),  # after which the client tries again by itself
+            Failure("lfs_upload", None),  # the client retries after a lost connection
             Failure("commit", None),
             Failure("commit", 500),
         ]
@@ -433,7 +433,7 @@ trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path]:
-    """What trainings with every strategy have pushed, to a repository named after it, and where they ran."""
+    """Return the uploads of runs with each hub strategy, and their folders."""
     workdir = tmp_path_factory.mktemp("work")
     with serve(tmp_path_factory.mktemp("root")) as hub:
         run_with_package(TRAIN, workdir, CARD, **hub.client)
@@ -514,7 +514,7 @@ def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[
     files = trained[0].find("user/checkpoint").files
     pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # NumPy's arrays, as the Trainer allows them
+    with safe_globals():  # allows the NumPy arrays, as the Trainer does
         for content in pickles.values():
             assert torch.load(io.BytesIO(content), weights_only=True)
 
@@ -587,7 +587,7 @@ for name in ("semantic", "universal", "depth"):
 """
 
 
-# The task is not named: the card on the Hub names it.
+# The pipeline gets no task argument: it reads the task from the model card.
 OPEN_ALL = """
 saved, image = torch.load("outputs.pt", weights_only=True), __import__("PIL.Image").Image.new("RGB", (40, 30))
 for name, (kind, model_class, expected) in saved.items():

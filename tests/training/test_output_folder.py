@@ -1,4 +1,4 @@
-"""Output folders that nobody named: each run gets one of its own."""
+"""Default output folders: each run gets a new one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Linear probes: closed form, start of a classifier, and the comparison with fine-tuning on held-out images."""
+"""Linear probes: closed form, initialization of a classifier, interpolation with the fine-tuned model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A training as a file: what it holds, what it leaves out, and what may change when it is resumed."""
+"""Recipes: contents, and options that may change on resume."""
 
 from pathlib import Path
 from typing import Any

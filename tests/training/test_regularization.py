@@ -1,4 +1,4 @@
-"""Mixtures, soft labels and their loss, repeated augmentations, dropped patches."""
+"""Mixed images, soft labels and their loss, repeated augmentation, dropped patches."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def batch_of_constants() -> dict[str, torch.Tensor]:
-    """Images each of whose pixels is the number of the image."""
+    """Return images with constant pixels equal to their index."""
     images = torch.arange(4.0)[:, None, None, None].expand(-1, 3, 8, 10).contiguous()
     return {"pixel_values": images, "labels": LABELS}
 
@@ -52,7 +52,8 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
 @pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0)], ids=["mixup", "cutmix"])
 def test_labels_have_the_shares_of_the_images(alphas: tuple[float, float], smoothing: float) -> None:
     images, labels = mixed(Mixing(3, *alphas, label_smoothing=smoothing), seed=3)
-    share = float(images[1].mean())  # of image 1, whose neighbor is 0
+    # All pixels of image 0 are 0, so the mean equals the share of image 1.
+    share = float(images[1].mean())
     assert 0.02 < share < 0.98
     expected = torch.tensor(
         [[share, 1 - share, 0], [1 - share, share, 0], [0, 1 - share, share], [0, share, 1 - share]]
@@ -121,7 +122,7 @@ def test_soft_labels_of_repeated_augmentations_may_be_split(tmp_path: Path) -> N
 def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 7, "eval_strategy": "epoch"}
     whole = train_regularized(tmp_path / "whole", 8, EVERYTHING, **options)
-    checkpoint = tmp_path / "whole" / "checkpoint-7"  # in the middle of the second epoch of 5 steps
+    checkpoint = tmp_path / "whole" / "checkpoint-7"  # step 7 is in the middle of the second epoch of 5 steps
     resumed = train_regularized(tmp_path / "resumed", 8, EVERYTHING, str(checkpoint), **options)
     assert len(whole["losses"]) == 10
     for part in ("losses", "weights"):
@@ -134,7 +135,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
 
 def test_evaluations_give_the_plain_cross_entropy(tmp_path: Path) -> None:
     trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
-    trainer.compute_metrics = None  # whose loss would take the place of the Trainer's
+    trainer.compute_metrics = None  # the loss of this metric would replace that of the Trainer
     loss = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator(list(trainer.eval_dataset))
     with torch.no_grad():
@@ -223,7 +224,7 @@ POSITIONS = ["learned", "sincos2d", "rotary", "learned+rotary"]
 def test_kept_patches_see_one_another_as_under_a_mask(positions: str) -> None:
     model = HfViTModel(small_config(position_embedding_type=positions, num_register_tokens=2)).eval()
     draw_weights(model)
-    images = torch.randn(2, 3, 24, 40)  # 3 x 5 patches
+    images = torch.randn(2, 3, 24, 40)  # images of 3 x 5 patches
     kept = torch.tensor([[0, 3, 7, 11], [2, 3, 13, 14]])
     with torch.no_grad():
         found = model(images, kept_patches=kept).last_hidden_state
@@ -248,7 +249,7 @@ def test_all_patches_kept_change_nothing_and_padding_is_dropped_first(pooling: s
             changed = PatchDropout(rate, model.config)(batch, 0.0)
             assert changed["kept_patches"].shape == (2, 16 if rate == 0 else 8)
             found = model(**changed).pooler_output
-            # Of the second image half is padding, so that all that it has is kept.
+            # Half of the second image is padding, so all of its other patches are kept.
             assert_close(found[1], expected[1], 1e-5, "padded")
             assert torch.allclose(found[0], expected[0], rtol=1e-4) == (rate == 0)
 
@@ -325,7 +326,7 @@ def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> N
 
 
 def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="repeated_augmentations=2 brings an image into a batch several times"):
+    with pytest.raises(ValueError, match="repeated_augmentations=2 puts an image into a batch several times"):
         ImageTextContrast.from_options(
             {"dataset_name": "photos", "output_dir": tmp_path, "use_cpu": True, "repeated_augmentations": 2}
         )

@@ -1,4 +1,4 @@
-"""A classifier is trained on streams, resumes where it was, and its evaluations see all images."""
+"""Training of classifiers on streams, resume, and evaluation on all images."""
 
 import json
 import re
@@ -19,13 +19,13 @@ from ..helpers.trainings import digits_trainer
 
 
 STREAM = ["--streaming", "true", "--eval_strategy", "no", "--shuffle_buffer_size", "20", "--auto_augment", "none"]
-STEPS = ["--max_steps", "7", "--save_strategy", "steps", "--save_steps", "4"]  # an epoch has four and a half
+STEPS = ["--max_steps", "7", "--save_strategy", "steps", "--save_steps", "4"]  # an epoch has 4.5 steps
 NAMES = ["blue", "green", "red"]
 
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same images in folders and in tar files."""
+    """Return the same images in folders and in tar files."""
     folder = write_colors(tmp_path_factory.mktemp("colors") / "folders")
     for split in ("train", "test"):
         files = sorted((folder / split).glob("*/*.png"))
@@ -52,14 +52,15 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
     steps = ["--max_steps", "40", "--save_strategy", "no", "--learning_rate", "3e-3"]
     run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, report=lambda _: None)
     scores = json.loads((tmp_path / "test_scores.json").read_text())
-    assert scores["accuracy"] > 0.8  # of three colors
+    assert scores["accuracy"] > 0.8  # chance level is 1/3
     lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
     assert len({line["file"] for line in lines}) == len(lines) == 21
     assert sum(line["label"] == line["prediction"] for line in lines) == round(21 * scores["accuracy"])
     card = (tmp_path / "README.md").read_text()
     assert "| training images | a stream, each drawn among 20 |" in card
     (counts,) = re.findall(r"tars: (.*), in 3 classes", card)
-    assert re.fullmatch(r"\d for validation, 21 for test", counts)  # nobody has counted those to train on
+    # The number of streamed training images is unknown.
+    assert re.fullmatch(r"\d for validation, 21 for test", counts)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -1,4 +1,4 @@
-"""Our Trainers override public methods of the library's, and hardly any private ones, which change without notice."""
+"""Our Trainers override public methods of transformers and only a fixed list of private ones."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ import hf_vit.training
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 
-# The library uploads a pickle in mid-training, and no public method or event comes between the last file of a
-# checkpoint and the end of older ones.
+# transformers uploads a pickle during training, and no public method or event runs between the last file of a
+# checkpoint and the removal of older ones.
 PRIVATE = {"_push_from_checkpoint", "_save_checkpoint"}
 
 

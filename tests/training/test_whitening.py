@@ -1,4 +1,4 @@
-"""Patch embeddings that start as a whitening of the training images' patches."""
+"""Patch embeddings initialized by whitening training patches."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from ..helpers.pretraining import A_FEW, make_task, write_colors
 
 
 PATCH = 4
-SIZE = 3 * PATCH * PATCH  # of a patch's values
+SIZE = 3 * PATCH * PATCH  # number of values per patch
 
 
 def smooth_images(num_images: int = 40) -> Tensor:
-    """Images whose neighboring pixels are alike, with a mean that is not zero."""
+    """Return images with similar neighboring pixels and a non-zero mean."""
     noise = torch.randn(num_images, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     return 3 * nn.functional.avg_pool2d(noise, 3, stride=1, padding=1) + 0.5
 
 
 def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
-    """Returns a whitened projection, and what it makes of the patches, (M, D)."""
+    """Return a whitened projection, and the projected patches (M, D)."""
     config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
     model = HfViTModel(config)
     whiten_patches(model, images, seed)
@@ -42,7 +42,7 @@ def test_embedded_patches_are_white() -> None:
     assert states.mean(dim=0).abs().max() < 1e-4
     patches = nn.functional.unfold(images, PATCH, stride=PATCH).mT.flatten(0, 1)
     before = torch.linalg.eigvalsh(covariance(patches))
-    assert before[-1] / before[0] > 50  # far from white
+    assert before[-1] / before[0] > 50  # the patches themselves are not white
     found = torch.linalg.eigvalsh(covariance(states))
     assert found[: 64 - SIZE].abs().max() < 1e-4
     expected = 64 / SIZE * (before / (before + LEAST_VARIANCE))
@@ -77,7 +77,7 @@ def test_a_training_starts_with_whitened_patches(tmp_path: Path) -> None:
         inputs = torch.cat([batch["pixel_values"] for batch in batches])
         states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
-        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # of random weights: 0.02
+        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights would give 0.02
 
 
 def test_a_model_that_has_learned_keeps_its_patches(tmp_path: Path) -> None:
@@ -92,7 +92,8 @@ def test_gray_images_in_three_channels_leave_colors_out() -> None:
     assert states.std() > 0.3
     color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
-    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()  # nothing along the grays
+    # Remove the gray axis, so that only color remains.
+    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
     assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Recorded attention is the model's own, and what is computed from it agrees with loops and matrices."""
+"""Recorded attention equals that of the model, and derived maps equal plain loops."""
 
 import math
 from typing import Any
@@ -24,11 +24,12 @@ from hf_vit.visualize.patches import patch_at
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])  # 2 x 3 of 3 x 4 patches
+# Of 3 x 4 patches, 2 x 3 are valid.
+PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])
 
 
 def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-    """With weights that make attention uneven, in float64."""
+    """Return a float64 model whose weights give uneven attention."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -37,14 +38,14 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
 
 
 def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
-    """Random attention of two heads, behind one CLS token and a register."""
+    """Return random attention of two heads for a CLS token, a register and patches."""
     num_tokens = 2 + grid[0] * grid[1]
     weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
     return Attention((3 * weights).softmax(-1), grid, 2, torch.eye(num_tokens).double()[0])
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Of each layer, what was looked at (B, heads, L, d), and what came out (B, heads, L, d), of a run as usual."""
+    """Return the values and the results (B, heads, L, d) of each layer."""
     seen: list[list[Tensor]] = []
 
     def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
@@ -171,7 +172,7 @@ def test_rollout_is_the_product_of_matrices() -> None:
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A classifier written out, with something added to its attention; returns logits and attention as it was."""
+    """Run a classifier step by step with a change added to its attention; return logits and original attention."""
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
@@ -204,7 +205,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.std() > 0.05 * heat.mean()  # far more than the tolerance
+    assert heat.std() > 0.05 * heat.mean()  # maps vary much more than the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:

@@ -1,4 +1,4 @@
-"""Pictures of boxes and poses show what they should, where it is and in the right colors."""
+"""Pictures of boxes and poses: contents, positions and colors."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ BOXES, LABELS = [[100, 200, 300, 400], [350, 50, 600, 250]], [0, 1]
 
 
 def is_like(picture: Image.Image, x: float, y: float, color: np.ndarray) -> bool:
-    """Whether a pixel near a place has a color."""
+    """Return whether a pixel near a position has a color."""
     part = np.asarray(picture)[round(y) - 3 : round(y) + 4, round(x) - 3 : round(x) + 4].astype(int)
     return bool((np.abs(part - color) <= 8).all(axis=-1).any())
 
@@ -40,7 +40,8 @@ def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> No
         assert is_like(picture, x * side, y * side, PALETTE[1])
     for x, y in ((0.5, 0.5), (0.1, 0.5), (0.5, 0.9)):
         assert is_like(picture, x * side, y * side, np.full(3, 200))
-    label = np.asarray(picture)[int(0.15 * side) : int(0.25 * side) - 2]  # above the box
+    # The label is above the box.
+    label = np.asarray(picture)[int(0.15 * side) : int(0.25 * side) - 2]
     written = (np.abs(label.astype(int) - PALETTE[1]) <= 8).all(axis=-1)
     assert written.any(axis=1).sum() > side / 40
 
@@ -51,7 +52,7 @@ def test_an_image_of_any_kind_and_boxes_on_any_device_are_drawn() -> None:
         Image.fromarray(GRAY), torch.tensor(BOXES), torch.tensor(LABELS), NAMES, torch.tensor([0.5, 0.25])
     )
     assert np.array_equal(same, expected)
-    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores
+    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores, the labels differ
     assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
 
 
@@ -94,7 +95,8 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
         assert is_like(picture, *point, color)
     assert is_like(picture, 150, 200, PALETTE[2])
     assert is_like(picture, 200, 100, np.full(3, 200))
-    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)  # the center of the pixel in a corner
+    # The keypoint is the center of the pixel in the corner.
+    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
 
 
@@ -124,10 +126,11 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [prediction], [target], [(0, 1)], tmp_path / "picture.png")
     image, truth, predicted = columns(tmp_path / "picture.png", 3)
     assert not has(Image.fromarray(image), PALETTE[1])
-    for part in (truth, predicted):  # the truth says that the third is not there
+    # The third keypoint is not labeled in the ground truth.
+    for part in (truth, predicted):
         assert [has(Image.fromarray(part), color) for color in PALETTE] == [True, True, False]
-        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # below the title
-        assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the image
+        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # the rows below the title
+        assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the original image
     draw_poses([GRAY], [prediction], None, [], tmp_path / "alone.svg")
     assert texts(tmp_path / "alone.svg") == ["image", "prediction"]
     unsure = {**prediction, "scores": np.array([1.0, 0.2, 1.0])}

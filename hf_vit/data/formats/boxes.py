@@ -185,7 +185,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
     # Absolute paths stay valid if the working directory changes.
     images = images_at([str(path.absolute()) for path in paths], split)
     boxes, sizes = corners(table[:, 2:], "yolo"), np.zeros((len(images), 2))
-    return table_of(split, images, sizes, image_numbers, boxes, names, is_fraction=True, labels=labels)
+    return table_of(split, images, sizes, image_numbers, boxes, names, is_share=True, labels=labels)
 
 
 def _text_of(image: Path) -> Path:

@@ -357,7 +357,7 @@ def _table(content: CocoFile, numbers: dict[Any, int], keypoint_names: Sequence[
         np.array([places[annotation["image_id"]] for annotation in annotations], np.int64),
         corners(content.numbers("bbox", 4), "coco") if has_boxes else np.tile(WHOLE_IMAGE, (len(annotations), 1)),
         [content.describe(place) for place in range(len(annotations))],
-        is_fraction=not has_boxes,
+        is_share=not has_boxes,
         labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
         is_crowd=[annotation.get("iscrowd") for annotation in annotations],
         areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),

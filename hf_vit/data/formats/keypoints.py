@@ -206,7 +206,7 @@ def _as_table(rows: Sequence[tuple[TableRow, KeypointColumns]], split: str) -> O
         np.array([numbers[row.image] for row, _ in rows]),
         np.array([WHOLE_IMAGE if box is None else box for box in boxes]),
         [row.where for row, _ in rows],
-        is_fraction=np.array([box is None for box in boxes]),
+        is_share=np.array([box is None for box in boxes]),
         keypoints=np.array(keypoints, float),
     )
 

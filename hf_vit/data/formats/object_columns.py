@@ -196,7 +196,7 @@ def load_detection_columns(
     tables = [
         found.table(
             corners(own, written),
-            is_fraction=written == "yolo",
+            is_share=written == "yolo",
             labels=labels[found.split],
             is_crowd=found.values.get("crowd"),
         )
@@ -238,9 +238,9 @@ def _choose_format(objects: Sequence[ObjectColumns], boxes: np.ndarray) -> BoxFo
     """Return "coco" if more boxes (N, 4) are valid in this format than in any other; raise `ValueError` otherwise."""
     sizes = np.concatenate([_upright_sizes(found)[found.image_numbers] for found in objects])
     # Values up to 1 are fractions: as pixels, they would be implausibly small boxes.
-    is_fraction = bool(len(boxes)) and np.nanmedian(boxes) <= 1
+    is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1
     num_right = {
-        name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_fraction else 0
+        name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0
         for name in get_args(BoxFormat)
     }
     if not len(boxes) or [name for name, count in num_right.items() if count == max(num_right.values())] == ["coco"]:
@@ -264,7 +264,7 @@ def load_keypoint_columns(splits: DatasetDict, options: SourceOptions) -> tuple[
         found = read_objects(dataset, split, ("keypoints",), options)
         has_boxes = "box" in found.values
         boxes = found.boxes() if has_boxes else np.tile(WHOLE_IMAGE, (len(found.image_numbers), 1))
-        tables.append(found.table(corners(boxes, "coco"), is_fraction=not has_boxes, keypoints=found.keypoints()))
+        tables.append(found.table(corners(boxes, "coco"), is_share=not has_boxes, keypoints=found.keypoints()))
     counts = {table.keypoints.shape[1] for table in tables}
     if len(counts) > 1:
         raise ValueError(

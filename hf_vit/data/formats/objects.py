@@ -53,7 +53,7 @@ class ObjectTable:
     names: np.ndarray
     image_numbers: np.ndarray
     boxes: np.ndarray
-    is_fraction: np.ndarray
+    is_share: np.ndarray
     labels: np.ndarray
     is_crowd: np.ndarray
     areas: np.ndarray
@@ -98,7 +98,7 @@ def table_of(
     boxes: np.ndarray,
     names: Sequence[str],
     *,
-    is_fraction: np.ndarray | bool = False,
+    is_share: np.ndarray | bool = False,
     labels: np.ndarray | None = None,
     is_crowd: Sequence[object] | None = None,
     areas: np.ndarray | None = None,
@@ -116,7 +116,7 @@ def table_of(
         "names": np.array(names, object),
         "image_numbers": np.asarray(image_numbers, np.int64),
         "boxes": np.asarray(boxes, float).reshape(-1, 4),
-        "is_share": np.broadcast_to(is_fraction, count),
+        "is_share": np.broadcast_to(is_share, count),
         "labels": np.zeros(count, np.int64) if labels is None else np.asarray(labels, np.int64),
         "is_crowd": np.zeros(count, bool) if is_crowd is None else np.array(flags, bool),
         "areas": np.where(areas > 0, areas, np.nan),
@@ -145,16 +145,14 @@ def upright(table: ObjectTable, choice: AnnotationOrientation) -> ObjectTable:
         start += len(images)
     turns, frames = (np.concatenate(parts) for parts in zip(*found, strict=True))
     own, sizes = turns[table.image_numbers], frames[table.image_numbers]
-    boxes = np.where(table.is_fraction[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
+    boxes = np.where(table.is_share[:, None], table.boxes * np.tile(sizes, 2), table.boxes)
     places = orient_points(boxes.reshape(-1, 2, 2), own, sizes)
     # If an axis is reversed, swap its coordinates, so that x1, y1 remains the top left corner.
     boxes = np.where(flipped_axes(own)[:, None], places[:, ::-1], places).reshape(-1, 4)
     keypoints, is_labeled = table.keypoints.copy(), table.keypoints[..., 2:] > 0
     keypoints[..., :2] = np.where(is_labeled, orient_points(keypoints[..., :2], own, sizes, last=1), 0)
-    is_fraction = np.zeros_like(table.is_fraction)
-    return replace(
-        table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_fraction=is_fraction
-    )
+    is_share = np.zeros_like(table.is_share)
+    return replace(table, sizes=upright_sizes(frames, turns), boxes=boxes, keypoints=keypoints, is_share=is_share)
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray | float = 1.0) -> np.ndarray:
