@@ -19,14 +19,14 @@ NOTEBOOK = ROOT / "scripts" / "quickstart.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_uploads_a_model(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_uploads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "tiny")
     HfViTImageProcessor.for_model(model).save_pretrained(tmp_path / "tiny")
     settings = {"PHOTOS": "photos", "MODEL": "tiny", "OUTPUT": "out", "REPOSITORY": "user/photos"}
     settings["OPTIONS"] = json.dumps({"max_steps": 2, "image_size": 32, "per_device_train_batch_size": 2})
-    settings["IPYTHONDIR"] = str(tmp_path / "ipython")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}})
     with serve(tmp_path / "hub") as hub:
