@@ -106,7 +106,7 @@ def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_
 
     assert not messages(2)
     (message,) = messages(1)
-    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")
+    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2.")
 
 
 def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
