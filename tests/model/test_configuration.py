@@ -1,4 +1,4 @@
-"""The configuration refuses what cannot be, keeps what was set, and says what it derives."""
+"""`HfViTConfig`: validation, saving and loading, and derived values."""
 
 import copy
 import json
@@ -102,7 +102,7 @@ def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
 def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
     inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
     own = {field.name for field in fields(HfViTConfig)} - inherited
-    assert len(own - TASK_CONFIGS.keys()) <= 45  # those of the tasks stand apart
+    assert len(own - TASK_CONFIGS.keys()) <= 45  # without the task configurations
     vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
     assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
 
@@ -148,7 +148,7 @@ def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
-    """As in the library's tutorials: at loading, through the Auto classes, and by assignment."""
+    """Labels may have strings as keys, as in the tutorials of transformers: when loading, with Auto classes, by assignment."""
     names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()
@@ -162,7 +162,7 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
         assert config.id2label == {0: "a", 1: "b", 2: "c"}
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
-    # Before 5.23 transformers checks the type itself, in words of its own.
+    # Before version 5.23, transformers checks the type itself and raises its own message.
     ours, theirs = (
         r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: ",
         r"'id2label' with value \{'cat': 0\}",
@@ -173,7 +173,9 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
 
 def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
     config = small_config()
-    config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})  # as the library's script does
+    config.update(
+        {"image_size": 32, "patch_size": 4, "encoder_stride": 4}
+    )  # as the example script of transformers does
     assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
     assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8
     with pytest.raises(ValueError, match="encoder_stride=8 must equal patch_size=4"):
@@ -197,7 +199,7 @@ def test_presets() -> None:
     [("hiden_size", "hidden_size"), ("num_heads", None), ("patchsize", "patch_size"), ("id2labels", "id2label")],
 )
 def test_a_misspelled_field_is_refused_unless_it_is_saved(given: str, meant: str | None, tmp_path: Path) -> None:
-    if meant is None:  # resembles none: the library keeps what it does not know
+    if meant is None:  # no similar field: transformers keeps unknown fields
         assert vars(HfViTConfig(**{given: 3}))[given] == 3
     else:
         with pytest.raises(ValueError, match=rf"HfViTConfig has no field {given}\. Did you mean {meant}\?"):
@@ -400,7 +402,7 @@ def test_options_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match=message):
         small_config(**{field: options})
     config = small_config(**{field: {}})
-    vars(getattr(config, field)).update(options)  # past the checks
+    vars(getattr(config, field)).update(options)  # bypasses validation
     with pytest.raises(ValueError, match=message):
         config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Images beside texts: losses, the model's invariants, its text towers, and what opens as it."""
+"""Contrastive image-text models: losses, model invariants, text towers, and loading."""
 
 import copy
 from pathlib import Path
@@ -43,7 +43,7 @@ OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
 def build(
     tower: str = "causal", loss: str = "sigmoid", projection_dim: int | None = 12, **overrides: Any
 ) -> HfViTForZeroShotImageClassification:
-    """A model that is always the same."""
+    """Return a model with fixed random weights."""
     base = {} if tower == "bert" else small_config().text_config.to_dict()
     options = {"loss": loss, "projection_dim": projection_dim}
     config = small_config(text_config={**base, **TOWERS[tower]}, contrastive_config=options, **overrides)
@@ -78,12 +78,12 @@ def test_loss_in_rows_is_the_plain_one(loss: str, count: int, max_logits: int) -
     actual.backward()
     expected.backward()
     for own, other in zip(given, plain, strict=True):
-        if own is not None and other.grad.any():  # one pair alone has no gradient under softmax
+        if own is not None and other.grad.any():  # the softmax of one pair has no gradient
             assert_close(own.grad, other.grad, 1e-9, "gradient")
 
 
 class LargestTensor(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that is made."""
+    """Record the number of elements of the largest tensor that is created."""
 
     largest = 0
 
@@ -102,7 +102,7 @@ def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_batch(loss: str
         with LargestTensor() as seen:
             contrastive_loss(*given, max_logits=1000).backward()
         largest[count] = seen.largest
-    assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}  # logits, then the embeddings themselves
+    assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}  # first the logits, then the embeddings
 
 
 def test_the_loss_is_in_full_precision_under_autocast() -> None:
@@ -218,7 +218,7 @@ def test_pooling() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     for pooling, seen, expected in (
-        ("eos", mask, (1, 7)),  # the first one; a text without is its last token
+        ("eos", mask, (1, 7)),  # the first EOS token, else the last token
         ("last", mask, (2, 7)),
         ("last", None, (3, 7)),
         ("last", left, (3, 7)),
@@ -285,7 +285,7 @@ def test_every_weight_gets_a_gradient_and_moves(tower: str, loss: str) -> None:
     optimizer.step()
     after = model.state_dict()
     for name, gradient in gradients.items():
-        if not name.endswith("key.bias") and "token_type" not in name:  # which add the same to all
+        if not name.endswith("key.bias") and "token_type" not in name:  # these add a constant to all tokens
             assert gradient.any(), name
             assert not torch.equal(after[name], before[name]), name
 
@@ -417,7 +417,7 @@ def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path
 
 
 def test_texts_that_are_too_long_are_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    """As a tokenizer would: the end of the text stays its end. Texts that fit are what they were."""
+    """Truncated texts keep their end token, as with a tokenizer. Shorter texts are unchanged."""
     model = build()
     ids = torch.arange(2, 26).reshape(2, 12)
     ids[0, 11] = ids[1, 4] = 39
@@ -483,4 +483,4 @@ def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
     options = {"encoder_config": None, "hidden_size": 64}
     assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
-    assert config.get_text_config() is config  # which the library looks for in `text_config`
+    assert config.get_text_config() is config  # transformers looks for `text_config`

@@ -1,4 +1,4 @@
-"""The deformable decoder: sampling beside a loop, padding, groups of queries, initialization."""
+"""The deformable decoder: sampling compared with a loop, padding, query groups, and initialization."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def build(**options: Any) -> HfViTDeformableDecoder:
-    """A decoder in evaluation, with drawn weights and statistics, in float64."""
+    """Return a decoder in evaluation mode and float64, with random weights and batch norm statistics."""
     torch.manual_seed(0)
     decoder = HfViTDeformableDecoder(small_config(), HfViTDetectionConfig(**{**OPTIONS, **options}))
     draw_weights(decoder)
@@ -67,7 +67,7 @@ def assert_same_predictions(actual: list[DetectionPrediction], expected: list[De
 
 
 def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Two images, three queries, two heads of width 2, two points; some points lie outside."""
+    """Return sampling inputs for two images, three queries, two heads of width 2, and two points, some of them outside."""
     generator = torch.Generator().manual_seed(0)
     maps = [torch.randn(2, 2, 2, *grid, generator=generator).double().requires_grad_() for grid in grids]
     places = (torch.rand(2, 3, 2, len(grids), 2, 2, generator=generator) * 1.6 - 0.3).double().requires_grad_()
@@ -76,7 +76,7 @@ def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, T
 
 
 def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1; centers of cells count, beyond them is zero."""
+    """Return the bilinear value (d,) of a map (d, h, w) at x, y in [0, 1]. Values are at cell centers; outside is zero."""
     height, width = values.shape[1:]
     column, row = x * width - 0.5, y * height - 0.5
     left, top = math.floor(column.detach()), math.floor(row.detach())
@@ -149,7 +149,7 @@ def test_padding_has_no_part_in_statistics_and_gradients() -> None:
     (expected, gradients), (actual, own_gradients) = results
     assert_same_predictions(actual, expected)
     for own, other in zip(own_gradients, gradients, strict=True):
-        # What comes before a norm of the batch has a bias whose gradient is zero but for rounding.
+        # A bias before a batch norm has a gradient of zero up to rounding.
         torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-11)
 
 
@@ -180,7 +180,7 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     is_valid = torch.tensor([[True, True, True], [True, True, False]])
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
-    # The third place of the second image is nearest to its object, but of no use; an image may have no object.
+    # The third proposal of the second image is nearest to its object but invalid. An image may have no object.
     assert proposals_of_objects(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
     assert not proposals_of_objects(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
@@ -189,10 +189,10 @@ def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_objec
     decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
     features, anchors, _ = select_proposals(Pyramid.of(decoder.projector(levels, None)), 4)
     heads = decoder.proposal_heads
-    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # (2, 15, 5) each
+    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
-    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # evaluation does not look at them
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # evaluation ignores the labels
     start = decoder.train()(levels, None, labels)[0]
     for number, own in enumerate(logits):
         for image, place in enumerate(unlikely):
@@ -214,7 +214,7 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
         same = (one.logits == other.logits).flatten(2).all(dim=2)
         assert same[:, :4].all()
         assert same[:, 8:].all()
-        assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
+        assert same[:, 4:8].all() == (number == 0)  # proposals precede the queries
     first = [DetectionPrediction(*(part[:, :4] for part in prediction)) for prediction in after]
     assert_same_predictions(decoder.eval()(levels), first)
 
@@ -272,9 +272,7 @@ def test_blocks_that_the_decoder_does_not_see_have_no_part_in_a_result() -> None
         state = asked.hidden_states[2]
         assert torch.equal(asked.last_hidden_state, model.model.norm(state) if apply_layernorm else state)
         assert torch.equal(asked.last_hidden_state, model(images).last_hidden_state)
-        model.model.encoder.layers[2] = model.model.encoder.layers[3] = (
-            nn.Identity()
-        )  # which takes no rotary positions
+        model.model.encoder.layers[2] = model.model.encoder.layers[3] = nn.Identity()  # it takes no rotary positions
         model(images)
 
 
@@ -283,9 +281,9 @@ def test_every_weight_gets_a_gradient(norm: str) -> None:
     decoder = build(projector_norm=norm, scale_factors=(2, 1, 0.5, 0.25)).train()
     predictions = decoder(levels_of(decoder, 2, (5, 6)))
     torch.stack([part.square().sum() for prediction in predictions for part in prediction]).sum().backward()
-    # A constant added to all keys shifts all scores of a query alike, and the softmax cancels it.
+    # A constant added to all keys shifts all scores of a query equally, and the softmax cancels it.
     without = [name for name, p in decoder.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-9]
-    # So does a batch norm with what is added to all patches alike.
+    # A batch norm cancels a constant that is added to all patches.
     upsampled = (
         [f"projector.scales.0.resamplings.{level}.upsample.bias" for level in range(3)] if norm == "batch" else []
     )
@@ -314,7 +312,7 @@ def test_initialization_is_that_of_the_design() -> None:
         ):
             assert weight.detach().std() == pytest.approx(0.03, rel=0.25)
         attention = decoder.blocks[0].deformable
-        ring = attention.offsets.bias.detach().reshape(4, 2, 3, 2)  # heads, levels, points
+        ring = attention.offsets.bias.detach().reshape(4, 2, 3, 2)  # (heads, levels, points, 2)
         first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
         for point in range(3):
             for level in range(2):
@@ -350,7 +348,7 @@ def test_model_finds_the_objects_of_one_batch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype) -> None:
-    decoder = build(num_queries=1, scale_factors=(1,)).float()  # of which no two change places
+    decoder = build(num_queries=1, scale_factors=(1,)).float()  # one query: rounding cannot swap queries
     levels = [level.float() for level in levels_of(decoder, 2, (4, 5))]
     expected = decoder(levels)
     with torch.autocast("cpu", dtype):

@@ -1,4 +1,4 @@
-"""What every head of the dense models keeps to, beside what `test_modeling.py` asserts of every class."""
+"""Invariants of all dense prediction heads, in addition to the tests of every class in `test_modeling.py`."""
 
 import json
 import math
@@ -51,7 +51,7 @@ KEYPOINTS: dict[str, dict[str, Any]] = {
     "simple": {"head": "simple", "scale_factor": 2},
 }
 RELATIVE = {"depth_estimation_type": "relative"}
-# A class and the fields that choose its head
+# Model class and head options of each head
 HEADS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     **{name: (HfViTForSemanticSegmentation, {"segmentation_config": options}) for name, options in SEMANTIC.items()},
     **{f"{name}_metric": (HfViTForDepthEstimation, {"depth_config": options}) for name, options in DEPTH.items()},
@@ -76,7 +76,7 @@ all_dense_classes = pytest.mark.parametrize("model_class", DENSE_CLASSES, ids=la
 
 
 def build_head(head: str, **overrides: Any) -> Any:
-    """A model in evaluation, with drawn weights and statistics."""
+    """Return a model in evaluation mode with random weights and batch norm statistics."""
     model_class, options = HEADS[head]
     model = build(model_class, **options, **overrides)
     for module in model.modules():
@@ -87,7 +87,7 @@ def build_head(head: str, **overrides: Any) -> Any:
 
 
 def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
-    """What `model` trains on for `images`, some of it not to be counted."""
+    """Return training targets of `model` for `images`, some of them ignored."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(images), *images.shape[-2:])
     if isinstance(model, HfViTForDepthEstimation):
@@ -109,7 +109,7 @@ def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
 
 
 def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """The mean loss of batches, and its gradients."""
+    """Return the mean loss of the batches and its gradients."""
     model.zero_grad()
     loss = torch.stack([model(**batch).loss for batch in batches]).mean()
     loss.backward()
@@ -159,7 +159,7 @@ def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build_head(head).double()
     model.train(
         head not in ("linear", "classic_keypoints", "universal")
-    )  # batch norm sees all images at once, and points are random
+    )  # batch norm and random points depend on the whole batch
     grids = [(2, 5), (4, 3), (4, 5)]
     images = [pixels(model.config, batch=1, grid=grid).double() for grid in grids]
     alone = [{"pixel_values": image, **targets(model, image, seed)} for seed, image in enumerate(images)]
@@ -201,7 +201,7 @@ def test_sdpa_equals_eager_forward_and_backward(head: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
     model = build_head(head)
-    model.anneal_masks(1.0) if head == "universal" else None  # a mask that changes its mind changes all behind it
+    model.anneal_masks(1.0) if head == "universal" else None  # a flipped mask changes all later blocks
     images = pixels(model.config, grid=(3, 5))
     labels = targets(model, images)
     expected = model(images, **labels)
@@ -237,7 +237,7 @@ def test_compiles_whole_and_once_per_size(head: str) -> None:
 
 @all_dense_classes
 def test_flash_attention_gets_what_it_takes(model_class: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """See the test of the same name in test_modeling.py."""
+    """Check the arguments of the flash attention kernel, as the test of the same name in test_modeling.py does."""
     masks = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
@@ -323,7 +323,7 @@ def check_initialization(name: str, module: nn.Module) -> None:
             assert tensor.std() == pytest.approx(1, rel=0.25), name
         elif isinstance(module, nn.Linear) or leaf == "class_tokens":
             assert tensor.std() == pytest.approx(0.05, rel=0.25), name
-        else:  # norms, their statistics, and how likely masks are
+        else:  # norms, their statistics, and mask probabilities
             start = 0 if leaf in ("running_mean", "num_batches_tracked") else 1
             assert (tensor == start).all(), f"{name}.{leaf}"
 
@@ -341,7 +341,7 @@ def train(model: Any, batch: dict[str, Any], steps: int = 150) -> None:
     model.eval()
 
 
-# Columns of patches with the same class, as bilinear resizing gives them back exactly
+# Adjacent patches of one class, so that bilinear resizing reproduces the classes exactly
 COLUMNS = torch.tensor([[0, 0, 1, 2], [3, 4, 4, 0], [2, 1, 3, 3]])
 BANDS = COLUMNS.repeat_interleave(8, dim=1)[:, None].expand(-1, 32, -1)  # (3, 32, 32)
 
@@ -367,7 +367,7 @@ def test_depth_heads_overfit_one_batch(head: str) -> None:
     labels = torch.stack([2 + 5 * rows, 3 + 6 * columns, 2 + rows * columns])
     train(model, {"pixel_values": images, "labels": labels})
     depth = nn.functional.interpolate(model(images).predicted_depth[:, None], size=(32, 32), mode="bilinear")[:, 0]
-    if head.endswith("relative"):  # the scale and shift that fit best
+    if head.endswith("relative"):  # least-squares scale and shift
         fitted = []
         for values_, label in zip(depth.detach(), labels, strict=True):
             known = torch.stack((values_.flatten(), torch.ones(1024)), dim=1)
@@ -377,7 +377,7 @@ def test_depth_heads_overfit_one_batch(head: str) -> None:
 
 
 def boxes(*sides: tuple[int, int, int, int]) -> Tensor:
-    """Masks (M, 32, 32) of rectangles (top, bottom, left, right)."""
+    """Return masks (M, 32, 32) of rectangles given as (top, bottom, left, right)."""
     masks = torch.zeros(len(sides), 32, 32)
     for mask, (top, bottom, left, right) in zip(masks, sides, strict=True):
         mask[top:bottom, left:right] = 1
@@ -385,7 +385,7 @@ def boxes(*sides: tuple[int, int, int, int]) -> Tensor:
 
 
 def trained_universal(mask_labels: list[Tensor], class_labels: list[Tensor]) -> tuple[Any, Any]:
-    """An image processor, and the outputs of a model that overfits a batch."""
+    """Return an image processor and the outputs of a model that overfits one batch."""
     torch.manual_seed(0)
     model = HfViTForUniversalSegmentation(small_config())
     images = pixels(model.config, batch=len(mask_labels))
@@ -501,7 +501,8 @@ def test_queries_of_masks_pass_through_four_blocks_or_all_of_fewer(
 
 
 def test_a_fresh_depth_head_is_not_saturated() -> None:
-    # Levels as a published encoder has them; the features of a head whose fusions add up were 8 times as large.
+    # Feature levels scaled as in a published encoder. When fusions added up, the features of the head were 8 times
+    # as large.
     torch.manual_seed(0)
     config = small_config(hidden_size=48, num_hidden_layers=4, depth_config={"neck_hidden_sizes": [16, 16, 16, 16]})
     head = HfViTForDepthEstimation(config).depth_head

@@ -1,4 +1,4 @@
-"""Losses of depth beside references in float64."""
+"""Depth losses compared with references in float64."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ all_losses = pytest.mark.parametrize("options", ALL, ids=str)
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Predictions, labels of every invalid kind here and there, and which are valid."""
+    """Return predictions, labels with all kinds of invalid pixels, and a mask of valid pixels."""
     generator = torch.Generator().manual_seed(0)
     predicted = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
     labels = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
@@ -36,7 +36,7 @@ def loss(predicted: Tensor, labels: Tensor, **options: Any) -> Tensor:
 
 
 def pairs(predicted: Tensor, labels: Tensor, valid: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each image the valid pixels."""
+    """Return the predictions and labels of the valid pixels of each image."""
     arrays = zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True)
     return [(own[counted], label[counted]) for own, label, counted in arrays]
 
@@ -50,7 +50,9 @@ def test_silog_by_hand(silog_lambda: float) -> None:
         expected.append(np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2))
     actual = loss(predicted, labels, loss="silog", silog_lambda=silog_lambda)
     assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
-    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)  # the default of metric depth
+    assert torch.equal(
+        loss(predicted, labels, silog_lambda=silog_lambda), actual
+    )  # SiLog is the default of metric depth
 
 
 def test_silog_forgives_a_common_factor_only_with_lambda_1() -> None:
@@ -191,7 +193,7 @@ def test_what_is_farther_than_can_be_predicted_does_not_count(options: dict[str,
     predicted, labels, _ = batch()
     near = labels.where(~(labels > 3), 0)
     assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
-    limit = labels.where(~(labels > 3), 3)  # which a pixel may reach
+    limit = labels.where(~(labels > 3), 3)  # labels equal to the limit are valid
     assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
     far = loss(predicted, labels + 9, **options, max_depth=5)
     assert float(far) == 0

@@ -1,4 +1,4 @@
-"""Matching and losses of object detection, beside other implementations and numbers worked out by hand."""
+"""Matching and losses of object detection, compared with other implementations and values computed by hand."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from ..helpers.models import boxes
 COUNTS = (3, 0, 1, 5)
 NUM_CLASSES, NUM_QUERIES = 4, 6
 LOSSES = ("cross_entropy", "iou_aware")
-DIVISORS = torch.tensor([4.0, 9.0])  # of the classes and of the boxes
+DIVISORS = torch.tensor([4.0, 9.0])  # for the class loss and the box losses
 all_losses = pytest.mark.parametrize("class_loss", LOSSES)
 
 
@@ -72,7 +72,8 @@ def test_overlaps_equal_those_of_torchvision() -> None:
 
 
 def test_overlaps_by_hand() -> None:
-    # Two squares of 2, one shifted by 1 both ways: 1 of 7 in common, hull 9. Then one shifted away, hull 2 x 8.
+    # Two 2 x 2 squares shifted by (1, 1): intersection 1, union 7, enclosing box 9. Then two disjoint squares,
+    # enclosing box 8 x 2.
     square = torch.tensor([0.0, 0, 2, 2])
     iou, generalized = box_overlaps(square, torch.tensor([[1.0, 1, 3, 3], [6, 0, 8, 2]]))
     torch.testing.assert_close(iou, torch.tensor([1 / 7, 0]))
@@ -115,7 +116,7 @@ def test_matching_is_the_cheapest_of_all(class_loss: str) -> None:
 def cost(
     class_loss: str, logits: Tensor, found: Tensor, classes: Tensor, truth: Tensor, query: int, number: int
 ) -> float:
-    """DETR's cost of a pair; without softmax that of deformable DETR, the difference of two focal losses."""
+    """Return the matching cost of one pair: that of DETR, or without softmax that of Deformable DETR, the difference of two focal losses."""
     label = int(classes[number])
     if class_loss == "cross_entropy":
         of_class = -float(logits[query].softmax(0)[label])
@@ -152,7 +153,7 @@ def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
     torch.testing.assert_close(loss.float(), total)
     theirs, ours = (torch.autograd.grad(value, list(prediction)) for value in (total, loss))
     for a, e in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # theirs computes in float32
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # the reference computes in float32
 
 
 def as_float(target: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,7 +193,7 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
     actual, parts = detection_loss(
         layers, labels, options("iou_aware"), count_divisors(labels, options("iou_aware")), num_groups
     )
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # theirs matches boxes in float32
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # the reference matches boxes in float32
     assert set(parts) == {f"{name}{at}" for name in ("loss_ce", "loss_bbox", "loss_giou") for at in ("", "_0", "_1")}
     leaves = [values for layer in layers for values in layer]
     theirs, ours = torch.autograd.grad(expected, leaves), torch.autograd.grad(actual, leaves)

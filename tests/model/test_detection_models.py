@@ -1,4 +1,4 @@
-"""What the detection models keep to, beside what `test_modeling.py` asserts of every class."""
+"""Invariants of the detection models, in addition to the tests of every class in `test_modeling.py`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ..helpers.references import assert_close
 from .test_modeling import assert_same, build, training_gradients
 
 
-# Ways of each decoder
+# Variants of both decoders
 DECODERS: dict[str, dict[str, Any]] = {
     "all_blocks": {"decoder": "queries", "num_queries": 6},
     "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},
@@ -44,7 +44,7 @@ def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[s
 
 
 def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    """The sum of the losses of batches, and its gradients."""
+    """Return the summed loss of the batches and its gradients."""
     model.zero_grad()
     count = torch.stack([model.count_items(batch["labels"]) for batch in batches]).sum(dim=0)
     loss = torch.stack([model(**batch, num_items_in_batch=count).loss for batch in batches]).sum()
@@ -53,7 +53,7 @@ def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tenso
 
 
 def padded_batch(model: Any, dtype: torch.dtype) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Images of three sizes with 0, 1 and 2 objects, one by one and in one batch."""
+    """Return images of three sizes with 0, 1 and 2 objects, each alone and all in one padded batch."""
     alone, batch, mask = [], torch.zeros(3, 3, 32, 40, dtype=dtype), torch.zeros(3, 4, 5, dtype=torch.bool)
     for index, (rows, columns) in enumerate(GRIDS):
         image = pixels(model.config, batch=1, grid=(rows, columns)).to(dtype)
@@ -77,10 +77,10 @@ def test_saved_model_is_the_same(decoder: str, tmp_path: Path) -> None:
 
 @all_decoders
 def test_padding_and_splitting_change_no_loss_and_no_gradient(decoder: str) -> None:
-    # Rotary, as for images of several sizes a position table is resampled in float32 by design.
+    # Rotary positions, because a position table is resampled in float32 for images of several sizes.
     model = build_decoder(decoder, position_embedding_type="rotary", image_size=(32, 40)).double().train()
     alone, together = padded_batch(model, torch.float64)
-    if decoder == "mid_positions":  # a table too
+    if decoder == "mid_positions":  # has rotary positions and a table
         alone, together = alone[2:], {name: value[2:] for name, value in together.items()}
     expected = loss_and_gradients(model, alone)
     actual = loss_and_gradients(model, [together])

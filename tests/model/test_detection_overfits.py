@@ -1,4 +1,4 @@
-"""Decoders of objects by queries overfit one batch, as the COCO evaluator sees it; `test_deformable` has the other."""
+"""Query decoders for object detection overfit one batch, measured by the COCO evaluator. `test_deformable` has the deformable decoder."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ STEPS = 300
 
 
 def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Images of colored rectangles, the class of each its color, one of the images empty."""
+    """Return images of colored rectangles whose class is their color; one image has none."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.zeros(count, 3, 64, 64), []
     for index in range(count):
@@ -35,7 +35,7 @@ def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
 
 
 def average_precision(outputs: ModelOutput, labels: list[dict[str, Tensor]], num_classes: int) -> float:
-    """The mean average precision of what a model found in square images; their side does not matter."""
+    """Return the mean average precision of detections in square images of any size."""
     sizes = [(64, 64)] * len(labels)
     found = HfViTImageProcessor().post_process_object_detection(outputs, 0.0, target_sizes=sizes)
     metric = DetectionMetric([str(number) for number in range(num_classes)])

@@ -1,4 +1,4 @@
-"""Permanent changes of geometry keep what a model knows, its state, and what it is saved as."""
+"""Changing the image size or patch size of a model preserves its accuracy, its training mode and its saved files."""
 
 import copy
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..helpers.models import MODEL_CLASSES, SMALL_DEPTH, VARIANTS, pixels, small
 from ..helpers.references import assert_close, draw_weights
 
 
-# Every field, alone and with others.
+# Each geometry field alone and in combination
 CHANGES: dict[str, dict[str, Any]] = {
     "larger image": {"image_size": (48, 40)},
     "as many patches, laid out otherwise": {"image_size": (16, 64)},
@@ -93,7 +93,7 @@ def test_kernels_keep_their_dtype(dtype: torch.dtype) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Any, Tensor, Tensor]:
-    """A model that tells digits apart, and test images (N, 1, 28, 28) with their labels."""
+    """Return a trained digit classifier and test images (N, 1, 28, 28) with labels."""
     splits = load_digits()
     images, labels = {}, {}
     for name, split in splits.items():
@@ -116,7 +116,7 @@ def digits() -> tuple[Any, Tensor, Tensor]:
 
 @torch.no_grad()
 def answers(model: Any, images: Tensor) -> Tensor:
-    """Logits on images that are resized to the model's native size."""
+    """Return the logits for images resized to the native size of the model."""
     size = model.config.image_size
     return model(F.interpolate(images, (size, size), mode="bicubic", antialias=True)).logits
 
@@ -144,7 +144,7 @@ def test_resampled_positions_keep_the_order_of_the_patches(digits: Any) -> None:
     model = copy.deepcopy(trained)
     model.resize_position_embeddings(56)
     accuracy = (answers(model, images).argmax(1) == labels).float().mean()
-    assert accuracy > 0.7  # four times the patches, each with a quarter of what it was trained on
+    assert accuracy > 0.7  # four times the patches, each covering a quarter of the area
     table = model.get_position_embeddings()
     table.data[:, 1:] = trained.get_position_embeddings()[:, 1:].repeat(1, 4, 1)
     assert (answers(model, images).argmax(1) == labels).float().mean() < accuracy - 0.2
@@ -178,7 +178,7 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
 @all_changes
 @pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
-    model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})  # others need the CLS token
+    model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})  # other readouts need CLS
     apply_geometry(model, **change)
     fresh = model_class(copy.deepcopy(model.config))
     assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in fresh.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Models in half precision answer and train as in float32, however they were loaded and whatever their positions."""
+"""Models in half precision predict and train as in float32, for every way of loading and every position embedding."""
 
 import copy
 from collections.abc import Callable
@@ -27,10 +27,10 @@ from ..helpers.references import assert_close, draw_weights
 DTYPES = (torch.bfloat16, torch.float16)
 TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.02}
 POSITIONS = ("learned", "sincos2d", "rotary", "learned+rotary", "none")
-# One query: among several, rounding decides which of them takes the first place.
+# A single query, because rounding could swap several queries.
 ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
                                   "num_groups": 1}}  # fmt: skip
-# How a model in float32, saved in `whole`, or in half precision, saved in `half`, is opened in half precision.
+# Ways to load a model in half precision from `whole` (saved in float32) or `half` (saved in half precision).
 Opening = Callable[[type[HfViTPreTrainedModel], Path, torch.dtype], HfViTPreTrainedModel]
 OPENINGS: dict[str, Opening] = {
     "dtype": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype),
@@ -49,7 +49,7 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
 def check_openings(
     kind: type[HfViTPreTrainedModel], batch: dict[str, Any], dtype: torch.dtype, folder: Path, **overrides: Any
 ) -> None:
-    """Opens a saved model in every way and compares what it answers with float32; with a loss, takes a step."""
+    """Load a saved model in every way, compare its outputs with float32, and take a training step if it has a loss."""
     model = kind(small_config(**overrides))
     draw_weights(model)
     model.eval().save_pretrained(folder / "whole")
@@ -134,7 +134,7 @@ def test_fixed_positions_that_become_learned_have_the_dtype_of_the_weights(dtype
 def test_a_half_precision_model_is_optimized(
     kind: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # every candidate is twice as fast
+    monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))  # report every candidate as twice as fast
     whole = kind(small_config(position_embedding_type="sincos2d")).eval()
     whole.save_pretrained(tmp_path)
     model = kind.from_pretrained(tmp_path, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Models of transformers that have two towers take ours: they train, save, and open in a fresh process."""
+"""Two-tower models of transformers accept our vision tower: they train, save, and load in a fresh process."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def make_dual_encoder() -> VisionTextDualEncoderModel:
 
 
 def train(model: PreTrainedModel, steps: int, **inputs: Tensor | bool) -> list[float]:
-    """Trains on one batch; returns the losses."""
+    """Train on one batch and return the losses."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=5e-3), []
     model.train()
     for _ in range(steps):
@@ -87,7 +87,7 @@ for folder, tower, hybrid in (
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both hybrids as they were trained, each with its vision tower in a folder of its own, and what they say."""
+    """Return trained hybrids of both kinds with their outputs; each vision tower is also saved in its own folder."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("workplace")
     captioner, pairs = make_captioner(), make_dual_encoder()

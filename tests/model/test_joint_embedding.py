@@ -1,4 +1,4 @@
-"""Joint embeddings: the statistic of Epps and Pulley, the distance of views, and the model's inputs."""
+"""Joint embedding: the Epps-Pulley statistic, the distance between views, and the model inputs."""
 
 from typing import Any
 
@@ -32,7 +32,8 @@ def test_the_statistic_is_an_integral_over_characteristic_functions() -> None:
 
 
 def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listing() -> None:
-    # https://github.com/rbalestr-lab/lejepa, MINIMAL.md; the listing of the paper has linspace(-5, 5, 17).
+    # Reference code: https://github.com/rbalestr-lab/lejepa, MINIMAL.md. The listing in the paper uses linspace(-5,
+    # 5, 17).
     for values in (torch.randn(64, 2, 5), torch.rand(64, 2, 5), 0.5 * torch.randn(64, 2, 5)):
         slices = draw_slices(5, 9, torch.device("cpu"))
         projected, found = (values @ slices)[..., None], {}
@@ -41,7 +42,7 @@ def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listi
             angles = projected * points
             error = (angles.cos().mean(dim=0) - window).square() + angles.sin().mean(dim=0).square()
             found[name] = torch.trapezoid(error * window, points).mean() * len(values)
-        found["code"] *= 2  # the negative points
+        found["code"] *= 2  # account for the negative points
         torch.testing.assert_close(gaussian_loss(values, slices), found["code"])
         assert float(found["code"] / found["listing"]) == pytest.approx(1, abs=0.05)
 
@@ -63,7 +64,7 @@ def test_slices_are_directions() -> None:
 
 
 def test_all_views_are_drawn_to_the_mean_of_the_global_ones() -> None:
-    embeds = torch.tensor([[[0.0], [2.0], [5.0]], [[1.0], [1.0], [1.0]]])  # the centers are 1 and 1
+    embeds = torch.tensor([[[0.0], [2.0], [5.0]], [[1.0], [1.0], [1.0]]])  # global centers: 1 and 1
     assert float(view_loss(embeds, 2)) == pytest.approx((1 + 1 + 16) / 6)
 
 

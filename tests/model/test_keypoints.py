@@ -1,4 +1,4 @@
-"""Keypoints: heatmaps from points and back, mirror images, losses, and a model that overfits."""
+"""Keypoints: heatmap encoding and decoding, mirrored images, losses, and a model that overfits one batch."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ PAIRS = [[0, 1], [2, 3]]
 
 
 def draw_keypoints(count: int, margin: float = 0.0, image_size: tuple[int, int] = IMAGE) -> Tensor:
-    """Visible keypoints (1, count, 3) all over the image but for a margin, in float64."""
+    """Return random visible keypoints (1, count, 3) in float64, not too close to the image border."""
     size = torch.tensor([image_size[1], image_size[0]], dtype=torch.float64)
     places = torch.rand(1, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.cat((margin + places * (size - 1 - 2 * margin), torch.full((1, count, 1), 2.0)), dim=2)
 
 
 def to_image(places: Tensor) -> Tensor:
-    """Places in the heatmap as places in the image."""
+    """Convert heatmap coordinates to image coordinates."""
     return places * torch.tensor([(IMAGE[1] - 1) / (HEATMAP[1] - 1), (IMAGE[0] - 1) / (HEATMAP[0] - 1)])
 
 
@@ -81,12 +81,12 @@ def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
     places, scores = decode_heatmaps(heatmaps)
     coordinates, largest = get_keypoint_predictions(heatmaps.numpy())
     expected = post_dark_unbiased_data_processing(coordinates, heatmaps.numpy(), kernel=11)
-    assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # theirs is rounded to float32
+    assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # the reference rounds to float32
     assert torch.equal(scores, torch.from_numpy(largest[..., 0]))
 
 
 def decode_one(heatmap: np.ndarray) -> np.ndarray:
-    """The place in one heatmap, step by step: the peak of the parabola through the logarithms around it."""
+    """Decode one heatmap step by step: the peak of the parabola through the log values around the maximum."""
     row, column = np.unravel_index(heatmap.argmax(), heatmap.shape)
     inside = all(3 <= index < size - 3 for index, size in zip((row, column), heatmap.shape, strict=True))
     surface = gaussian_filter(heatmap, 0.8, radius=5, mode="nearest") if inside else heatmap
@@ -113,8 +113,8 @@ def test_decoding_equals_its_derivation_in_float64() -> None:
 
 def test_where_there_is_no_peak_the_largest_value_stands() -> None:
     heatmaps = torch.zeros(1, 3, 12, 12)
-    heatmaps[0, 1, :, 6] = 1.0  # a ridge
-    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)  # its top is far beyond the border
+    heatmaps[0, 1, :, 6] = 1.0  # a ridge has no single peak
+    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)  # the fitted peak lies outside
     places, scores = decode_heatmaps(heatmaps)
     assert places.tolist() == [[[0, 0], [6, 0], [11, 11]]]
     assert scores.tolist() == [[0, 1, 143]]

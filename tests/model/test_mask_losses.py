@@ -1,4 +1,4 @@
-"""Matching, points, and the loss of universal segmentation beside slow references in float64."""
+"""Matching, point sampling, and the loss of universal segmentation, compared with slow references in float64."""
 
 import itertools
 import math
@@ -58,10 +58,10 @@ def test_costs_that_are_no_numbers_are_avoided() -> None:
 def test_points_in_the_middle_of_pixels_are_these_pixels() -> None:
     maps = draw(2, 3, 5)
     rows, columns = torch.meshgrid(torch.arange(3).double(), torch.arange(5).double(), indexing="ij")
-    points = torch.stack(((columns + 0.5) / 5, (rows + 0.5) / 3), dim=-1).flatten(0, 1)  # x first
+    points = torch.stack(((columns + 0.5) / 5, (rows + 0.5) / 3), dim=-1).flatten(0, 1)  # (x, y)
     sampled = sample_points(maps, points.expand(2, -1, -1))
     torch.testing.assert_close(sampled, maps.flatten(1), rtol=1e-12, atol=1e-12)
-    # Where the second and third column meet, and the corner of the image, around which there are zeros
+    # The boundary between the second and third column, and the image corner, which is surrounded by zeros
     others = torch.tensor([[[2 / 5, 0.5], [1.0, 1.0]]], dtype=torch.float64)
     expected = [float(maps[0, 1, 1:3].mean()), float(maps[0, 2, 4]) / 4]
     assert sample_points(maps[:1], others)[0].tolist() == pytest.approx(expected)
@@ -79,14 +79,14 @@ def test_lattice_points_are_spread_evenly() -> None:
 def test_most_points_lie_where_a_mask_is_least_decided() -> None:
     torch.manual_seed(0)
     columns = torch.arange(64, dtype=torch.float64) - 31.5
-    logits = columns.expand(3, 64, 64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]  # undecided in the middle
+    logits = columns.expand(3, 64, 64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None]  # uncertain in the middle
     points = uncertain_points(logits, num_points=200, oversample_ratio=4.0, importance_ratio=0.75)
     assert points.shape == (3, 200, 2)
     assert points.min() >= 0
     assert points.max() <= 1
     distance = (points[..., 0] - 0.5).abs()
-    # 150 of 800 candidates lie in the middle 150 / 800 of the width, the other 50 anywhere. Near the border of the map
-    # the zeros around it look undecided.
+    # 150 of 800 candidates lie in the middle 150 / 800 of the width, the other 50 anywhere. Near the border, zero
+    # padding makes the logits look uncertain.
     inner = (points[..., 1] - 0.5).abs() < 0.49
     assert (distance[:, :150][inner[:, :150]] < 0.13).all()
     assert distance[:, :150].median() < 0.06
@@ -97,7 +97,7 @@ def test_most_points_lie_where_a_mask_is_least_decided() -> None:
 
 
 def compare(logits: list[float], target: list[float]) -> tuple[float, float]:
-    """Cross-entropy and Dice loss of one mask with one target, number by number."""
+    """Return the cross-entropy and Dice loss of one mask and one target, computed pixel by pixel."""
     entropy, overlap, size = 0.0, 0.0, 0.0
     for logit, truth in zip(logits, target, strict=True):
         probability = 1 / (1 + math.exp(-logit))
@@ -136,7 +136,7 @@ def loss(*inputs: Any, is_training: bool = False, **options: Any) -> Tensor:
 
 
 def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Masks (B, Q, 4, 4), classes (B, Q, 4), and targets whose 8 x 8 pixels each lie four to a point."""
+    """Return masks (B, Q, 4, 4), class logits (B, Q, 4), and 8 x 8 targets with four pixels for each point."""
     masks = draw(len(counts), num_queries, 4, 4).requires_grad_()
     classes = draw(len(counts), num_queries, 4, seed=1).requires_grad_()
     targets = [(draw(count, 4, 4, seed=2 + count) > 0).double() for count in counts]
@@ -146,7 +146,7 @@ def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[T
 
 
 def slow_loss(masks: Tensor, classes: Tensor, targets: Tensor, labels: Tensor) -> float:
-    """The loss of one image: every way to match is tried."""
+    """Return the loss of one image by trying every possible matching."""
     num_queries, count = len(masks), len(labels)
     pairs = {}
     for query in range(num_queries):
@@ -194,7 +194,7 @@ def test_no_target_and_more_targets_than_queries(is_training: bool) -> None:
     total.backward()
     assert total.isfinite()
     assert not masks.grad[0].any()
-    assert masks.grad[1].flatten(1).any(dim=1).all()  # every query has a target
+    assert masks.grad[1].flatten(1).any(dim=1).all()  # every query is matched
     assert classes.grad.flatten(1).any(dim=1).all()
     nothing = F.cross_entropy(classes[0], torch.full((3,), 3))
     assert float(loss(masks[:1], classes[:1], targets[:1], labels[:1])) == pytest.approx(2 * float(nothing))
@@ -220,7 +220,7 @@ def test_masks_are_bools_or_numbers_of_any_kind() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """The masks of the queries differ by less than half precision tells, and their sums are beyond it."""
+    """Autocast changes neither the matching nor the loss: mask differences are below half precision, mask sums overflow it."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

@@ -1,4 +1,4 @@
-"""Queries attend to their own masks at first; training anneals that away."""
+"""Masked attention of universal segmentation: queries attend to their own masks until training anneals this away."""
 
 import copy
 from itertools import pairwise
@@ -20,7 +20,8 @@ from .test_modeling import assert_same
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
     assert mask_probabilities(0.0, 3) == [1.0] * 3
     assert mask_probabilities(1.0, 3) == [0.0] * 3
-    # Of 5.5 parts the first block has one behind it and then one of its own; the others start 1.5 later each.
+    # Annealing takes 5.5 units: the first block starts 1 unit before its own interval ends, later blocks start 1.5
+    # units later each.
     chances = mask_probabilities(1.5 / 5.5, 3)
     assert chances == pytest.approx([0.5**0.9, 1.0, 1.0])
     for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
@@ -40,7 +41,7 @@ def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
     copied.load_state_dict(model.state_dict())
     assert_same(copied(images), free)
     half = build_head("universal")
-    half.anneal_masks(0.45)  # the second of two blocks has always masks yet, the first one seldom
+    half.anneal_masks(0.45)  # the last block is always masked, the first rarely
     assert half.universal_segmentation_head.masked_blocks == [False, True]
     assert half.train().universal_segmentation_head.masked_blocks == [True, True]
     assert copy.deepcopy(half).eval().universal_segmentation_head.masked_blocks == [False, True]
@@ -53,8 +54,8 @@ def test_masked_queries_see_their_own_masks_only() -> None:
     head = model.universal_segmentation_head
     for block in (1, 2):
         tokens = model.model.norm(outputs.hidden_states[block]) if block > 1 else None
-        attention = outputs.attentions[block]  # (2, 4, 22, 22)
-        assert (attention[:, :, :17] > 0).all()  # CLS and patches see all
+        attention = outputs.attentions[block]  # shape (2, 4, 22, 22)
+        assert (attention[:, :, :17] > 0).all()  # CLS and patches attend to all tokens
         assert (attention[:, :, 17:, [0, *range(17, 22)]] > 0).all()
         if tokens is None:
             continue
@@ -92,7 +93,7 @@ def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress:
     def losses(is_training: bool) -> list[float]:
         predictions.clear()
         total = model.train(is_training)(**batch).loss
-        torch.set_rng_state(states[-1])  # the points at which masks are compared are drawn
+        torch.set_rng_state(states[-1])  # the loss samples random points
         own = [
             universal_segmentation_loss(
                 *prediction, batch["mask_labels"], batch["class_labels"], model.options, is_training
@@ -102,7 +103,7 @@ def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress:
         return [float(total), *map(float, own)]
 
     total, *own = losses(is_training=False)
-    assert total == own[-1]  # however many predictions its masks need
+    assert total == own[-1]  # masked attention needs further predictions
     total, *own = losses(is_training=True)
     assert len(own) == 3
     assert total == pytest.approx(sum(own), rel=1e-6)
