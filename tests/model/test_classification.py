@@ -170,7 +170,7 @@ def test_soften_labels_refuses_what_is_out_of_range() -> None:
     "problem_type", [None, "single_label_classification", "multi_label_classification", "regression"]
 )
 def test_gradients_do_not_depend_on_accumulation(problem_type: str | None, tmp_path: Any) -> None:
-    """Eight accumulated batches of one image give the loss and gradients of one batch of eight; `num_items_in_batch` is ignored."""
+    """Eight accumulated batches of 1 match one batch of 8 in loss and gradients; `num_items_in_batch` is ignored."""
     targets = {
         None: torch.arange(8) % 5,
         "single_label_classification": soften_labels(torch.arange(8) % 5, 5, 0.2),

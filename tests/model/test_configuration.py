@@ -148,7 +148,7 @@ def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
 
 
 def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
-    """Labels may have strings as keys, as in the tutorials of transformers: when loading, with Auto classes, by assignment."""
+    """Keys may be strings, as in the tutorials of transformers, in every way to set `id2label`."""
     names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
     small_config(num_labels=2).save_pretrained(tmp_path)
     assigned = small_config()

@@ -483,4 +483,4 @@ def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
     options = {"encoder_config": None, "hidden_size": 64}
     assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
-    assert config.get_text_config() is config  # transformers looks for `text_config`
+    assert config.get_text_config() is config  # despite its `text_config`

@@ -67,7 +67,7 @@ def assert_same_predictions(actual: list[DetectionPrediction], expected: list[De
 
 
 def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return sampling inputs for two images, three queries, two heads of width 2, and two points, some of them outside."""
+    """Return sampling inputs: two images, three queries, two heads of width 2, two points, some outside."""
     generator = torch.Generator().manual_seed(0)
     maps = [torch.randn(2, 2, 2, *grid, generator=generator).double().requires_grad_() for grid in grids]
     places = (torch.rand(2, 3, 2, len(grids), 2, 2, generator=generator) * 1.6 - 0.3).double().requires_grad_()
@@ -76,7 +76,7 @@ def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, T
 
 
 def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the bilinear value (d,) of a map (d, h, w) at x, y in [0, 1]. Values are at cell centers; outside is zero."""
+    """Return the bilinear value (d,) of a map (d, h, w) at x, y in [0, 1], with zero padding."""
     height, width = values.shape[1:]
     column, row = x * width - 0.5, y * height - 0.5
     left, top = math.floor(column.detach()), math.floor(row.detach())

@@ -116,7 +116,11 @@ def test_matching_is_the_cheapest_of_all(class_loss: str) -> None:
 def cost(
     class_loss: str, logits: Tensor, found: Tensor, classes: Tensor, truth: Tensor, query: int, number: int
 ) -> float:
-    """Return the matching cost of one pair: that of DETR, or without softmax that of Deformable DETR, the difference of two focal losses."""
+    """Return the matching cost of one pair.
+
+    The classification cost is that of DETR with softmax, otherwise that of Deformable DETR, the difference of two focal
+    losses.
+    """
     label = int(classes[number])
     if class_loss == "cross_entropy":
         of_class = -float(logits[query].softmax(0)[label])

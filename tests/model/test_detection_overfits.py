@@ -1,4 +1,4 @@
-"""Query decoders for object detection overfit one batch, measured by the COCO evaluator. `test_deformable` has the deformable decoder."""
+"""Query decoders for object detection overfit one batch, measured by the COCO evaluator."""
 
 from typing import Any
 

@@ -220,7 +220,7 @@ def test_masks_are_bools_or_numbers_of_any_kind() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_training", [False, True])
 def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
-    """Autocast changes neither the matching nor the loss: mask differences are below half precision, mask sums overflow it."""
+    """Autocast must not change the matching: half precision cannot resolve these masks, and their sums overflow."""
     _, classes, targets, labels = example(20, [6, 8])
     masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
     classes = classes.detach().float()

@@ -20,8 +20,8 @@ from .test_modeling import assert_same
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
     assert mask_probabilities(0.0, 3) == [1.0] * 3
     assert mask_probabilities(1.0, 3) == [0.0] * 3
-    # Annealing takes 5.5 units: the first block starts 1 unit before its own interval ends, later blocks start 1.5
-    # units later each.
+    # Annealing takes 5.5 units: the first block is annealed from 1 to 2, and each further block starts 1.5 units
+    # later.
     chances = mask_probabilities(1.5 / 5.5, 3)
     assert chances == pytest.approx([0.5**0.9, 1.0, 1.0])
     for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
