@@ -1,4 +1,4 @@
-"""Masked image modeling: beside transformers, and what every model keeps to, under masks that stay the same."""
+"""Masked image modeling: parity with transformers, and invariants of every model under fixed masks."""
 
 import copy
 import json
@@ -33,11 +33,11 @@ from .test_modeling import values
 DECODER = SMALL["masked_image_modeling_config"]
 OBJECTIVES: dict[str, dict[str, Any]] = {"mae": DECODER, "simmim": {"objective": "simmim"}}
 all_objectives = pytest.mark.parametrize("objective", OBJECTIVES)
-# All of them with each objective, but for windows, which mae refuses
+# All variants with each objective, except windows with MAE, which is not supported
 CASES = [(objective, variant) for objective in OBJECTIVES for variant in VARIANTS]
 CASES.remove(("mae", "windows"))
 all_cases = pytest.mark.parametrize(("objective", "variant"), CASES)
-PREFIXED = ["plain", "registers", "rotary", "rms"]  # with one token, many and none before the patches
+PREFIXED = ["plain", "registers", "rotary", "rms"]  # one, several and no prefix tokens
 
 
 def fresh(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
@@ -53,7 +53,7 @@ def build(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForM
 
 
 def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> dict[str, Tensor]:
-    """Images, and noise that decides what is masked."""
+    """Return images and the noise that determines the masks."""
     images = pixels(config, batch, grid)
     rows, columns = config.grid_size if grid is None else grid
     noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(5))
@@ -61,7 +61,7 @@ def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
 
 
 def numbers(outputs: Any) -> list[Tensor]:
-    """All tensors of an output, masks as numbers."""
+    """Return all tensors of an output, with masks as floats."""
     return [value.float() if value.dtype == torch.bool else value for value in values(outputs)]
 
 
@@ -82,7 +82,7 @@ def noise_for(images: Tensor) -> Tensor:
 
 
 def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The decoder's positions without the row of the CLS token, which is zero."""
+    """Return the decoder's position table without the zero row of the CLS token."""
     name = "masked_image_modeling_head.mae.position_embeddings"
     return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
 
@@ -97,9 +97,9 @@ def named_outputs(outputs: Any) -> dict[str, Tensor]:
 
 
 def mae(**options: Any) -> Parity:
-    """Ours beside ViTMAEForPreTraining.
+    """Return our MAE model next to ViTMAEForPreTraining.
 
-    Its visible patches stand in the order of the noise; its decoder resamples positions as if patches were one row.
+    The reference orders visible patches by their noise, and its decoder resamples positions as one row of patches.
     """
     shared = {**DECODER, **options}
     config = hf.ViTMAEConfig(**SHAPE, layer_norm_eps=1e-6, **shared)
@@ -138,7 +138,7 @@ def mae(**options: Any) -> Parity:
 
 
 def simmim() -> Parity:
-    """Ours beside ViTForMaskedImageModeling, which takes square images alone; it says channels first."""
+    """Return our SimMIM model next to ViTForMaskedImageModeling, which accepts square images only, channels first."""
 
     def rearranged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name = "masked_image_modeling_head.simmim.predictor."
@@ -178,7 +178,7 @@ def test_loss_and_mask_of_mae_are_those_of_transformers(options: dict[str, Any],
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parity.reference.double().vit.embeddings.position_embeddings.data = (
         parity.reference.vit.embeddings.position_embeddings.data.float()
-    )  # which is resampled in float32 here
+    )  # the reference resamples in float32
     results = []
     for model, run in ((parity.ours.double(), run_mae), (parity.reference, parity.run)):
         own = images.clone().requires_grad_()
@@ -212,7 +212,7 @@ def test_loss_of_simmim_is_that_of_transformers_where_all_mask_as_many(mask_of: 
             parity.reference(image[None], bool_masked_pos=own[None]).loss
             for image, own in zip(images, mask, strict=True)
         ]
-        assert_close(ours.loss, torch.stack(alone).mean(), 1e-6, "loss")  # they count in float32, and add 1e-5
+        assert_close(ours.loss, torch.stack(alone).mean(), 1e-6, "loss")  # the reference uses float32 and adds 1e-5
 
 
 @all_objectives
@@ -242,7 +242,7 @@ def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, r
 
 @pytest.mark.parametrize("variant", ["plain", "rotary", "rms", "eva"])
 def test_hidden_states_of_mae_are_those_of_the_model_that_sees_visible_patches_alone(variant: str) -> None:
-    """Attention to what is masked is switched off, so that all others stay as they are."""
+    """Masked patches are excluded from attention, so they do not affect any other token."""
     model = build("mae", variant, attn_implementation="eager")
     given = inputs(model.config, grid=(3, 5))
     states = model(**given, output_hidden_states=True).hidden_states
@@ -388,7 +388,7 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     for name, gradient in gradients_of(
         model, pixel_values=batch, noise=noise.flatten(1), patch_attention_mask=mask
     ).items():
-        # A position table is resampled in float32 by design, and its gradients are summed in it.
+        # A position table is resampled in float32 by design, and its gradients are summed in float32.
         allowed = 1e-6 if "position_embeddings" in name else 1e-9
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
 
@@ -397,11 +397,11 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
     ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
 )
 def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
-    """Images of a batch that mask different numbers of patches, given as a mask."""
+    """The images of the batch have masks with different numbers of patches."""
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
     images = pixels(sdpa.config, grid=(3, 5))
     mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])
-    # test_modeling.py compiles kernels of flex attention; here it runs as it is written.
+    # Run flex attention uncompiled; test_modeling.py compiles its kernels.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         assert_same(other(images, mask), sdpa(images, mask), 1e-5)
         alone = torch.cat([sdpa(images[i : i + 1], mask[i : i + 1]).logits for i in range(2)])
@@ -613,7 +613,7 @@ def test_another_image_size_is_what_the_model_does_anyway() -> None:
 
 
 def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
-    model = build("simmim", image_size=8)  # one patch, so that positions stay
+    model = build("simmim", image_size=8)  # one patch, so no resampling
     images = F.interpolate(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 8, mode="bilinear")
     seen = torch.zeros(2, 1, dtype=torch.bool)
     before = model(images, seen).reconstruction

@@ -1,4 +1,4 @@
-"""Masks of masked image modeling: how many patches, which ones, by which numbers; patches as pixels and back."""
+"""Masks of masked image modeling: their number, shape and randomness, and conversion between pixels and patches."""
 
 import pytest
 import torch
@@ -91,7 +91,8 @@ def test_patches_with_the_most_noise_are_masked() -> None:
 def test_units_are_masked_as_one_but_for_the_last() -> None:
     noise = torch.zeros(1, 4, 5)
     noise[0, ::2, ::2] = torch.tensor([[0.1, 0.9, 0.3], [0.5, 0.2, 0.8]])
-    # First the square in the middle above, then that in the corner below, 2 patches, then one of the square below left
+    # First the square at the top center, then 2 patches of the corner square below, then 1 patch of the lower left
+    # square
     assert random_mask(noise, 7 / 20, 2).unflatten(1, (4, 5))[0].int().tolist() == [
         [0, 0, 1, 1, 0],
         [0, 0, 1, 1, 0],
@@ -101,7 +102,7 @@ def test_units_are_masked_as_one_but_for_the_last() -> None:
 
 
 def pieces(mask: Tensor) -> float:
-    """How many connected pieces the masks (B, h, w) have, on average."""
+    """Return the mean number of connected components of masks (B, h, w)."""
     return sum(label(own.numpy())[1] for own in mask) / len(mask)
 
 

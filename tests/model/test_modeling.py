@@ -1,4 +1,4 @@
-"""What every model keeps to: the invariants of the library's common model and backbone tests, restated for ours."""
+"""Invariants of every model, adapted from the common model and backbone tests of transformers."""
 
 import copy
 import gc
@@ -58,8 +58,8 @@ HEADS = (
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 slow_flex_attention = pytest.param("flex_attention", marks=pytest.mark.slow)
-# Kernels of flex attention: what torch 2.14 writes in C++ for them does not compile without vector instructions, and
-# with those of AVX2 it reads masks beyond their end, and stops.
+# Flex attention is compiled with AVX512 only: the C++ code of torch 2.14 does not compile without vector
+# instructions, and with AVX2 it reads masks out of bounds and crashes.
 COMPILES_KERNELS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
@@ -70,7 +70,7 @@ def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrid
 
 
 def values(outputs: Any) -> list[Tensor]:
-    """All tensors of an output."""
+    """Return all tensors of an output."""
     if isinstance(outputs, Tensor):
         return [outputs]
     parts = outputs.values() if isinstance(outputs, dict) else outputs
@@ -217,7 +217,8 @@ def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
 def test_initialization_covers_every_weight(variant: str) -> None:
     config = small_config(variant, hidden_size=64, initializer_range=0.05)
     built = HfViTForImageClassification(config)
-    # As the library loads: built without memory, then initialized for what the checkpoint lacks, which is everything.
+    # As `from_pretrained` does: create the model without memory, then initialize all weights missing from the
+    # checkpoint.
     loaded = HfViTForImageClassification.from_pretrained(None, config=config, state_dict={})
     for model in (built, loaded):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -225,7 +226,7 @@ def test_initialization_covers_every_weight(variant: str) -> None:
             leaf = name.rsplit(".", 1)[-1]
             if leaf == "bias" or leaf.endswith("_bias") or leaf == "mask_token":
                 assert not tensor.any(), name
-            elif "classifier" in name:  # whatever the deviation of the blocks, which get their gradients through it
+            elif "classifier" in name:  # fixed deviation: it scales the gradients of all blocks
                 assert float(tensor.std()) == pytest.approx(tensor.shape[1] ** -0.5, rel=4 / math.sqrt(tensor.numel()))
             elif "norm" in name:
                 assert (tensor == 1).all(), name
@@ -249,7 +250,7 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
     num_queries = (
         5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
-    )  # which join the last two of three blocks
+    )  # they join the last two of three blocks
     lengths = [length, length + num_queries, length + num_queries]
     sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
     assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
@@ -271,7 +272,7 @@ def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, cho
     images = pixels(model.config)
     states = model(images, output_hidden_states=True).hidden_states
     numbers = [chosen] if isinstance(chosen, int) else chosen
-    kept = {number % 4 for number in numbers if number < 4}  # of three blocks and what goes into them
+    kept = {number % 4 for number in numbers if number < 4}  # the embeddings and three blocks
     found = model(images, output_hidden_states=chosen).hidden_states
     assert [state is not None for state in found] == [number in kept for number in range(4)]
     assert all(torch.equal(found[number], states[number]) for number in kept)
@@ -305,7 +306,10 @@ def test_attentions_under_every_implementation(
 
 @pytest.mark.parametrize("variant", ["plain", "rotary"])
 def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel runs on GPUs only; a stand-in holds us to its contract: a mask (B, L) or none, (B, L, n, d) back."""
+    """Check the arguments of the flash attention kernel, which runs on GPUs only, with a stand-in.
+
+    The stand-in takes a mask (B, L) or None and returns (B, L, heads, head width).
+    """
     masks = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
@@ -377,7 +381,7 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
 def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
     model = build(model_class, variant, attn_implementation=implementation)
     if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
-        model.anneal_masks(1.0)  # it takes none for each query
+        model.anneal_masks(1.0)  # flex attention does not support one mask per query
     config = model.config
     patch = to_pair(config.patch_size)
     grids = [(2, 5), (4, 3), (4, 5)]
@@ -387,7 +391,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
     for index, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
         batch[index, :, : image.shape[2], : image.shape[3]] = image[0]
         mask[index, :rows, :columns] = True
-    # Compiled once, for windows and all tokens; with other options flex attention runs without kernels, masks alike.
+    # Kernels are compiled for one case only. Uncompiled flex attention applies the same masks.
     compiles = COMPILES_KERNELS and model_class is HfViTModel and variant == "windows"
     with torch.no_grad(), torch.compiler.set_stance("default" if compiles else "force_eager"):
         padded = model(batch, patch_attention_mask=mask)
@@ -395,11 +399,11 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
             alone = model(image)
             for a, p in zip(values(alone), values(padded), strict=True):
                 actual = p[index]
-                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # tokens
+                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # (tokens, channels)
                     others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
                     before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
                     actual = actual[torch.cat((before, mask[index].flatten(), after))]
-                elif actual.ndim > 1 and actual.shape != a[0].shape:  # maps
+                elif actual.ndim > 1 and actual.shape != a[0].shape:  # attention maps and patch maps
                     actual = actual[..., : a.shape[-2], : a.shape[-1]]
                     assert a.shape[-2] * 4 == p.shape[-2] * grids[index][0]
                 assert_close(actual, a[0], 3e-5, f"image {index}")
@@ -424,7 +428,7 @@ def test_masked_patches_do_not_matter() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
     mask = torch.zeros(2, 16, dtype=torch.bool)
-    mask[:, 5] = True  # second row, second column
+    mask[:, 5] = True  # second row and column
     changed = images.clone()
     changed[:, :, 8:16, 8:16] += 1
     assert_same(model(changed, bool_masked_pos=mask), model(images, bool_masked_pos=mask))
@@ -439,10 +443,10 @@ def test_positions_follow_the_image_whatever_the_flag(flag: bool | None) -> None
 
 
 def test_golden_outputs() -> None:
-    """Outputs and gradients stand as they were when written by `python -m tests.helpers.golden`."""
+    """Outputs and gradients match those stored by `python -m tests.helpers.golden`."""
     assert golden_values().keys() == GOLDEN.keys()
     for name, value in golden_values().items():
-        # The resampling of positions in float32 is the last digits' only difference between torch releases.
+        # Results of torch releases differ in the last digits, because positions are resampled in float32.
         assert value == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-8), name
 
 
@@ -478,7 +482,7 @@ def test_gradient_checkpointing_changes_nothing(model_class: type[Any], variant:
     actual = training_gradients(model, images)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        # Gradients that reach a block from several levels are added in another order.
+        # Gradients of several feature levels are summed in a different order.
         assert_close(actual[name], gradient, 2e-6, name)
 
 
@@ -593,7 +597,7 @@ def test_queries_behind_the_patches_are_not_turned() -> None:
     model = build(variant="rotary")
     images = pixels(model.config)
     tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
-    # The order of equal tokens without a position cannot matter; rotary positions would tell them apart.
+    # Queries without positions may be permuted; rotary positions would distinguish them.
     queries = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     outputs = model.encoder(torch.cat((tokens, queries), dim=1), rotary=rotary)
     swapped = model.encoder(torch.cat((tokens, queries.flip(1)), dim=1), rotary=rotary)
@@ -631,7 +635,7 @@ def test_backbone_stages() -> None:
     assert backbone.channels == [32, 32, 32]
     assert backbone.out_indices == config.out_indices == [0, 2, 3]
     for index, feature_map in zip((0, 2, 3), outputs.feature_maps, strict=True):
-        expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]  # CLS, distillation, two registers
+        expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]  # CLS, distillation, 2 registers
         for row in range(3):
             for column in range(5):
                 assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])
@@ -701,7 +705,7 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[0] < math.log(5) + 2  # no class is far ahead of the others yet
+    assert losses[0] < math.log(5) + 2  # initial logits are nearly uniform
     assert losses[-1] < 0.05
     assert (model.eval()(images).logits.argmax(1) == labels).all()
 
@@ -760,7 +764,7 @@ def test_classes_carry_what_the_library_reads() -> None:
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
         assert model_class.main_input_name == "pixel_values"
-        assert model_class.accepts_loss_kwargs is False  # what the library counts is the divisor of no loss
+        assert model_class.accepts_loss_kwargs is False  # losses do not use num_items_in_batch
         takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
         assert takes_count is ("count_items" in vars(model_class))
         assert model_class._supports_sdpa

@@ -1,4 +1,4 @@
-"""What is neither a folder nor on a Hub that answers is reported at once, as missing."""
+"""A model that is neither a local folder nor found on a reachable Hub is reported as missing at once."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from hf_vit.model.pretrained import read_config
 from hf_vit.model.remote_code import can_reach
 
 
-CLOSED = "http://127.0.0.1:9"  # where nothing answers
+CLOSED = "http://127.0.0.1:9"  # no server listens here
 MISSING = r"There is no folder or file '{}', it is not in the cache, and the Hub cannot be reached\. Check the path"
 
 

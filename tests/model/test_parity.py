@@ -1,4 +1,4 @@
-"""Every architecture option against an independent model that has it: outputs, gradients, sensitivity."""
+"""Every architecture option compared with an independent implementation: outputs, gradients, and sensitivity."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from hf_vit.model.encoder import HfViTDropPath
 from ..helpers.references import SHAPE, Parity, hidden_states
 
 
-pytestmark = pytest.mark.slow  # every option beside a model of another library
+pytestmark = pytest.mark.slow  # loads a model of another library for every option
 
 
 DINOV2_SHAPE = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {
@@ -180,14 +180,14 @@ def dinov3_without_biases() -> Parity:
 
 def mae_encoder() -> Parity:
     def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        # Nothing masked, and noise in order, so that nothing is shuffled either.
+        # Nothing is masked, and the noise is sorted, so that patches are not shuffled.
         noise = torch.arange(images.shape[2] * images.shape[3] // 64).expand(2, -1)
         return hidden_states(interpolated(model, images, noise=noise))
 
     config = transformers.ViTMAEConfig(**SHAPE, **EPS, mask_ratio=0.0)
     reference = transformers.ViTMAEModel(config)
     embeddings = ViTMAEEmbeddings(config)
-    embeddings.initialize_weights()  # transformers 5.23 leaves the table of a fresh model at zero
+    embeddings.initialize_weights()  # transformers 5.23 initializes the table with zeros
     reference.embeddings.position_embeddings.data.copy_(embeddings.position_embeddings)
     return Parity(
         reference,
@@ -284,7 +284,7 @@ def timm_without_positions() -> Parity:
 
 
 class Dinov3WithTable(transformers.DINOv3ViTModel):
-    """DINOv3 with a learned position table added to its patches, resampled as timm does."""
+    """DINOv3 with a learned position table added to its patches and resampled as in timm."""
 
     def __init__(self, config: transformers.DINOv3ViTConfig) -> None:
         super().__init__(config)
@@ -308,7 +308,7 @@ def learned_and_rotary() -> Parity:
 def clip() -> Parity:
     def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
         outputs = with_pooled(interpolated(model, images))
-        assert torch.equal(outputs.pop("last_hidden_state"), outputs["hidden_states[2]"])  # theirs has no final norm
+        assert torch.equal(outputs.pop("last_hidden_state"), outputs["hidden_states[2]"])  # CLIP has no final norm
         return outputs
 
     def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -317,7 +317,7 @@ def clip() -> Parity:
         return outputs
 
     reference = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
-    # With a bias, which CLIP lacks and ours has, so that its gradient is compared too.
+    # CLIP has no bias here; with one, the gradient of our bias is compared too.
     reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
     ours = HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5)
     positions = "embeddings.position_embedding.weight"
@@ -347,7 +347,7 @@ def timm_norm_after_pooling() -> Parity:
 
 
 def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that turn neighbors (0, 1), (2, 3), … as weights that turn (0, d/2), (1, d/2 + 1), …."""
+    """Reorder weights that rotate neighboring channels (0, 1), (2, 3), … to rotate (0, d/2), (1, d/2 + 1), …."""
     rearranged = dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith(".qkv.weight"):
@@ -360,7 +360,7 @@ def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def eva(native_grid: int | None, **options: Any) -> Parity:
     def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-        # Left alone it rounds cosine and sine to float32.
+        # By default, timm rounds cosine and sine to float32.
         model.rope.get_embed = partial(type(model.rope).get_embed, model.rope, dtype=images.dtype)
         return {"logits": model(images)}
 
@@ -439,7 +439,7 @@ def test_equals_reference(case: Any, dtype: torch.dtype) -> None:
     [("centered", "centered", None), ("index", "index", None), ("scaled_index", "index", [7, 5])],
 )
 def test_rotary_positions_equal_timm(kind: str, grid_type: str, native_grid: list[int] | None) -> None:
-    scale = 2 * torch.pi if kind == "centered" else 1.0  # timm has it in the frequencies
+    scale = 2 * torch.pi if kind == "centered" else 1.0  # timm includes it in the frequencies
     bands = scale / 50.0 ** (torch.arange(4, dtype=torch.float64) / 4)
     sine, cosine = build_rotary_pos_embed(
         [3, 5], bands, in_pixels=False, grid_type=grid_type, ref_feat_shape=native_grid, rotate_half=True
@@ -490,7 +490,7 @@ def test_preset_has_the_published_shapes(preset: str, published: str) -> None:
     def shapes(model: nn.Module) -> list[tuple[int, ...]]:
         return sorted(tuple(parameter.shape) for parameter in model.parameters())
 
-    final_norm = [(ours.config.hidden_size,)] * 2 if preset == "so400m" else []  # timm's fc_norm stands in for it
+    final_norm = [(ours.config.hidden_size,)] * 2 if preset == "so400m" else []  # timm has a fc_norm instead
     assert shapes(ours) == sorted(shapes(reference) + final_norm * (shapes(ours) != shapes(reference)))
 
 
@@ -500,7 +500,7 @@ def test_every_preset_is_checked() -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
-    """The same places in the same order: under one seed the same values are dropped."""
+    """With the same seed, dropout drops the same values as in ViT."""
     options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
     options["attn_implementation"] = implementation
     pair = Parity(
