@@ -1,4 +1,4 @@
-"""A saved folder opens anywhere: no package installed, only the folder or its name on the Hub."""
+"""A saved model loads with `trust_remote_code` from a folder or the Hub, without our package installed."""
 
 import json
 import shutil
@@ -114,7 +114,7 @@ print("opened")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier with its processor at user/model, and what it gives for some images."""
+    """Return a saved classifier with its processor at user/model, and its outputs for some images."""
     root = tmp_path_factory.mktemp("hub")
     folder = root / "user" / "model"
     config = small_config(num_labels=2, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
@@ -179,7 +179,7 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp
 
 
 def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
-    """Under FSDP2 the class of a model is made by torch; the library would save that class's file in place of ours."""
+    """FSDP2 replaces the class of a model by one that torch defines, whose source file must not be saved instead of ours."""
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
     images = pixels(model.config)
@@ -389,9 +389,9 @@ PIPELINE_TASKS: dict[type[HfViTPreTrainedModel], str] = {
     HfViTForKeypointDetection: "keypoint-detection",
     HfViTForMaskedImageModeling: "",
     HfViTForJointEmbedding: "",
-    HfViTForZeroShotImageClassification: "",  # its pipeline needs a tokenizer
+    HfViTForZeroShotImageClassification: "",  # its pipeline requires a tokenizer
 }
-# With all warnings, and what the library logs; the progress of loading is switched off by the environment.
+# Show all warnings and log messages of transformers. An environment variable disables its progress bars.
 OPEN_QUIETLY = """
 import sys, warnings
 warnings.simplefilter("always")

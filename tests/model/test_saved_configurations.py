@@ -1,4 +1,4 @@
-"""A saved model means the same for good: config.json names all options, and what it does not name has fixed values."""
+"""Saved models keep their meaning: config.json lists all options, and the defaults of missing fields never change."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
 from ..helpers.models import SMALL
 
 
-# The value that a field has where config.json does not name it. Files of all versions count on it: another default
-# belongs into a preset or a training, which write it down.
+# The value of each field that config.json does not contain. Files of all versions rely on these defaults, so a
+# better default goes into a preset or a training script, which save it explicitly.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "backbone": {
         "hidden_size": 768,
@@ -185,11 +185,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "projection_dim": 512,
     },
 }
-# config.json of a model of every class, as version 0.1.0 wrote it: without options that are defaults
+# config.json of a model of every class as saved by version 0.1.0, which omitted options equal to the defaults
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )
-# Small where the defaults are large, and nothing that a task goes by
+# A small backbone without any task options
 BACKBONE = {name: value for name, value in SMALL.items() if name not in TASK_CONFIGS}
 
 
@@ -198,7 +198,7 @@ def model_class(name: str) -> type[HfViTPreTrainedModel]:
 
 
 def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
-    """All options of a task, of which a configuration names some."""
+    """Return all options of a task, given those that a configuration sets."""
     options = {**DEFAULTS[field], **(config.get(field) or {})}
     return {name: with_lists(value) for name, value in options.items()}
 

@@ -1,4 +1,4 @@
-"""Semantic segmentation window by window, and of scaled and mirrored copies."""
+"""Semantic segmentation with sliding windows, and test-time augmentation with scaled and mirrored images."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_overlapping_windows_are_averaged() -> None:
 
     def forward(images: Tensor) -> Tensor:
         seen.append(images)
-        return images.amax(dim=(2, 3), keepdim=True)  # the coarsest of logits: one number a window
+        return images.amax(dim=(2, 3), keepdim=True)  # one logit per window
 
     images = torch.arange(24.0).reshape(1, 1, 4, 6)
     logits = slide(forward, images, (4, 4), (2, 2))
@@ -60,7 +60,7 @@ def test_large_images_are_seen_in_windows(model: Any) -> None:
     windows = model.segment(images, window_size=32, window_stride=(16, 24)).logits
     assert windows.shape == (2, 5, 48, 56)
     corner = model(images[:, :, :32, :32]).logits
-    expected = probabilities(corner, (32, 32))[:, :, :16, :24]  # which no other window covers
+    expected = probabilities(corner, (32, 32))[:, :, :16, :24]  # covered by one window only
     assert_close(windows[:, :, :16, :24].exp(), expected, 1e-5, "corner")
     assert_close(windows.exp().sum(dim=1), torch.ones(2, 48, 56), 1e-5, "sum")
 

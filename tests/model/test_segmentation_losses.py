@@ -1,4 +1,4 @@
-"""Losses of semantic segmentation beside references in float64."""
+"""Losses of semantic segmentation compared with references in float64."""
 
 import math
 from typing import Any
@@ -18,14 +18,14 @@ CLASS_WEIGHTS = [0.5, 2.0, 1.0, 0.0]
 
 
 def batch(count: int = 3) -> tuple[Tensor, Tensor]:
-    """Logits at half the resolution of the labels; the images have ever fewer pixels that count."""
+    """Return logits at half the resolution of the labels. Each image has fewer valid pixels than the one before."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(count, NUM_CLASSES, 4, 5, generator=generator, dtype=torch.float64)
     labels = torch.randint(NUM_CLASSES, (count, 8, 10), generator=generator)
     for index in range(count):
         labels[index, : 2 * index] = IGNORED
         labels[index, :, :index] = IGNORED
-    labels[1] = labels[1].where(labels[1] != 2, 0)  # a class that this image lacks
+    labels[1] = labels[1].where(labels[1] != 2, 0)  # a class absent from this image
     return logits.requires_grad_(), labels
 
 
@@ -34,7 +34,7 @@ def loss(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> np.ndarray:
-    """(B, H, W, K) at twice the resolution."""
+    """Return probabilities (B, H, W, K) at twice the resolution of the logits."""
     upsampled = F.interpolate(logits.detach(), scale_factor=2, mode="bilinear", align_corners=False)
     exponents = np.exp(upsampled.movedim(1, -1).numpy())
     return exponents / exponents.sum(-1, keepdims=True)
@@ -114,7 +114,7 @@ def test_pixels_that_do_not_count_change_nothing() -> None:
     other_index = labels.where(labels != IGNORED, -7)
     assert torch.equal(loss(logits, labels, **ALL), loss(logits, other_index, semantic_loss_ignore_index=-7, **ALL))
     labels = labels.clone()
-    labels[:, :, 5:] = IGNORED  # the right half, and of the logits all but what the left half is resized from
+    labels[:, :, 5:] = IGNORED  # ignore the right half, and with it some logits
     changed = logits.detach().clone()
     changed[..., 4:] += 3
     assert torch.equal(loss(changed, labels, **ALL), loss(logits, labels, **ALL))
@@ -124,7 +124,7 @@ def test_pixels_that_do_not_count_change_nothing() -> None:
 def test_an_image_in_which_no_pixel_counts_adds_exactly_zero(scale: float) -> None:
     logits, labels = batch(2)
     labels[1] = IGNORED
-    logits = (scale * logits.detach()).float().requires_grad_()  # at the larger scale most pixels are certain
+    logits = (scale * logits.detach()).float().requires_grad_()  # the larger scale saturates most pixels
     total = loss(logits, labels, class_weights=CLASS_WEIGHTS, **ALL)
     assert float(total) == pytest.approx(float(loss(logits[:1], labels[:1], class_weights=CLASS_WEIGHTS, **ALL)) / 2)
     total.backward()

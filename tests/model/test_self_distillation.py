@@ -1,4 +1,4 @@
-"""Self-distillation: assignments to all prototypes, cross-entropies of views and patches, what is refused."""
+"""Self-distillation: balanced prototype assignments, cross-entropies of views and patches, and invalid arguments."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_all_prototypes_are_used_equally_however_alike_the_images_are() -> None:
     found = assign(logits, temperature=0.05)
     torch.testing.assert_close(found.sum(dim=1), torch.ones(40).double())
     assert float((found.sum(dim=0) / 10 - 1).abs().max()) < 0.05
-    assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1  # without it, one took all
+    assert int(logits.softmax(dim=1).argmax(dim=1).unique().numel()) == 1  # unbalanced, all choose one prototype
     assert torch.equal(found.argmax(dim=0), (logits - logits.mean(dim=0)).argmax(dim=0))
 
 
@@ -40,7 +40,9 @@ def test_assignments_are_those_of_the_rows_of_all_processes() -> None:
 
     assign(logits, 0.1, add=note)
     remaining = iter(sums)
-    half = assign(logits[:7], 0.1, add=lambda values: next(remaining))  # one of two, given what both add up to
+    half = assign(
+        logits[:7], 0.1, add=lambda values: next(remaining)
+    )  # first of two processes, given the sums of both
     torch.testing.assert_close(half, whole[:7])
 
 
@@ -61,7 +63,7 @@ def test_masked_patches_learn_what_is_assigned_to_them() -> None:
     first, second, third = (
         torch.nn.functional.cross_entropy(logits[rows] / 0.1, assigned[rows]) for rows in (slice(3), [3], [4])
     )
-    # The mean in each view first, then over all views, as DINOv2 weighs them by `masks_weight`.
+    # The mean over the masked patches of each view, then over all views, as with `masks_weight` in DINOv2.
     torch.testing.assert_close(of_patches(logits, assigned, 0.1, masks), (first + second + third) / 4)
     assert float(of_patches(logits[:0], assigned[:0], 0.1, masks & False)) == 0
 
@@ -97,7 +99,7 @@ def test_a_teacher_sees_what_the_student_does_not() -> None:
         hidden = model(views, bool_masked_pos=masks, return_loss=False)
     torch.testing.assert_close(taught.embeds, seen.embeds)
     assert not torch.allclose(hidden.embeds[:, 0], seen.embeds[:, 0], atol=1e-4)
-    torch.testing.assert_close(hidden.embeds[:, 1], seen.embeds[:, 1])  # of which none is masked
+    torch.testing.assert_close(hidden.embeds[:, 1], seen.embeds[:, 1])  # this view has no masks
     assert taught.teacher_patch_probs.shape == (int(masks.sum()), model.options.num_prototypes)
     outputs = model(**{**batch, "teacher_probs": taught.teacher_probs}, teacher_patch_probs=taught.teacher_patch_probs)
     options = model.options
@@ -154,7 +156,7 @@ def test_half_of_the_views_are_masked_in_blocks_by_shares_spread_evenly() -> Non
     assert (counts[20:] <= edges[1:]).all()
     masks = masks.flatten(0, 1).unflatten(1, (14, 14))
     alike = (masks[:, 1:] == masks[:, :-1])[masks[:, 1:]].float().mean()
-    assert float(alike) > 0.6  # 0.3 if each patch was masked by itself
+    assert float(alike) > 0.6  # 0.3 for independently masked patches
 
 
 def test_masks_of_two_processes_are_those_of_one_with_all_images() -> None:

@@ -1,4 +1,4 @@
-"""Methods that users of timm and DINOv2 call, compared with those of timm, and the lists of the package."""
+"""Methods known from timm and DINOv2, compared with those of timm, and the public names of the package."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(params=ARCHITECTURES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Any]:
-    """A small model of timm, and what its file becomes."""
+    """Return a small timm model and the model converted from its checkpoint."""
     architecture, options = ARCHITECTURES[request.param]
     theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
     draw_weights(theirs)
@@ -52,7 +52,7 @@ def test_features_and_head_are_those_of_timm(pair: tuple[nn.Module, Any]) -> Non
     assert_alike(ours.forward_head(features), theirs.forward_head(features))
     assert_alike(ours.forward_head(features), ours(images()).logits)
     assert_alike(ours.model.forward_head(features), ours.forward_head(features, pre_logits=True))
-    if ours.distillation_classifier is None:  # timm pools both tokens to one there
+    if ours.distillation_classifier is None:  # timm pools both tokens here
         assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
 
 

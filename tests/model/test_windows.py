@@ -1,4 +1,4 @@
-"""Attention within windows is attention under a mask, and faster."""
+"""Window attention equals attention with an equivalent mask, and is faster."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ GRID = (3, 5)
 
 
 def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, int], num_queries: int) -> Tensor:
-    """(L, L) bool, True where a token may look: a loop over all pairs."""
+    """Return a mask (L, L) that is True where a token attends to another, computed by a loop over all pairs."""
     num_prefix, (rows, columns) = model.config.num_prefix_tokens, grid
     length = num_prefix + rows * columns + num_queries
     allowed = torch.zeros(length, length, dtype=torch.bool)
@@ -41,7 +41,7 @@ def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, i
 def encode(
     model: HfViTModel, images: Tensor, mask: Tensor | None, num_queries: int, size: tuple[int, int] | None
 ) -> dict[str, Tensor]:
-    """Tokens after the last block and gradients; with `size` blocks are run one by one under the equivalent mask."""
+    """Return the final tokens and gradients; with `size`, the blocks run one by one with the equivalent mask."""
     model.zero_grad()
     states, blocks = model.start_blockwise(images, mask)
     queries = torch.linspace(-1, 1, num_queries * 32, dtype=states.dtype).reshape(1, num_queries, 32)
@@ -55,7 +55,7 @@ def encode(
         states = blocks.run(states, **blocks.masks(states))
     else:
         within = equivalent_mask(model, grid, size, num_queries) & visible
-        within = within | ~within.any(dim=-1, keepdim=True)  # what padding sees among padding
+        within = within | ~within.any(dim=-1, keepdim=True)  # padding attends to padding
         for number in range(3):
             allowed = visible if number == 1 else within
             states = blocks.run(states, number, number + 1, attention_mask=allowed)
@@ -67,7 +67,7 @@ def encode(
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "sincos"])  # whose patches are not square
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "sincos"])  # has non-square patches
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     ("grid", "size", "num_queries", "is_padded"),
@@ -83,7 +83,7 @@ def test_windows_equal_attention_under_the_equivalent_mask(
     mask = None
     if is_padded:
         mask = torch.ones(2, *grid, dtype=torch.bool)
-        mask[0, 1:], mask[1, :, 2:] = False, False  # which leaves whole windows empty
+        mask[0, 1:], mask[1, :, 2:] = False, False  # leaves some windows empty
     expected, actual = (encode(model, images, mask, num_queries, way) for way in (size, None))
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
@@ -117,7 +117,7 @@ def test_attentions_of_a_window_are_zero_outside() -> None:
 
 
 def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See the test of the same name in test_modeling.py; where queries are fewer, the end of the mask is theirs."""
+    """As the test of the same name in test_modeling.py. With fewer queries than keys, the mask of the queries is its end."""
     seen = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> 
     for grid in ((4, 6), GRID):
         images = pixels(flash.config, grid=grid)
         assert_same(flash(images), sdpa(images), 1e-5)
-    within = [((8, 4, 6, 8), mask) for mask in (None, (8, 7))]  # 4 windows of 6 patches in each of two images
+    within = [((8, 4, 6, 8), mask) for mask in (None, (8, 7))]  # 2 images with 4 windows of 6 patches
     whole = [((2, 4, length, 8), None) for length in (25, 16)]
     assert seen == [within[0], whole[0], within[0], within[1], whole[1], within[1]]
 
