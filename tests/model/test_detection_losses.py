@@ -118,7 +118,7 @@ def cost(
 ) -> float:
     """Return the matching cost of one pair.
 
-    The classification cost is that of DETR with softmax, otherwise that of Deformable DETR, the difference of two focal
+    The classification cost is that of DETR with softmax, otherwise that of Deformable DETR: the difference of two focal
     losses.
     """
     label = int(classes[number])

@@ -179,7 +179,7 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp
 
 
 def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
-    """FSDP2 replaces the class of a model by one that torch defines, whose source file must not be saved instead of ours."""
+    """FSDP2 replaces the class of a model by one defined by torch, whose source file must not be saved."""
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
     images = pixels(model.config)

@@ -117,7 +117,7 @@ def test_attentions_of_a_window_are_zero_outside() -> None:
 
 
 def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the test of the same name in test_modeling.py. With fewer queries than keys, the mask of the queries is its end."""
+    """As the test of the same name in test_modeling.py. With fewer queries than keys, the end of the mask applies."""
     seen = []
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The configurations of `accelerate launch` start what their headers say, and FSDP spreads the model by its blocks."""
+"""The configurations for `accelerate launch` start what their headers state, and FSDP shards the model by its blocks."""
 
 import re
 from argparse import Namespace
@@ -16,7 +16,7 @@ from ..helpers.processes import ROOT
 
 
 FOLDER = ROOT / "scripts" / "accelerate"
-# Name -> machines, processes, whether on the CPU, by DDP, by FSDP.
+# Name -> number of machines, number of processes, and whether it uses the CPU, DDP and FSDP.
 CONFIGS = {
     "one_cpu": (1, 1, True, False, False),
     "one_gpu": (1, 1, False, False, False),
@@ -27,7 +27,7 @@ CONFIGS = {
 
 
 def read(name: str, *options: str) -> Namespace:
-    """What `accelerate launch` makes of a configuration and a command line."""
+    """Return the arguments that `accelerate launch` derives from a configuration and a command line."""
     command = ["--config_file", str(FOLDER / f"{name}.yaml"), "--main_process_port", "0", *options, "train.py"]
     return _validate_launch_command(launch_command_parser().parse_args(command))[0]
 
@@ -57,7 +57,7 @@ def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> 
     environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
     for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
         monkeypatch.setenv(name, environment[name])
-    plugin = FullyShardedDataParallelPlugin()  # as the Trainer's accelerator makes it
+    plugin = FullyShardedDataParallelPlugin()  # as created by the accelerator of the Trainer
     model = HfViTModel(small_config())
     plugin.set_auto_wrap_policy(model)
     wrapped = {

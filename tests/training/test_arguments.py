@@ -1,4 +1,4 @@
-"""The command line and the files that stand for it."""
+"""Command line arguments and the files that contain them."""
 
 import os
 import sys
@@ -60,8 +60,8 @@ def test_the_cpu_trains_unasked_where_there_is_nothing_else(
     ("cores", "launchers", "processes", "expected"),
     [
         (16, 16, 1, 16),
-        (16, 16, 4, 4),  # of which each may use all
-        (4, 16, 4, 4),  # to which each is bound
+        (16, 16, 4, 4),  # each process may use all cores
+        (4, 16, 4, 4),  # each process is bound to four cores
         (3, 3, 8, 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""Averaged weights: what they are, how they are evaluated and saved, and that they resume where they were."""
+"""Averaged weights: their values, evaluation, saving, and resuming."""
 
 import json
 import math
@@ -45,7 +45,7 @@ from ..scripts.test_end_to_end import write_photos
 
 
 class WeightRecorder(TrainerCallback):
-    """Keeps the weights that the optimizer leaves at each step, after those that the training began with."""
+    """Record the initial weights and those after each optimizer step."""
 
     def __init__(self) -> None:
         self.weights: list[list[float]] = []
@@ -58,7 +58,7 @@ class WeightRecorder(TrainerCallback):
 
 
 def averaged_by_hand(steps: list[list[float]], decay: float) -> Tensor:
-    """The average of weights after each step, number by number."""
+    """Return the average of the weights after each step, computed one value at a time."""
     average, *later = steps
     for number, weights in enumerate(later, start=1):
         kept = (1 + number) / (10 + number)
@@ -137,7 +137,7 @@ def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """What each of two processes got, and where they have saved it."""
+    """Return the results of two processes and the folder of their saved models."""
     folder = tmp_path_factory.mktemp("two_processes")
     distributed.finish(distributed.start("average_on_processes", folder, processes=2), folder)
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -211,7 +211,7 @@ def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> Non
 
 
 class BrokenTrainer(HfViTTrainer):
-    """Cannot score the averaged weights."""
+    """A Trainer that fails when it evaluates the averaged weights."""
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         raise MemoryError
@@ -239,7 +239,7 @@ RECIPE = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with photos, and what a training by the script leaves, as user/model."""
+    """A folder with photos, and a model trained by the script at user/model."""
     folder = tmp_path_factory.mktemp("root")
     write_photos(folder / "photos" / "train", 16, seed=0)
     write_photos(folder / "photos" / "test", 5, seed=1)

@@ -1,4 +1,4 @@
-"""A training that is killed resumes as if nothing had happened, from a complete checkpoint that runs no code."""
+"""An interrupted training run resumes with identical results, from a complete checkpoint that executes no code."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
 
-# Name of a training -> how it is killed, its worker processes, and the checkpoint that it is resumed from.
+# Name of a training run -> how it is killed, the number of dataloader workers, and the checkpoint to resume from.
 KILLED = {
     "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
     "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
@@ -33,7 +33,7 @@ KILLED = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What came out of trainings that were killed and resumed, and of one that was not ("whole")."""
+    """Return the results of training runs that were killed and resumed, and of an uninterrupted one ("whole")."""
     folder = tmp_path_factory.mktemp("killed")
     processes = {
         name: distributed.start("train_and_die", folder / name, how, workers)
@@ -61,7 +61,7 @@ def test_a_killed_training_ends_like_one_that_went_through(name: str, results: d
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a training with two complete checkpoints, the newer one with more digits in its name."""
+    """Return a training folder with two complete checkpoints. The newer one has more digits in its name."""
     for step in (8, 12):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
@@ -135,7 +135,7 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
     assert find_fault(checkpoint) == "it has no model.safetensors and no optimizer.pt"
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
     alone = Mock(process_index=0, num_processes=1)
-    PartialState(cpu=True)  # without it, accelerate's logger refuses to write
+    PartialState(cpu=True)  # required by accelerate's logger
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         model = small_model().double()
@@ -159,13 +159,13 @@ def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint as the Trainer saves it."""
+    """A checkpoint saved by the Trainer."""
     digits_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     return tmp_path / "checkpoint-2"
 
 
 class Interrupted(HfViTTrainer):
-    """Stops when all of a checkpoint is written but its checksums."""
+    """Stop after all files of a checkpoint are written except its checksums."""
 
     def _seal(self, checkpoint: Path) -> None:
         raise KeyboardInterrupt
@@ -182,7 +182,7 @@ def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there
 
 
 class Malicious:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -198,7 +198,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, c
     torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
     torch.load(checkpoint / name, weights_only=False).close()
     proof.unlink()
-    seal(checkpoint)  # as whoever means harm would
+    seal(checkpoint)  # as an attacker would
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
     kind, message = (pickle.UnpicklingError, "Weights only load failed") if new_format else (ValueError, "cut off")
     with pytest.raises(kind, match=message):

@@ -1,4 +1,4 @@
-"""What data lack is said before a training and in its card, and a training that could learn nothing is refused."""
+"""Problems of the data are reported before training and in the model card. Data without any usable target are refused."""
 
 import json
 import unicodedata
@@ -33,7 +33,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def change_masks(scenes: Path, to: dict[int, int], files: Iterable[str] = ("*/masks/*.png",)) -> None:
-    """Writes other numbers into masks."""
+    """Replace values of masks."""
     table = np.arange(256, dtype=np.uint8)
     table[list(to)] = list(to.values())
     for pattern in files:
@@ -48,7 +48,7 @@ def scenes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def black_and_white(scenes: Path) -> Path:
-    """Masks of 0 for the floor and 255 for animals."""
+    """Masks with 0 for the floor and 255 for animals."""
     change_masks(scenes, {255: 0})
     change_masks(scenes, {1: 255, 2: 255})
     (scenes / "classes.txt").unlink()
@@ -60,7 +60,7 @@ def options_of(task: str) -> list[str]:
 
 
 def load(task: str, data: Path, *options: str) -> Task:
-    """Loads the data of a training as the script does."""
+    """Load the training data as the script does."""
     made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
     made.load_data()
     return made
@@ -154,7 +154,7 @@ def test_what_there_was_no_time_to_read_is_told(
     )
     assert "No training images (among the 1 of 8 that were read) have" in warnings[0]
     change_masks(scenes, {1: 255, 2: 255})
-    assert len(load(SEMANTIC, scenes).data_notes) == 1  # of one mask it does not follow that all are so
+    assert len(load(SEMANTIC, scenes).data_notes) == 1  # one usable mask is enough
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
 ) -> None:
     file = write(tmp_path / "data") / "train" / "annotations.json"
     content = json.loads(file.read_text())
-    if task == "object_detection":  # a crowd of leaves, which is not trained on, stays
+    if task == "object_detection":  # keeps a crowd annotation, which training ignores
         content["annotations"] = [
             entry for entry in content["annotations"] if entry["category_id"] == 1 or entry["iscrowd"]
         ]

@@ -1,4 +1,4 @@
-"""What a student learns from a teacher: losses, what the teacher sees, and how both are joined."""
+"""Distillation: losses, inputs of the teacher, and joining student and teacher."""
 
 import math
 import weakref
@@ -51,7 +51,7 @@ def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers() -> None:
 
 
 def test_soft_loss_is_the_divergence_at_a_temperature_times_its_square() -> None:
-    # Probabilities of the student 1/2 and 1/2, of the teacher 3/4 and 1/4.
+    # Student probabilities 1/2 and 1/2, teacher probabilities 3/4 and 1/4.
     loss = soft_loss(torch.zeros(1, 2), torch.tensor([[2 * math.log(3), 0.0]]), temperature=2.0)
     assert loss.item() == pytest.approx(4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
     ours, theirs = drawn(4, 7), drawn(4, 7).flip(0)
@@ -120,7 +120,7 @@ def student() -> HfViTForImageClassification:
 
 
 def distillation_of(args: DistillationArguments, student: HfViTForImageClassification) -> Distillation:
-    """What a student learns, as a training would set it up."""
+    """Return the distillation of a student as set up for training."""
     processor = HfViTImageProcessor.for_model(student.config)
     return make_distillation(args, student, processor, load_teacher(args, type(student)))
 
@@ -171,7 +171,7 @@ def joining_encoder() -> SwinModel:
 
 def test_tokens_that_patches_do_not_come_to_are_not_cut_out_anywhere() -> None:
     model = joining_encoder()
-    image = torch.zeros(1, 3, 18, 18)  # which it pads to 5 patches a side
+    image = torch.zeros(1, 3, 18, 18)  # padded to 5 x 5 patches
     tokens = model(image).last_hidden_state
     assert tokens.shape[1] == 3 * 3
     with pytest.raises(ValueError, match=r"It is not known where on an image of \(18, 18\) the 9 tokens of SwinModel"):
@@ -247,7 +247,7 @@ def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> N
     distillation, plain = small_distillation("features", student), student(**batch).loss
     with distillation.attached(student):
         loss = student(**batch).loss
-    # Anew, from the encoder: what its heads do to the tokens is nothing that reaches the patches in front.
+    # Compute the teacher's features from its encoder alone: its heads do not change the patches.
     mask = batch["patch_attention_mask"]
     theirs = distillation.teacher.features(batch["pixel_values"])
     parts = distillation.take_parts()
@@ -287,7 +287,7 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
     with distillation.attached(student), torch.no_grad():
         student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
         assert kept.pop()() is None
-        student.train()(pixel_values=images)  # without a loss that could take them
+        student.train()(pixel_values=images)  # without labels, no loss releases them
     assert kept.pop()() is None
 
 
@@ -300,7 +300,7 @@ def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None
     for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
         student.zero_grad()
         with distillation.attached(student):
-            # The teacher's losses of both batches are added up: numbers that must not be compiled in.
+            # The teacher losses of both batches accumulate. Their values must not trigger a recompilation.
             for stance in ("default", "fail_on_recompile"):
                 with torch.compiler.set_stance(stance):
                     model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()

@@ -1,4 +1,4 @@
-"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and resumed."""
+"""Training with a teacher, by the scripts and by the Trainer: trained weights, logs, saved models, and resuming."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*arguments: str) -> list[dict[str, float]]:
-    """Does what the script for classifiers does; returns what it has logged."""
+    """Run the classification script and return its logs."""
     run(ImageClassification, [*SCRIPT, *arguments], None, report=lambda _: None)
     folder = Path(arguments[arguments.index("--output_dir") + 1])
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
@@ -72,7 +72,7 @@ def test_a_classifier_learns_from_any_teacher(kind: str, options: list[str], des
     assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
     assert any("eval_accuracy" in entry for entry in logs)
     model = HfViTForImageClassification.from_pretrained("output")
-    assert model.distillation_classifier.bias.any()  # which starts at zero
+    assert model.distillation_classifier.bias.any()  # initialized with zeros
     assert all(torch.equal(weight, before[name]) for name, weight in load_file("tutor/model.safetensors").items())
     card = Path("output/README.md").read_text()
     assert f"| distillation | {described} |" in card
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the data of each task are."""
+    """Return the data paths of each task."""
     folder = tmp_path_factory.mktemp("data")
     objects = {
         "object_detection": write_objects(folder / "objects"),
@@ -203,7 +203,7 @@ def test_a_saved_model_without_a_token_gets_a_fresh_one(
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[str, Any]]]:
-    """What each of two processes got."""
+    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("two_processes")
     finish(start("compare_distillation", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -278,7 +278,7 @@ def test_training_explains_mistakes(
 
 
 def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
-    """Saves the one with a name, if it is one of these."""
+    """Save the unsuitable teacher with this name, if there is one."""
     match name:
         case "tutor":
             save_teacher("ours", place / name, NAMES)
