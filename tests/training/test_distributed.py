@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics are the same in one process, two and four, at once and accumulated."""
+"""Losses, gradients and metrics are equal for one, two and four processes, with and without gradient accumulation."""
 
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,13 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest value
 
 @pytest.fixture(scope="module")
 def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes write what they get and print."""
+    """The folder in which two processes write their results and output."""
     return tmp_path_factory.mktemp("two_processes")
 
 
 @pytest.fixture(scope="module")
 def two_processes(folder_of_two: Path) -> list[dict[str, Any]]:
-    """What each of two processes got."""
+    """Return the results of two processes."""
     folder = folder_of_two
     distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
@@ -48,7 +48,7 @@ def two_processes(folder_of_two: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def four_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of four processes got."""
+    """Return the results of four processes."""
     folder = tmp_path_factory.mktemp("four_processes")
     distributed.finish(distributed.start("compare_four_processes", folder, processes=4), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(4)]

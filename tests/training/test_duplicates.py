@@ -1,4 +1,4 @@
-"""Images that occur in two splits, or with two labels, are named before a training, in its dry run and in its card."""
+"""Duplicates of images across splits or labels are reported before training, in a dry run, and in the model card."""
 
 import re
 import shutil
@@ -76,7 +76,7 @@ def test_a_test_of_training_images_is_refused_unless_accepted(pets: Path, warnin
         classify(pets, "--train_val_split", "0")
     notes = classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes
     assert notes == ["4 of 4 test images occur in train as well."]
-    for number in (2, 3):  # half of the images, and not more
+    for number in (2, 3):  # exactly half of the images
         shutil.copy(pets / "train" / "cat" / f"{number}.png", pets / "test" / "cat")
         Image.new("RGB", (9, number)).save(pets / "test" / "cat" / f"{number - 2}.png")
     assert classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes[0].startswith("4 of 6")

@@ -1,4 +1,4 @@
-"""Trainings that end early, or have ended, and are resumed."""
+"""Early stopping, and resuming a training run that stopped early or is complete."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def digits() -> DatasetDict:
 
 
 def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTrainer:
-    """A training that does not learn, so that its first evaluation is its best."""
+    """Return a Trainer that learns nothing, so that its first evaluation is the best."""
     args = HfViTTrainingArguments(
         output_dir=str(folder),
         **{"learning_rate": 0.0, "num_train_epochs": 9, "report_to": "none", "save_total_limit": None, **options},
@@ -43,7 +43,7 @@ def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTraine
 def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path, digits: DatasetDict) -> None:
     whole = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
     whole.train()
-    assert whole.state.global_step == 4 * 3  # the best of the first epoch, and three more
+    assert whole.state.global_step == 4 * 3  # the best epoch and three more
     assert whole.state.best_global_step == 3
 
     again = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)

@@ -1,4 +1,4 @@
-"""Evaluation of dense predictions and of objects: one by one, whatever the batches, and nothing is kept."""
+"""Evaluation of dense prediction and detection: scores do not depend on batches, and no batch is kept in memory."""
 
 import gc
 import json
@@ -37,7 +37,7 @@ OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # images of any
 
 @pytest.fixture(scope="module")
 def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where the data of each task are."""
+    """Return the data paths of each task."""
     folder = tmp_path_factory.mktemp("objects")
     objects = {
         "object_detection": write_objects(folder / "objects"),
@@ -52,7 +52,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
-    """Scores each image alone, unpadded, as a user would."""
+    """Evaluate each image alone and without padding."""
     evaluator, losses = trainer.evaluator, []
     evaluator.metric.reset()
     trainer.model.eval()
@@ -64,7 +64,7 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
         with torch.no_grad():
             given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
             weights = torch.ones(1)
-            if isinstance(batch.get("labels"), list):  # whose losses are sums over objects and over queries
+            if isinstance(batch.get("labels"), list):  # losses that sum over objects or queries
                 weights = trainer.model.count_items(batch["labels"])
                 given["num_items_in_batch"] = torch.ones(2)
                 outputs = trainer.model(**given)
@@ -83,7 +83,7 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
 def test_scores_are_those_of_single_images_at_any_batch_size(task: str, data: dict[str, Path], tmp_path: Path) -> None:
     trainer = make_trainer(task, data[task], tmp_path, *OPTIONS.get(task, []))
     if task == "universal_segmentation":
-        trainer.model.anneal_masks(1.0)  # then the loss is that of the last block, as in an evaluation
+        trainer.model.anneal_masks(1.0)  # use the loss of the last block, as evaluation does
     expected = scores_one_by_one(trainer)
     assert any(0 < value < 1 for name, value in expected.items() if name != "loss")
     for batch_size in (1, 2, NUM_VALIDATION):
@@ -113,7 +113,7 @@ def test_two_processes_score_and_train_as_one(
 
 
 class WatchingEvaluator(SemanticEvaluator):
-    """Looks at each batch what is left of the earlier ones."""
+    """Check at each batch how much of earlier batches is still in memory."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

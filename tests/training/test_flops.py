@@ -1,4 +1,4 @@
-"""What a model computes is counted right, on images of any size."""
+"""The FLOP count of a model is correct for images of any size."""
 
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -11,7 +11,7 @@ from hf_vit.flops import forward_flops
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
-pytestmark = pytest.mark.slow  # models of full size
+pytestmark = pytest.mark.slow  # full-size models
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 7)])
@@ -20,14 +20,14 @@ def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) 
     config = small_config(variant)
     images = pixels(config, batch=1, grid=grid)
     model = HfViTModel(config).requires_grad_(False)
-    # On a CPU, the least torch that we support does not count attention that is one kernel.
+    # On a CPU, the oldest supported torch does not count fused attention.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(images)
     assert forward_flops(config, *images.shape[-2:]) == counter.get_total_flops()
 
 
 def test_flops_of_vit_b_are_the_published_ones() -> None:
-    published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]  # billions of products, with a head of 1000 classes
+    published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]  # billions of multiply-adds, with a head of 1000 classes
     config = HfViTConfig.from_preset("base")
     assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)
 

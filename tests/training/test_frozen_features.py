@@ -1,4 +1,4 @@
-"""Stored features of frozen blocks train heads as the images themselves do."""
+"""Training heads on stored features of frozen blocks gives the same results as training on the images."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Images in each call of a block."""
+    """Record the number of images in each call of a block."""
     calls: list[int] = []
     forward = HfViTLayer.forward
 
@@ -58,7 +58,7 @@ def block_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The data of each task."""
+    """Return the data of each task."""
     folder = tmp_path_factory.mktemp("data")
     scenes = write_scenes(folder / "scenes")
     places = {task: WRITERS[task](folder / task) if task in WRITERS else scenes for task in ALL_TASKS}
@@ -66,7 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrainer:
-    """The trainer of a task, whose fresh head says something."""
+    """Return the Trainer of a task, with a fresh head that has nonzero outputs."""
     seed_everything(0)
     if task == "zero_shot":
         trainer = make_image_text_trainer(data, folder, *SHORT, *options)
@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # whose boxes would be nowhere
+    if task != "object_detection":  # random boxes would all be invalid
         draw_weights(trainer.model)
     return trainer
 
@@ -122,7 +122,7 @@ DROPOUT = {"hidden_dropout_prob": 0.1, "num_hidden_layers": 3}
 
 
 def train_digits(folder: Path, checkpoint: Path | None = None, **options: Any) -> tuple[HfViTTrainer, list[str]]:
-    """Trains on stored features of digits; returns the trainer and what it has reported."""
+    """Train on stored features of digits and return the Trainer and its reports."""
     seed_everything(0)
     config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **DROPOUT})
     trainer = HfViTTrainer(
@@ -155,7 +155,8 @@ def test_a_classifier_reads_features_and_no_image(
     assert "; reused in " in reported[0]
     assert {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()} == files
     assert logged(again, "loss") == logged(first, "loss")
-    # Those that learn, and of the frozen ones the few images that show what is read
+    # Calls with full batches of 8 come from trained blocks only. Frozen blocks run on a few images, to verify the
+    # stored features.
     steps = again.state.global_step
     assert sum(size == 8 for size in block_calls) == blocks * steps
     HfViTForImageClassification.from_pretrained(_saved(again, tmp_path / "saved"))

@@ -1,6 +1,6 @@
-"""Either Trainer gives every model the gradient of the whole batch, in whatever parts it comes.
+"""Both Trainers give every model the gradient of the whole batch, however it is split.
 
-`pytest -v` lists the table of models, Trainers and ways to split a batch; `-s` prints how far each is off.
+`pytest -v` lists the table of models, Trainers and ways to split a batch; `-s` prints the errors.
 """
 
 import sys
@@ -20,9 +20,9 @@ from ..helpers.trainings import GLOBAL_BATCH, TRAINERS, backward_of_parts, loss_
 
 
 TOLERANCE = 1e-9  # relative to the largest value, in float64
-# Images of a forward pass, passes of a step, processes
+# Images per forward pass, forward passes per step, processes
 SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
-# The library evaluates the loss of pairs where their collator asks for it, as for CLIP
+# transformers evaluates the contrastive loss only if the collator sets `return_loss`, as for CLIP
 EVALUATED = [
     name
     for name, case in TRAINING_CASES.items()
@@ -35,17 +35,17 @@ all_trainers = pytest.mark.parametrize("trainer", TRAINERS)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """What each of two processes got."""
+    """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
 def is_exception(name: str, trainer: str, accumulate: int) -> bool:
-    """Whether accumulated batches count by themselves.
+    """Return whether accumulated batches are expected to differ from one large batch.
 
-    They do under a batch norm, where images are compared with the texts of a batch, and where the library's Trainer
-    leaves each to its own number of objects.
+    They differ with batch norm, with contrastive losses within a batch, and if the Trainer of transformers normalizes each
+    batch by its own number of objects.
     """
     case = TRAINING_CASES[name]
     is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection

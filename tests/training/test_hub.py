@@ -1,4 +1,4 @@
-"""Publishing: what goes up, what is refused, and that it opens elsewhere as it was."""
+"""Publishing on the Hub: uploaded files, refusals, and loading the published model."""
 
 import io
 import json
@@ -46,7 +46,7 @@ CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDE
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved classifier with all that a training leaves beside it."""
+    """A saved classifier in an output folder with all other files of a training run."""
     folder = tmp_path_factory.mktemp("saved") / "clothing"
     model = HfViTForImageClassification(small_config())
     draw_weights(model)
@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
-    """A hub to which the script has published the model, and what it printed."""
+    """Return a fake Hub to which the script has published the model, and the output of the script."""
     with serve(tmp_path_factory.mktemp("root")) as hub:
         workdir = tmp_path_factory.mktemp("work")
         process = run_script("push_to_hub", workdir, str(saved), "user/clothing", "--private", **hub.client)
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
-    """The files of a saved model as they go up, with a card that opens the model from the Hub."""
+    """Return the uploaded files of a saved model, with a card that loads the model from the Hub."""
     card = (folder / "README.md").read_text()
     return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
 
@@ -280,7 +280,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert first.files == uploaded(saved, "user/shirts")
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
-        ("More", "v2", ["README.md"]),  # the new branch starts where main stands
+        ("More", "v2", ["README.md"]),  # the new branch starts at main
         ("On a branch", "v2", ["curves.png"]),
         ("Upload model", "refs/pr/1", ["curves.png"]),
         ("To the pull request", "refs/pr/1", ["curves.png"]),
@@ -325,7 +325,7 @@ def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure("lfs_upload", 507),
-            Failure("lfs_upload", None),  # after which the client tries again by itself
+            Failure("lfs_upload", None),  # then the client retries
             Failure("commit", None),
             Failure("commit", 500),
         ]
@@ -433,7 +433,7 @@ trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path]:
-    """What trainings with every strategy have pushed, to a repository named after it, and where they ran."""
+    """Return what training runs pushed with each strategy, in a repository of the same name, and their folder."""
     workdir = tmp_path_factory.mktemp("work")
     with serve(tmp_path_factory.mktemp("root")) as hub:
         run_with_package(TRAIN, workdir, CARD, **hub.client)
@@ -514,7 +514,7 @@ def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[
     files = trained[0].find("user/checkpoint").files
     pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
     assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
-    with safe_globals():  # NumPy's arrays, as the Trainer allows them
+    with safe_globals():  # allow NumPy arrays, as the Trainer does
         for content in pickles.values():
             assert torch.load(io.BytesIO(content), weights_only=True)
 
@@ -587,7 +587,7 @@ for name in ("semantic", "universal", "depth"):
 """
 
 
-# The task is not named: the card on the Hub names it.
+# The task is not given: the model card on the Hub contains it.
 OPEN_ALL = """
 saved, image = torch.load("outputs.pt", weights_only=True), __import__("PIL.Image").Image.new("RGB", (40, 30))
 for name, (kind, model_class, expected) in saved.items():

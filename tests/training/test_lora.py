@@ -1,4 +1,4 @@
-"""Adapters: what learns, what is saved, and what opens it."""
+"""LoRA adapters: trained and saved weights, and loading them."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
 
 
 def saved_base(name: str, folder: Path) -> nn.Module:
-    """A model of a case as it comes from disk."""
+    """Return a model of a case loaded from disk."""
     case = TRAINING_CASES[name]
     model = case.model_class(small_config(**case.overrides))
     draw_weights(model)
@@ -53,7 +53,7 @@ def saved_base(name: str, folder: Path) -> nn.Module:
 
 
 def outputs_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
-    """The loss and all else that a model says of a batch."""
+    """Return the loss and all other outputs for a batch."""
     with torch.no_grad():
         return [value for value in model.eval()(**batch).to_tuple() if isinstance(value, Tensor)]
 
@@ -82,7 +82,7 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     trainer.save_model()
     learned = outputs_of(model, batch)
     assert not torch.allclose(learned[0], first[0])
-    # Of the towers only what is in the adapter has changed
+    # In the towers, only adapter weights have changed
     now = {key.replace(".base_layer.", "."): weight for key, weight in model.named_parameters()}
     assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
@@ -91,11 +91,11 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
         assert f"model.encoder.layers.2.{kind}.lora_B.default.weight" in trained
     heads = {key for key in weights if not key.startswith(TOWERS)}
     assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
-    # Merged, for everyone
+    # Load the merged model, without peft
     merged = case.model_class.from_pretrained(tmp_path / "out")
     assert dict(merged.named_parameters()).keys() == weights.keys()
     check_same(outputs_of(merged, batch), learned)
-    # Alone, by peft
+    # Load the adapter alone, with peft
     wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), tmp_path / "out" / "adapter")
     check_same(outputs_of(wrapped, batch), learned)
     check_same(outputs_of(wrapped.merge_and_unload(), batch), learned)
@@ -125,7 +125,7 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    without = tmp_path / "whole" / "checkpoint-3"  # as of a training without adapters
+    without = tmp_path / "whole" / "checkpoint-3"  # trained without adapters
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         (without / name).unlink()
     shutil.copy(tmp_path / "base" / "model.safetensors", without)
@@ -153,7 +153,7 @@ def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
         max_steps=3,
         load_best_model_at_end=True,
         metric_for_best_model="loss",
-        greater_is_better=True,  # the worst, so that it is not the last
+        greater_is_better=True,  # select the worst, so that it is not the last
         save_total_limit=None,
     )
     trainer.train()
@@ -204,7 +204,7 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
 
 @pytest.fixture
 def any_peft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the library take the installed peft, whose version it may refuse."""
+    """Let transformers accept the installed version of peft."""
     monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)
 
 
@@ -215,7 +215,7 @@ def test_layers_of_another_model_are_answered_with_our_own() -> None:
         ValueError, match=r"not found.* are here attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"
     ):
         model.add_adapter(LoraConfig(target_modules=["query", "value"]))
-    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # nothing is left of the first attempt
+    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # the first attempt changed nothing
     assert model.active_adapters() == ["default"]
 
 
