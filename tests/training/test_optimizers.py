@@ -1,4 +1,4 @@
-"""Muon, schedule-free optimizers and schedules: by their formulas, and in trainings that are resumed."""
+"""Muon, schedule-free optimizers and schedules, compared with their formulas and after resuming."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
 
 
 def make_trainer(folder: Path, **options: Any) -> HfViTTrainer:
-    """A small classifier with dropout, and what it trains on for 4 steps unless the options say otherwise."""
+    """Return a Trainer of a small classifier with dropout that trains for 4 steps by default."""
     config = small_config(hidden_dropout_prob=0.1)
     batch = TRAINING_CASES["class_numbers"].make_batch(config, 16)
     examples = [{key: value[index] for key, value in batch.items()} for index in range(16)]
@@ -47,7 +47,7 @@ def set_gradients(model: torch.nn.Module, seed: int) -> None:
 
 
 def by_singular_values(matrix: Tensor) -> Tensor:
-    """What five steps of Newton and Schulz make of a matrix: a polynomial of its singular values."""
+    """Return the result of five Newton-Schulz steps on a matrix, a polynomial of its singular values."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.square().sum().sqrt()
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # steps of 0.1 in bfloat16
+    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # tolerance: steps of 0.1 in bfloat16
 
 
 def test_muon_goes_on_from_its_saved_state_bit_for_bit(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
 
 
 class UnderDeepSpeed(HfViTTrainer):
-    """Trains as if DeepSpeed, which may not be installed, had the weights."""
+    """A Trainer that behaves as if DeepSpeed, which may not be installed, managed the weights."""
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -173,7 +173,7 @@ def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(options: dict[str, Any
 
 
 class StepRecorder(TrainerCallback):
-    """Keeps what a schedule-free optimizer averages, out of the weights that it trains: y = 0.1 z + 0.9 x."""
+    """Recover the averaged iterates x of a schedule-free optimizer from the trained weights: y = 0.1 z + 0.9 x."""
 
     def __init__(self) -> None:
         self.averages: dict[int, Tensor] = {}
@@ -215,7 +215,7 @@ def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_pa
         load_best_model_at_end=True,
         metric_for_best_model="loss",
         max_steps=4,
-        **{**SCHEDULE_FREE, "learning_rate": 1.0},  # so that the last model is not the best
+        **{**SCHEDULE_FREE, "learning_rate": 1.0},  # diverges, so that the last model is not the best
     )
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
@@ -235,7 +235,7 @@ def cosine(done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2
 
 
-# Of ten steps, two of them warm-up.
+# Schedules of ten steps, two of them warmup.
 CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "linear": ({"lr_scheduler_type": "linear"}, [0, 1 / 2, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
     "cosine": ({}, [0, 1 / 2, *(cosine(step / 8) for step in range(8))]),
@@ -243,7 +243,7 @@ CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "constant": ({"lr_scheduler_type": "constant"}, [1] * 10),
     "warmup_stable_decay": (
         {"lr_scheduler_type": "warmup_stable_decay"},
-        [0, 1 / 2, *[1] * 7, 1 / 2],  # a fifth is the decay, by a cosine
+        [0, 1 / 2, *[1] * 7, 1 / 2],  # cosine decay in the last fifth
     ),
     "decay_in_steps": (
         {
@@ -271,7 +271,7 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
     rates = []
     for _ in range(10):
         rates.append([group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups])
-        logs = {"learning_rate": trainer._get_learning_rate()}  # as the library logs it
+        logs = {"learning_rate": trainer._get_learning_rate()}  # as transformers logs it
         trainer.log(logs)
         assert logs["learning_rate"] == pytest.approx(rates[-1][-1])
         trainer.optimizer.step()

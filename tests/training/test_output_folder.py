@@ -1,4 +1,4 @@
-"""Output folders that nobody named: each run gets one of its own."""
+"""Default output folders: each run gets a folder of its own."""
 
 from pathlib import Path
 

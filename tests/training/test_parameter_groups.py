@@ -1,4 +1,4 @@
-"""Which parameters have weight decay, how fast each layer learns, and what does not learn at all."""
+"""Parameter groups: weight decay, learning rates of layers, and frozen parameters."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ WITHOUT_DECAY = re.compile(
     r"(token|word|token_type)_embeddings?\.weight$"
 )
 KINDS = ("", ", no decay")
-# Options with which the last blocks have no part in the loss
+# Options with which the last blocks do not affect the loss
 UNUSED: dict[str, list[dict[str, Any]]] = {
     "semantic": [{"segmentation_config": {"head": "simple", "out_indices": [1, 2]}}],
     "relative_depth": [{"depth_config": {"head": "conv", "out_indices": [2]}}],
@@ -36,7 +36,7 @@ UNUSED: dict[str, list[dict[str, Any]]] = {
 
 
 def models() -> Iterator[HfViTPreTrainedModel]:
-    """A model of every task, and of every option of the backbone."""
+    """Models of every task and every backbone option."""
     for case in TRAINING_CASES.values():
         yield case.model_class(small_config(**case.overrides))
     for variant in VARIANTS:
@@ -44,7 +44,7 @@ def models() -> Iterator[HfViTPreTrainedModel]:
 
 
 def rates(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, float]:
-    """The learning rate of each parameter, by name."""
+    """Return the learning rate of each parameter by name."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[parameter]: group["lr"] for group in groups for parameter in group["params"]}
 
@@ -52,7 +52,7 @@ def rates(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, float]:
 def train(
     folder: Path, case: str, trainer_class: type[Trainer] = HfViTTrainer, config: Any = None, **options: Any
 ) -> Trainer:
-    """Takes two steps on two batches of 8 images, unless the options say otherwise."""
+    """Train for two steps on batches of 8 images by default."""
     training_case = TRAINING_CASES[case]
     config = small_config(**{**training_case.overrides, **(config or {})})
     batch = training_case.make_batch(config, 16)
@@ -87,7 +87,7 @@ def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() 
 
 
 def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
-    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))  # three blocks
+    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))  # 3 blocks
     rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
     expected = {
         "model.embeddings.cls_token": 0.1 / 16,
@@ -190,7 +190,7 @@ def test_what_cannot_be_frozen_is_said() -> None:
 
 
 def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
-    """In the training of a linear probe; of a model with dropout, stochastic depth and batch norm."""
+    """For a linear probe of a model with dropout, stochastic depth and batch norm."""
     noisy = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
     begun = build(HfViTForSemanticSegmentation, small_config(**TRAINING_CASES["batch_norm"].overrides, **noisy))
     options = {"freeze": "segmentation_head.linear.norm", "trainable_blocks": 0, "config": noisy}
@@ -202,7 +202,7 @@ def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_frozen_model_trains_under_ddp() -> None:
-    """Which would stop at the second step if a parameter that it waits for had no gradient."""
+    """DDP fails at the second step if a parameter with `requires_grad` has no gradient."""
     model = HfViTForImageClassification(small_config())
     freeze(model, ["model.encoder.layers.2"], trainable_blocks=2)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -223,7 +223,7 @@ def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Pa
         "layer_decay": 0.7,
         "max_grad_norm": 0.1,
         "num_train_epochs": 2,
-        # A bias of keys has no gradient but what rounding leaves, of which Adam would make whole steps.
+        # The gradient of a key bias is rounding noise, which Adam would scale to full steps.
         "config": {"key_bias": False},
         "adam_epsilon": 1e-4,
     }

@@ -1,4 +1,4 @@
-"""What is chosen where nobody says otherwise: by data and device, within a budget, and once for all."""
+"""Planning a training run: default hyperparameters for the data and device, and the time budget."""
 
 import json
 import re
@@ -56,7 +56,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # else a young test process would count as imports
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # import time is part of the budget
 
 
 def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **known: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_a_small_encoder_without_labels_is_trained_as_from_scratch(table: TaskDe
     fresh = chosen(replace(PHOTOGRAPHS, **facts), table=table, size=Size(128, 6, 64, 8), **known)
     tuned = chosen(replace(OWN_ENCODER, **facts), table=table, **known)
     shape = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"}
-    encoders = shape | {"position_embedding_type", "pooling", "initializer_range"}  # which an encoder has
+    encoders = shape | {"position_embedding_type", "pooling", "initializer_range"}  # fields of encoders only
     config = fresh.pop("config_overrides")
     assert tuned.pop("config_overrides") == {name: value for name, value in config.items() if name not in encoders}
     assert tuned == {name: value for name, value in fresh.items() if name not in ("whiten_patches", "image_size")}
@@ -137,7 +137,7 @@ def test_masks_with_thin_classes_are_seen_at_larger_scales() -> None:
     assert (options["min_scale"], options["max_scale"]) == (0.78, 3.12)  # 1/8 / (2 · 0.04) = 1.5625
     assert "max_scale" not in choose(SEGMENTATION, thick, (), {}, size=size)
     assert choose(SEGMENTATION, replace(thin, detail_share=1e-3), (), {}, size=size)["max_scale"] == 4
-    assert "max_scale" not in choose(SEGMENTATION, thin, (), {})  # of images of an unknown size
+    assert "max_scale" not in choose(SEGMENTATION, thin, (), {})  # unknown image size
     assert "min_scale" not in choose(SEGMENTATION, thin, {"max_scale"}, {}, size=size)
 
 
@@ -187,7 +187,7 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
         ({}, (), Size(128, 6, 64, 8), True),
         ({"num_patches": 196}, (), None, True),
         ({"num_patches": 1024}, (), None, False),
-        ({}, (), None, False),  # of an unknown size
+        ({}, (), None, False),  # unknown image size
         ({}, (), Size(384, 12, 224, 8), False),
         ({}, ("bf16",), Size(128, 6, 64, 8), False),
         ({}, ("attn_implementation",), Size(128, 6, 64, 8), False),
@@ -239,7 +239,7 @@ SAVED = replace(PHOTOGRAPHS, start="backbone", hidden_size=384, image_size=518, 
 @pytest.mark.parametrize(
     ("changes", "given", "expected"),
     [
-        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger ones would show no more
+        ({"native_size": 400}, {}, [112, 168, 224, 336]),  # larger images would be upscaled
         ({"native_size": 32}, {}, [112]),
         ({"image_size": 224}, {}, [112, 168, 224]),
         ({"image_size": 64, "patch_size": 8}, {}, [64]),
@@ -275,7 +275,7 @@ def planner_of(kind: Any, command: list[str]) -> Planner:
 
 
 class Clock:
-    """A clock that goes on by what is measured."""
+    """A fake clock that advances by the measured times."""
 
     def __init__(self) -> None:
         self.now = 5.0
@@ -303,16 +303,16 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     assert choice.evaluations != 1
     enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
     assert choice.size in (enough or sizes[:1])
-    if minutes == 60 and step > 0.01:  # with time enough to try them all
+    if minutes == 60 and step > 0.01:  # with enough time to try all sizes
         assert choice.size == enough[-1]
 
 
 @pytest.mark.parametrize(
     ("pace", "most_bytes", "views"),
     [
-        (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),  # 10 s for a view of all, and 6.25 s for the steps that read it
-        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # within 40 % of the budget
-        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # more than the steps would read
+        (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),  # 10 s to compute a view, 6.25 s for the steps that read it
+        (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # limited to 40% of the budget
+        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # as many views as the steps read
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
         (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
         (Pace(0.5, 0.0), 1e9, 0),
@@ -354,7 +354,7 @@ def test_heads_of_detectors_learn_from_stored_features(
     assert {name: recipe.get(name) for name in expected} == expected
     assert any("features of frozen blocks are stored" in line for line in told) is is_stored
     folders = list((tmp_path / "cache" / "hf_vit_features").glob("*"))
-    assert len(folders) == is_stored  # nothing of the timed steps is left
+    assert len(folders) == is_stored  # features of the timed steps are deleted
 
 
 def test_what_keeps_features_from_being_stored_are_options() -> None:
@@ -393,7 +393,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 3)
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # of this session, which has others
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # this session has imported more
 
     def measure_wrongly(*args: Any) -> Pace:
         assert min(measure_pace(*args)[:2]) > 0
@@ -416,12 +416,12 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     assert recipe["train_val_split"] == 0.0
     (change,) = recipe["length_changes"]
     length = int(change.partition(":")[2])
-    assert length == 2 * recipe["max_steps"]  # a step takes far less than was measured
+    assert length == 2 * recipe["max_steps"]  # steps are faster than measured
     checkpoints = checkpoints_in(tmp_path / "out")
     assert list(checkpoints)[-1] == length
 
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
-    shutil.rmtree(checkpoints[length])  # as if it had been killed before its end
+    shutil.rmtree(checkpoints[length])  # as if killed before the end
     train([*command, "--resume_from_checkpoint", "last"])
     assert yaml.safe_load(file.read_text()) == recipe
     train([str(file), "--output_dir", str(tmp_path / "again")])
@@ -447,14 +447,14 @@ def test_a_budget_that_is_kept_leaves_twenty_steps(
     monkeypatch.setattr(plan, "measure_pace", lambda *args: Pace(step=1.8, image=0.0))
     monkeypatch.setattr(Budget, "report_seconds", lambda *args: 0.0)
     monkeypatch.setattr(keep_budget, "FIRST_CHECK", 0.0)
-    # A machine that has become slow: no time is left after the first step.
+    # Simulate a slow machine: no time is left after the first step.
     monkeypatch.setattr(keep_budget.KeepBudget, "on_train_begin", start_late)
     train(command_of(photos, tmp_path / "out", "--minutes", "1"))
     assert json.loads((tmp_path / "out" / "trainer_state.json").read_text())["global_step"] == 20
 
 
 def start_late(callback: keep_budget.KeepBudget, *args: Any, **kwargs: Any) -> None:
-    """Begins a training with a budget that is spent."""
+    """Start training with the time budget already spent."""
     callback.start, callback.next_check = callback.budget.clock(), 1
     callback.budget = replace(callback.budget, seconds=0.0)
 
@@ -546,7 +546,7 @@ def test_nothing_is_held_out_that_chooses_nothing(
     if "no training image" not in told:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
-    else:  # images that were trained on would be taken for others
+    else:  # validation images may have been used for training
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
 
@@ -571,7 +571,7 @@ def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_thres
     images = load().splits
     assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
     assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
-    # An evaluation by the recipe of that training knows them by the same names.
+    # An evaluation with the recipe of that training run uses the same label names.
     label2id = {name: number for number, name in enumerate(loaded.names)}
     for split, count in ((None, len(loaded.splits["test"])), ("validation", len(loaded.splits["validation"]))):
         name, evaluated = load_evaluation_targets(load, source, split, label2id, args)

@@ -1,4 +1,4 @@
-"""Linear probes: closed form, start of a classifier, and the comparison with fine-tuning on held-out images."""
+"""Linear probes: closed-form solution, initialization of a classifier, and the comparison with fine-tuning."""
 
 from pathlib import Path
 
@@ -148,7 +148,7 @@ def test_a_classifier_of_other_classes_starts_as_a_probe(photos: Path, backbone:
     told: list[str] = []
     run(ImageClassification, command_of(photos, tmp_path / "classifier", tmp_path / "out"), None, report=told.append)
     assert any(line.startswith("Linear probe: ") for line in told)
-    again = command_of(photos, tmp_path / "out", tmp_path / "again")  # whose classes it knows
+    again = command_of(photos, tmp_path / "out", tmp_path / "again")  # has a trained head
     told.clear()
     run(ImageClassification, again, None, report=told.append)
     assert not any(line.startswith("Linear probe: ") for line in told)

@@ -1,4 +1,4 @@
-"""A training as a file: what it holds, what it leaves out, and what may change when it is resumed."""
+"""Recipe files: their contents, omitted options, and options that may change when a training run is resumed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mixtures, soft labels and their loss, repeated augmentations, dropped patches."""
+"""Mixup and CutMix, soft labels and their loss, repeated augmentation, and patch dropout."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
 
 
 def batch_of_constants() -> dict[str, torch.Tensor]:
-    """Images each of whose pixels is the number of the image."""
+    """Return images in which every pixel equals the index of the image."""
     images = torch.arange(4.0)[:, None, None, None].expand(-1, 3, 8, 10).contiguous()
     return {"pixel_values": images, "labels": LABELS}
 
@@ -52,7 +52,7 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
 @pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0)], ids=["mixup", "cutmix"])
 def test_labels_have_the_shares_of_the_images(alphas: tuple[float, float], smoothing: float) -> None:
     images, labels = mixed(Mixing(3, *alphas, label_smoothing=smoothing), seed=3)
-    share = float(images[1].mean())  # of image 1, whose neighbor is 0
+    share = float(images[1].mean())  # share of image 1; image 0 has zero pixels
     assert 0.02 < share < 0.98
     expected = torch.tensor(
         [[share, 1 - share, 0], [1 - share, share, 0], [0, 1 - share, share], [0, share, 1 - share]]
@@ -134,7 +134,7 @@ def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> No
 
 def test_evaluations_give_the_plain_cross_entropy(tmp_path: Path) -> None:
     trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
-    trainer.compute_metrics = None  # whose loss would take the place of the Trainer's
+    trainer.compute_metrics = None  # else its loss replaces the Trainer's
     loss = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator(list(trainer.eval_dataset))
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_all_patches_kept_change_nothing_and_padding_is_dropped_first(pooling: s
             changed = PatchDropout(rate, model.config)(batch, 0.0)
             assert changed["kept_patches"].shape == (2, 16 if rate == 0 else 8)
             found = model(**changed).pooler_output
-            # Of the second image half is padding, so that all that it has is kept.
+            # Half of the second image is padding, so all of its patches are kept.
             assert_close(found[1], expected[1], 1e-5, "padded")
             assert torch.allclose(found[0], expected[0], rtol=1e-4) == (rate == 0)
 

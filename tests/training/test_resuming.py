@@ -1,4 +1,4 @@
-"""What a training resumes from, on which conditions, and whose files it writes over."""
+"""Resuming training runs: checkpoints, required conditions, and protection of existing files."""
 
 import json
 import os
@@ -36,13 +36,13 @@ LAST = ("--resume_from_checkpoint", "last")
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data that are missing here are not looked for on the Hub."""
+    """Missing local data are not searched on the Hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos`, eight to train on and two to validate, and the `output` of a training of four steps."""
+    """Return a folder with `photos` (eight for training, two for validation) and the `output` of four training steps."""
     folder = tmp_path_factory.mktemp("trained")
     write_pictures(folder / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     write_class_folders(folder / "photos", ["cat", "dog"])
@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of that folder, in which we are."""
+    """Enter a copy of the `trained` folder."""
     shutil.copytree(trained, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     return tmp_path / "place"
@@ -65,7 +65,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def begun(place: Path) -> Path:
-    """The same, as a training leaves it that ends after its first epoch."""
+    """Return a copy of the `trained` folder whose training run stopped after its first epoch."""
     shutil.rmtree("output/checkpoint-4")
     for file in output_files("output"):
         if file.name != "recipe.yaml":
@@ -78,7 +78,7 @@ def train(*options: str, script: Sequence[str] = SCRIPT) -> None:
 
 
 def refusal(*options: str) -> str:
-    """The line with which a training is refused, which reads and writes nothing."""
+    """Return the error message of a refused training run, and check that no file has changed."""
     before = contents(Path("output"))
     with pytest.raises(SystemExit) as stopped:
         train(*options)
@@ -140,7 +140,7 @@ CHANGES = {
     "of another size": (spoil_a_pixel, "names and sizes of validation: "),
     "of another class": (relabel, "targets of train: "),
 }
-FIRST = {"of another class": "names and sizes of train: "}  # as the folder is a part of the name
+FIRST = {"of another class": "names and sizes of train: "}  # the folder is part of the name
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -162,7 +162,7 @@ def test_accepted_changes_stand_in_the_card_and_in_checkpoints(begun: Path) -> N
     (change,) = read_conditions("output/checkpoint-4")["changes"]
     assert change in card
     assert "resume_with_changes" not in yaml.safe_load(Path("output/recipe.yaml").read_text())
-    # And they do not have to be accepted twice.
+    # Accepted conditions do not have to be accepted again.
     Path("output/model.safetensors").unlink()
     train(*LAST, "--learning_rate", "0.5")
     assert change in Path("output/README.md").read_text()
@@ -194,7 +194,7 @@ def test_other_arguments_are_refused_by_name_before_images_are_read(
 ) -> None:
     shutil.rmtree("photos")
     assert f"other conditions ({expected})" in refusal(*LAST, *options)
-    # Wherever the checkpoint is.
+    # This holds for any location of the checkpoint.
     elsewhere = ("--output_dir", "new", "--resume_from_checkpoint", "output/checkpoint-2")
     assert f"other conditions ({expected})" in refusal(*elsewhere, *options)
     assert not Path("new").exists()
@@ -279,7 +279,7 @@ def test_what_a_user_has_put_beside_a_training_is_not_written_over(begun: Path) 
         file.write_text(content)
         assert f"output holds {name}, which" in refusal(*LAST)
         file.unlink()
-    Path("output/config.json").write_text('{"model_ty')  # a training was killed as it saved its model
+    Path("output/config.json").write_text('{"model_ty')  # killed while saving its model
     train(*LAST)
 
 
@@ -331,7 +331,7 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
 def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, trained: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    number = os.getpid() if process == "other" else ended.pid  # which another process has got since
+    number = os.getpid() if process == "other" else ended.pid  # the process ID was reused
     write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
     if process == "silent":
         os.utime("output/training.lock", (0, time.time() - outputs.SILENT_SECONDS))
@@ -363,7 +363,7 @@ def test_a_training_that_is_refused_leaves_no_folder_behind(place: Path) -> None
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    place = 0 if file.name == "SHA256SUMS" else len(content) // 2  # of the sums a digit, not a letter of a name
+    place = 0 if file.name == "SHA256SUMS" else len(content) // 2  # change a digit of a checksum, not a name
     content[place] ^= 1
     file.write_bytes(content)
 
