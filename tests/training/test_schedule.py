@@ -1,4 +1,4 @@
-"""A schedule of which the length changes: its learning rate never rises again after its peak."""
+"""Schedules whose length changes during training: after its peak, the learning rate never increases."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ KINDS = ("cosine", "linear", "polynomial", "inverse_sqrt", "warmup_stable_decay"
 
 
 def rates_of(kind: str, warmup: float, lengths: dict[int, int]) -> list[float]:
-    """The learning rates of all steps of a training whose length changes."""
+    """Return the learning rates of all steps of a training run whose length changes."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     options = {"num_decay_steps": lengths[0] // 5} if kind == "warmup_stable_decay" else {}
     scheduler = get_scheduler(kind, optimizer, math.ceil(warmup * lengths[0]), lengths[0], options)

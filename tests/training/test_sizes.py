@@ -1,4 +1,4 @@
-"""Training on images that grow, or whose size is drawn for every batch."""
+"""Training with progressive image sizes or a random size for each batch."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,11 +20,11 @@ from ..helpers.trainings import AUGMENTED_SAVE_STEP, AtManySizes, build, digits_
 
 
 SIZES = ((16, 16), (20, 20), (28, 28))
-STEPS = 15  # of `train_augmented`
+STEPS = 15  # as in `train_augmented`
 
 
 class Growing(HfViTTrainer):
-    """Trains on images of three sizes, one after the other, and notes that of every batch."""
+    """Train with three increasing image sizes and record the size of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, batch_transforms=[ImageSizes(SIZES)], **kwargs)
@@ -43,7 +43,7 @@ def test_sizes_have_equal_shares_of_the_steps() -> None:
     changes = BatchTransforms([ImageSizes(((16, 16), (24, 24), (32, 32)))], seed=0)
     batch = {"pixel_values": images()}
     heights = [changes(batch, step, 8)["pixel_values"].shape[-1] for step in range(8)]
-    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # from steps 2 2/3 and 5 1/3 on
+    assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # changes at steps 2 2/3 and 5 1/3
 
 
 @pytest.mark.parametrize("size", [(16, 24), (40, 48)])
@@ -79,7 +79,7 @@ def test_a_size_is_drawn_for_every_batch_from_seed_and_step_alone() -> None:
     drawn = draw(0, state=0)
     assert drawn == draw(0, state=1)
     assert drawn != draw(1, state=0)
-    assert drawn[::2] != drawn[1::2]  # two batches of a step
+    assert drawn[::2] != drawn[1::2]  # two batches per step
     assert min(Counter(drawn)[height] for height in (16, 24, 32)) > 10
 
 
@@ -128,7 +128,7 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])  # of 32 x 48 pixels, patches of 8 x 16
+    trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])  # 32 x 48 pixels, patches of 8 x 16
     assert trainer.batch_transforms.transforms == [ImageSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])

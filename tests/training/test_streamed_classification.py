@@ -1,4 +1,4 @@
-"""A classifier is trained on streams, resumes where it was, and its evaluations see all images."""
+"""Training a classifier on streamed data: it resumes where it stopped, and its evaluations use all images."""
 
 import json
 import re
@@ -25,7 +25,7 @@ NAMES = ["blue", "green", "red"]
 
 @pytest.fixture(scope="module")
 def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same images in folders and in tar files."""
+    """Return the same images in folders and in tar files."""
     folder = write_colors(tmp_path_factory.mktemp("colors") / "folders")
     for split in ("train", "test"):
         files = sorted((folder / split).glob("*/*.png"))
@@ -52,14 +52,14 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
     steps = ["--max_steps", "40", "--save_strategy", "no", "--learning_rate", "3e-3"]
     run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, report=lambda _: None)
     scores = json.loads((tmp_path / "test_scores.json").read_text())
-    assert scores["accuracy"] > 0.8  # of three colors
+    assert scores["accuracy"] > 0.8  # three colors: chance is 1/3
     lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
     assert len({line["file"] for line in lines}) == len(lines) == 21
     assert sum(line["label"] == line["prediction"] for line in lines) == round(21 * scores["accuracy"])
     card = (tmp_path / "README.md").read_text()
     assert "| training images | a stream, each drawn among 20 |" in card
     (counts,) = re.findall(r"tars: (.*), in 3 classes", card)
-    assert re.fullmatch(r"\d for validation, 21 for test", counts)  # nobody has counted those to train on
+    assert re.fullmatch(r"\d for validation, 21 for test", counts)  # training images are not counted
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

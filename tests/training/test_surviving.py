@@ -1,4 +1,4 @@
-"""A training ends in good order, with nothing lost, whatever happens to it."""
+"""Training runs stop cleanly and keep their progress when they receive a signal or raise an error."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch
 
 
 class AtStep(TrainerCallback):
-    """Does something in the step with a number, counted from 1."""
+    """Call a function in the given step, counted from 1."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         self.step, self.act = step, act
@@ -42,7 +42,7 @@ class AtStep(TrainerCallback):
 
 
 def send(number: signal.Signals) -> None:
-    """Sends a signal to this process and to its worker processes, as a cluster does."""
+    """Send a signal to this process and its dataloader workers, as a cluster does."""
     for worker in multiprocessing.active_children():
         os.kill(worker.pid, number)
     os.kill(os.getpid(), number)
@@ -60,7 +60,7 @@ def results_of(trainer: HfViTTrainer) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What comes out of a training that nothing happens to: 3 epochs of 6 steps."""
+    """Return the results of an uninterrupted training run of 3 epochs of 6 steps."""
     trainer = resumable_trainer(tmp_path_factory.mktemp("whole"), 0)
     trainer.train()
     return results_of(trainer)
@@ -101,7 +101,7 @@ def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
     del trainer
     assert workers
     assert not any(worker.is_alive() for worker in workers)
-    assert time.monotonic() - began < 4  # after 5 seconds they are terminated
+    assert time.monotonic() - began < 4  # stuck workers are terminated after 5 s
 
 
 def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of trainings in two processes, which stop in several ways, and what each of them got."""
+    """Return the folder and the results of training runs in two processes that are stopped in several ways."""
     folder = tmp_path_factory.mktemp("two_processes")
     job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
     launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
@@ -184,7 +184,7 @@ def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
     output = (folder / "output.txt").read_text()
     checkpoint = last_checkpoint(folder / "long")
     assert checkpoint is not None
-    assert output.count(f"The last complete checkpoint is {checkpoint}") == 1  # of two processes one says it
+    assert output.count(f"The last complete checkpoint is {checkpoint}") == 1  # logged by one of two processes
     assert sorted(path.name for path in Path(checkpoint).glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: 
         return {**batch, "pixel_values": batch["pixel_values"] * float("inf")} if spoil else batch
 
     trainer.data_collator = collate_or_spoil
-    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # when step 5 has its batch
+    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # step 5 has its batch already
     with pytest.raises(NotFiniteError) as stopped:
         trainer.train()
     checkpoint = tmp_path / "checkpoint-5"
@@ -224,7 +224,7 @@ def test_weights_that_are_no_numbers_are_not_saved(saves: bool, tmp_path: Path) 
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Lets no file grow beyond so many bytes, as on a full disk."""
+    """Limit the size of files, which simulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -287,7 +287,7 @@ def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(
             super()._seal(checkpoint)
             os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
 
-    (tmp_path / "checkpoint-9").mkdir()  # damaged, and of a later step than the training has come to
+    (tmp_path / "checkpoint-9").mkdir()  # damaged, with a later step number
     digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
     assert seen[3] == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-9"}
     left = {folder.name for folder in tmp_path.glob("checkpoint-*")}
@@ -303,7 +303,7 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 
 def test_the_best_model_is_that_of_a_whole_checkpoint(
     is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Without a learning rate no step is better than the first one.
+    # With a learning rate of zero, the first step remains the best.
     options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 1}
     before = tmp_path / "before"
     digits_trainer(before, max_steps=3, **{**options, "save_total_limit": 2}).train()
@@ -351,14 +351,14 @@ SCRIPT = (
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Eight images of two classes to train on: two steps an epoch."""
+    """Return eight training images of two classes: two steps per epoch."""
     monkeypatch.chdir(tmp_path)
     write_pictures(tmp_path / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     return write_class_folders(tmp_path / "photos", ["cat", "dog"])
 
 
 def task_with(*callbacks: TrainerCallback) -> type[ImageClassification]:
-    """The task of the script, to whose trainings something happens."""
+    """Return the task of the script with a callback that disturbs its training."""
 
     class Task(ImageClassification):
         def make_trainer(self) -> HfViTTrainer:
@@ -389,7 +389,7 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
 ) -> None:
     files = sorted(photos.glob(f"{split}/*/*.png"))
 
-    def damage() -> None:  # in epoch 3, which has its training images already
+    def damage() -> None:  # in epoch 3, training images are in memory already
         for file in files:
             truncate(file)
 

@@ -1,4 +1,4 @@
-"""A training logs how fast it is and how much memory it takes, and its progress bar shows it."""
+"""Training logs its throughput and peak memory and shows them in the progress bar."""
 
 import time
 from pathlib import Path
@@ -24,11 +24,11 @@ def test_a_log_has_speed_and_memory_beside_the_loss(tmp_path: Path) -> None:
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in entries] == [2, 4]
     for entry in entries:
-        # Of two steps of two batches of 8, in less than the whole time.
+        # Two steps of two batches of 8 images take less than the total time.
         assert entry["images_per_second"] > 32 / seconds
         assert 50 < entry["peak_memory_mib"] < 100_000
         assert "grad_norm" in entry
-        assert "mfu" not in entry  # of a CPU
+        assert "mfu" not in entry  # no MFU on a CPU
 
 
 def test_evaluations_do_not_count_as_training(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Our Trainers override public methods of the library's, and hardly any private ones, which change without notice."""
+"""Our Trainers override public methods of transformers, and as few private ones as possible."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ import hf_vit.training
 from hf_vit.training.evaluator_trainer import EvaluatorTrainer
 
 
-# The library uploads a pickle in mid-training, and no public method or event comes between the last file of a
-# checkpoint and the end of older ones.
+# transformers uploads pickles during training. No public method or event comes between writing the last file of a
+# checkpoint and deleting old checkpoints.
 PRIVATE = {"_push_from_checkpoint", "_save_checkpoint"}
 
 

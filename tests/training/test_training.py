@@ -1,4 +1,4 @@
-"""Digits, augmented datasets, collator, safe saving and model cards."""
+"""Digits, augmented datasets, the collator, safe saving, and model cards."""
 
 import dataclasses
 import hashlib
@@ -45,7 +45,7 @@ def test_digits_are_stratified() -> None:
 
 
 def test_digits_and_labels_belong_together() -> None:
-    # The nearest of the ten mean images names most digits, which it would not if images and labels came apart.
+    # The nearest of the ten class means classifies most digits correctly, which shows that images and labels match.
     pixels, labels = {}, {}
     for name, split in load_digits().items():
         pixels[name] = np.stack([np.asarray(image, dtype=float).ravel() for image in split["image"]])
@@ -61,7 +61,7 @@ def test_no_test_image_is_a_training_image() -> None:
 
 
 def test_splits_never_move() -> None:
-    # Published scores hold for these images only.
+    # Published scores refer to exactly these images.
     assert digest(load_digits()["test"]["label"]) == "2496513fac89aea9"
     assert digest(hold_out(load_digits()["train"])["test"]["label"]) == "033bdd80a124742a"
 
@@ -272,7 +272,7 @@ def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
                 "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
             ],
         ),
-        (  # a tie is one as the figures are shown
+        (  # equal after rounding to the displayed digits
             {"accuracy": 0.100001, "loss": 2.0},
             {"accuracy": 0.100002, "loss": 2.0},
             ["0.1000 | 0.1000", "2.0000 | 2.0000"],

@@ -1,4 +1,4 @@
-"""Patch embeddings that start as a whitening of the training images' patches."""
+"""Patch embeddings initialized by whitening the patches of training images."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from ..helpers.pretraining import A_FEW, make_task, write_colors
 
 
 PATCH = 4
-SIZE = 3 * PATCH * PATCH  # of a patch's values
+SIZE = 3 * PATCH * PATCH  # values of a patch
 
 
 def smooth_images(num_images: int = 40) -> Tensor:
-    """Images whose neighboring pixels are alike, with a mean that is not zero."""
+    """Return images with correlated neighboring pixels and a nonzero mean."""
     noise = torch.randn(num_images, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     return 3 * nn.functional.avg_pool2d(noise, 3, stride=1, padding=1) + 0.5
 
 
 def embed(hidden_size: int, images: Tensor, seed: int = 0) -> tuple[nn.Conv2d, Tensor]:
-    """Returns a whitened projection, and what it makes of the patches, (M, D)."""
+    """Return a whitened projection and its outputs for the patches (M, D)."""
     config = small_config(hidden_size=hidden_size, patch_size=PATCH, image_size=24, num_hidden_layers=1)
     model = HfViTModel(config)
     whiten_patches(model, images, seed)
@@ -77,7 +77,7 @@ def test_a_training_starts_with_whitened_patches(tmp_path: Path) -> None:
         inputs = torch.cat([batch["pixel_values"] for batch in batches])
         states = embeddings.projection(inputs).flatten(2).mT.flatten(0, 1).detach()
         assert states.mean(dim=0).abs().max() < 1e-4
-        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # of random weights: 0.02
+        assert 0.4 < covariance(states).diagonal().mean() < 1.01  # random weights give 0.02
 
 
 def test_a_model_that_has_learned_keeps_its_patches(tmp_path: Path) -> None:
@@ -92,7 +92,9 @@ def test_gray_images_in_three_channels_leave_colors_out() -> None:
     assert states.std() > 0.3
     color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
-    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()  # nothing along the grays
+    color = (
+        color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
+    )  # no variance along the gray axis
     assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
 
 
