@@ -1,4 +1,4 @@
-"""The configurations for `accelerate launch` start what their headers state, and FSDP shards the model by its blocks."""
+"""Configurations for `accelerate launch` match the description in their header, and FSDP shards a model by blocks."""
 
 import re
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Problems of the data are reported before training and in the model card. Data without any usable target are refused."""
+"""Data problems are reported before training and in the model card; data without any usable target are refused."""
 
 import json
 import unicodedata

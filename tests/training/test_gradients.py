@@ -44,8 +44,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 def is_exception(name: str, trainer: str, accumulate: int) -> bool:
     """Return whether accumulated batches are expected to differ from one large batch.
 
-    They differ with batch norm, with contrastive losses within a batch, and if the Trainer of transformers normalizes each
-    batch by its own number of objects.
+    They differ with batch norm, with contrastive losses within a batch, and if the Trainer of transformers normalizes
+    each batch by its own number of objects.
     """
     case = TRAINING_CASES[name]
     is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection

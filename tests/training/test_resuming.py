@@ -42,7 +42,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `photos` (eight for training, two for validation) and the `output` of four training steps."""
+    """Return a folder with `photos` (eight for training, two for validation) and the `output` of four steps."""
     folder = tmp_path_factory.mktemp("trained")
     write_pictures(folder / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     write_class_folders(folder / "photos", ["cat", "dog"])
