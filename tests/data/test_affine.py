@@ -1,4 +1,4 @@
-"""Crops along boxes: where points go, and that pixels go with them."""
+"""Affine crops around boxes: points and pixels are transformed consistently."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hf_vit.model.image_geometry import crop_region, crop_regions
 
 HEIGHT, WIDTH = 90, 120
 BOXES = torch.tensor([[30.5, 20.0, 70.0, 65.25], [-20.0, 40.0, 50.0, 60.0], [60.0, -10.0, 130.0, 110.0]])
-# Red is the column, green the row: every pixel says where it comes from.
+# Red encodes the column and green the row, so every pixel shows its original position.
 ROWS, COLUMNS = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
 PLACES = torch.stack([COLUMNS, ROWS, 0 * ROWS + 200]).to(torch.uint8)
 
@@ -22,7 +22,7 @@ def test_a_box_of_the_crops_proportions_spans_its_pixel_centers() -> None:
 
 
 def test_other_boxes_grow_around_their_center() -> None:
-    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # too flat and too narrow for the same crop
+    for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # too wide and too tall for the same crop
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))
         half = torch.tensor([1.25 * 15, 1.25 * 20])

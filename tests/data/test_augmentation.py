@@ -1,4 +1,4 @@
-"""What training images go through."""
+"""Augmentation of training images for classification."""
 
 import pickle
 
@@ -15,7 +15,7 @@ OFF = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "none", "r
 
 
 def draws(count: int = 40, **options: object) -> torch.Tensor:
-    """Images drawn with one option on."""
+    """Return images augmented with a single option enabled."""
     transform = image_classification_augmentation((32, 48), num_channels=1, **{**OFF, **options})
     torch.manual_seed(0)
     return torch.stack([transform(GRADIENT) for _ in range(count)])
@@ -32,7 +32,8 @@ def test_without_any_change_images_are_only_resized() -> None:
 def test_crops_differ_and_keep_at_least_their_share() -> None:
     spreads = [int(image.max()) - int(image.min()) for image in draws(min_crop_scale=0.3)]
     assert len(set(spreads)) > 20
-    # rows span almost all gray levels: a crop of 30 % of the area, at most 4/3 as wide as high, has 40 % of the rows
+    # Rows span almost all gray levels. A crop of 30% of the area with an aspect ratio of at most 4/3 has 40% of the
+    # rows.
     assert min(spreads) > 255 * 0.4
     assert max(spreads) < 256
 
@@ -71,7 +72,7 @@ def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
     ]
     assert all(20 < kinds.count(kind) < 40 for kind in ("gray", "solarized", "blurred"))
     blurred = [image.float() for image, kind in zip(images, kinds, strict=True) if kind == "blurred"]
-    assert len({float(image.std()) for image in blurred}) > 10  # as wide as is drawn
+    assert len({float(image.std()) for image in blurred}) > 10  # widths of the blur vary
     assert min(float(image.std()) for image in blurred) < 0.4 * float(pixels.std())
 
 
@@ -106,7 +107,7 @@ def test_erasing_blanks_a_rectangle() -> None:
 
 def test_colors_are_converted_as_by_the_image_processor() -> None:
     transform = image_classification_augmentation((8, 8), **OFF)
-    assert transform(Image.new("RGBA", (9, 9), (7, 7, 7, 0))).unique().tolist() == [7]  # as pipelines see it
+    assert transform(Image.new("RGBA", (9, 9), (7, 7, 7, 0))).unique().tolist() == [7]  # as pipelines read it
     assert transform(Image.new("I;16", (9, 9), 128)).unique().tolist() == [128]
     assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
 
@@ -114,7 +115,7 @@ def test_colors_are_converted_as_by_the_image_processor() -> None:
 def test_floats_become_whole_numbers_rather_than_clamped_to_one() -> None:
     gray = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
     transform = image_classification_augmentation((60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"})
-    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # PIL cuts the fraction off
+    for floats, whole in ((gray, gray.round()), (Image.fromarray(gray), gray)):  # PIL truncates fractions
         torch.manual_seed(0)
         image = transform(floats)
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Images that cannot be read are found, and held-out images chosen, before a training starts."""
+"""Unreadable images are found, and held-out images chosen, before training starts."""
 
 from collections import Counter
 from io import BytesIO
@@ -19,9 +19,9 @@ from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_pic
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Dataset:
-    """Six images in two classes, of which a/1.jpg is cut off, b/1.jpg is a text and b/2.jpg is empty."""
+    """Six images in two classes: a/1.jpg is truncated, b/1.jpg is a text file, and b/2.jpg is empty."""
     write_pictures(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(3)))
-    # Large enough to be decoded in part
+    # Large enough to be partially decodable
     picture(0, (200, 200)).save(tmp_path / "a" / "1.jpg")
     truncate(tmp_path / "a" / "1.jpg", 0.9)
     (tmp_path / "b" / "1.jpg").write_text("<html>not found</html>")
@@ -30,7 +30,7 @@ def damaged(tmp_path: Path) -> Dataset:
 
 
 def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
-    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # which sees nothing wrong
+    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # `verify` finds no error
     unreadable = unreadable_images(damaged)
     assert list(unreadable) == [1, 4, 5]
     assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg cannot be decoded: image file is truncated")
@@ -47,7 +47,7 @@ def test_threads_change_nothing(damaged):
 
 
 def named(images: list, files: list[str] | None = None) -> Dataset:
-    """A dataset of encoded images or paths, and what they are called."""
+    """Return a dataset of encoded images or paths, and their names."""
     files = files or [f"image {number} of train" for number in range(len(images))]
     return Dataset.from_dict({"image": images, "file": files}, Features({"image": Image(), "file": Value("string")}))
 
@@ -72,7 +72,7 @@ def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
 
 
 def odd_images() -> dict[str, bytes]:
-    """Encoded images of all sorts that decoders disagree about."""
+    """Return encoded images of several kinds that decoders read differently."""
     color, gray = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
     alpha = color.copy()
     alpha.putalpha(gray)
@@ -95,7 +95,7 @@ def odd_images() -> dict[str, bytes]:
 
 
 def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
-    # Otherwise a model would be trained on other pixels than it is later used on.
+    # Training and inference must decode images to the same pixels.
     kinds = odd_images()
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""What training images and their targets go through together."""
+"""Joint augmentation of training images and dense targets."""
 
 import pickle
 from typing import Any
@@ -32,13 +32,13 @@ CHANGES: list[dict[str, Any]] = [
     {"max_class_share": 0.5},
     {"scale_range": (0.5, 2.0), "horizontal_flip": 0.5, "max_rotation": 20.0},
 ]
-# Red is the column, green the row: every pixel of an image says where it comes from.
+# Red encodes the column and green the row, so every pixel shows its original position.
 ROWS, COLUMNS = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
 PLACES = Image.fromarray(torch.stack([COLUMNS, ROWS, 0 * ROWS], dim=-1).to(torch.uint8).numpy())
 
 
 def draws(target: dict[str, Tensor], count: int = 20, size: tuple[int, int] = (96, 128), **options: Any) -> list[dict]:
-    """Examples drawn with some options on."""
+    """Return examples augmented with the given options."""
     transform = DenseAugmentation(size, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform({"image": PLACES, "file": "a.jpg", **target}) for _ in range(count)]
@@ -54,7 +54,8 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
         is_inside = labels != 255
         assert is_inside.float().mean() > 0.2
         distance = (image[channel].long() - labels)[is_inside].abs()
-        # neighbors differ by up to two at the smallest scale; along edges that are turned, the frame is mixed in
+        # At the smallest scale, adjacent pixels differ by up to two. Interpolation blends rotated edges with the
+        # padding.
         enough = 0.96 if "max_rotation" in options else 0.999
         assert (distance <= 2).float().mean() > enough
         assert ((image == 128).all(dim=0) | is_inside).float().mean() > enough
@@ -65,7 +66,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
 def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
     places = 1 + ROWS // 8
     masks = torch.stack([places == 3, places == 9, (places >= 9) & (places < 16)])
-    # As class maps are drawn again where one class is too large, which changes what is drawn after it.
+    # Otherwise class maps with a dominant class are cropped again, which changes all later random numbers.
     options = {**options, "max_class_share": 1.0}
     labels = draws({"segmentation_map": places}, **options)
     depths = draws({"depth_map": places.float()}, **options)
@@ -76,7 +77,7 @@ def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
         assert depth.dtype == torch.float32
         assert torch.equal(depth == 0, numbers == 255)
         ratios = numbers[depth > 0] / depth[depth > 0]
-        assert torch.allclose(ratios, ratios[0].expand_as(ratios))  # the scale
+        assert torch.allclose(ratios, ratios[0].expand_as(ratios))  # the random scale
         expected = {5: numbers == 3, 6: numbers == 9, 7: (numbers >= 9) & (numbers < 16)}
         assert by_mask["class_labels"].tolist() == [number for number, mask in expected.items() if mask.any()]
         for number, mask in zip(by_mask["class_labels"].tolist(), by_mask["masks"], strict=True):
@@ -128,7 +129,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(
     for places, side in ((rows, 0), (columns, 1)):
         labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
         inside = labels[labels < 255]
-        seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])  # old pixels to a new one
+        seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])  # original pixels per output pixel
         assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
 
@@ -138,7 +139,7 @@ def test_scales_are_drawn_and_divide_depth() -> None:
     values = torch.stack([example.max() for example in found])
     assert 4 <= values.min() < 5
     assert 14 < values.max() <= 16
-    assert 20 < (values > 8).sum() < 40  # as often smaller as larger
+    assert 20 < (values > 8).sum() < 40  # upscaled as often as downscaled
     shares = torch.stack([(example > 0).float().mean() for example in found])
     assert torch.allclose(shares, (8 / values).clamp(max=1) ** 2, atol=0.03)
 
@@ -165,7 +166,7 @@ def test_crops_of_one_class_are_drawn_anew() -> None:
 
     assert sum(share > 0.75 for share in shares(1.0)) > 30
     assert sum(share > 0.75 for share in shares(0.75)) < sum(share > 0.75 for share in shares(1.0)) / 2
-    # where every crop is of one class, or of none, one is taken all the same
+    # If every crop has one class only, or none, a crop is used nevertheless.
     for number in (0, 255):
         [example] = draws({"segmentation_map": torch.full_like(labels, number)}, count=1, max_class_share=0.5)
         assert (example["segmentation_map"] == number).all()

@@ -1,4 +1,4 @@
-"""Images and targets that cannot be trained on are found before a training starts."""
+"""Unusable images and targets are found before training starts."""
 
 from pathlib import Path
 

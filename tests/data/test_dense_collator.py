@@ -1,4 +1,4 @@
-"""From examples with targets to the batch that a model takes."""
+"""Collating examples with dense targets into a batch for a model."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ WIDTHS = (40, 24)
 
 
 def examples(**targets: Any) -> list[dict[str, Any]]:
-    """Two examples of 30 rows and another number of columns each."""
+    """Return two examples with 30 rows and different numbers of columns."""
     made = []
     for width in WIDTHS:
         image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (30, width, 3), dtype=np.uint8))
@@ -58,7 +58,9 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
     )
     assert not {"targets", "files"} & batch.keys()
     for number, width in enumerate(WIDTHS):
-        places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8  # under the centers of new pixels
+        places = ((2 * torch.arange(16) + 1) * width // 32).expand(
+            16, 16
+        ) // 8  # nearest to the centers of output pixels
         if kind is UNIVERSAL:
             assert batch["mask_labels"][number].dtype == torch.float32
             assert batch["class_labels"][number].tolist() == list(range(width // 8))

@@ -1,4 +1,4 @@
-"""Data sets for segmentation and depth from every kind of source, and what is said about bad ones."""
+"""Loading segmentation and depth datasets from all sources, and error messages for invalid ones."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def load_masks(source: Path, **options) -> TargetData:
-    """Loads masks of numbers, and checks what holds for every source."""
+    """Load masks of class indices, and check properties common to all sources."""
     data = load_semantic_segmentation(str(source), **{"class_names": NAMES, **options})
     assert data.names == NAMES
     for split in data.splits.values():
@@ -171,7 +171,7 @@ def test_depth_has_a_scale(tmp_path):
 
 
 def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
-    """Images and masks as bytes, as on the Hub."""
+    """Return images and masks as bytes, as stored on the Hub."""
     content = {
         image: [encoded(picture(number)) for number in range(count)],
         mask: [encoded(PILImage.fromarray(class_map(number))) for number in range(count)],
@@ -252,7 +252,7 @@ def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
     assert masks == [(np.array(labels) == number).astype(int).tolist() for number in classes]
     classes, masks = regions(labels, tmp_path, "car", "road")
     assert classes == [0, 1, 2, 2, 2]
-    # pieces across a pixel of no class are one thing, and so are those that meet at a corner
+    # Regions that are connected only across an ignored pixel, or only diagonally, belong to the same component.
     assert masks[2:] == [
         [[1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]],

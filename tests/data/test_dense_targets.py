@@ -1,4 +1,4 @@
-"""Masks and depth maps as they lie in files, and the classes that masks are of."""
+"""Reading masks and depth maps from files, and class names of masks."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
     image = PILImage.fromarray(numbers.astype(dtype))
     if mode == "P":
-        image.putpalette([9, 9, 9] * 256)  # colors that tell nothing apart
+        image.putpalette([9, 9, 9] * 256)  # equal colors: only indices differ
     assert image.mode == mode
     file = "TIFF" if mode == "I" else "PNG"
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
@@ -149,7 +149,7 @@ def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
 def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
     units = (METERS * scale).astype(dtype)
     assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
-    # sixteen bits, of which those of an image would lose eight
+    # 16-bit values, which conversion to an 8-bit image would truncate.
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 

@@ -1,4 +1,4 @@
-"""What training images and the boxes of their objects go through together."""
+"""Joint augmentation of training images and object boxes."""
 
 import pickle
 from typing import Any
@@ -27,7 +27,7 @@ BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
 def paint() -> Tensor:
-    """One object is red, the other one green, their centers are blue too."""
+    """Paint one object red and the other green, with a blue center each."""
     image = torch.zeros(3, 180, 240, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in enumerate(BOXES.int().tolist()):
         image[channel, y1:y2, x1:x2] = 255
@@ -40,7 +40,7 @@ EXAMPLE = {"image": paint(), "file": "a.jpg", "boxes": BOXES, "class_labels": to
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Examples drawn with some options on."""
+    """Return examples augmented with the given options."""
     transform = DetectionAugmentation(SIZE, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
@@ -70,7 +70,7 @@ def test_objects_stay_as_long_as_their_center_does(options: dict[str, Any]) -> N
             is_seen = (example["image"][2] > 160) & (example["image"][number] > 160)
             if number in example["class_labels"]:
                 assert is_seen.any()
-            elif is_seen.any():  # only a part of the mark, along an edge
+            elif is_seen.any():  # only part of the mark, at an edge
                 x1, y1, x2, y2 = box_around(is_seen).tolist()
                 assert min(x1, y1, SIZE[1] - x2, SIZE[0] - y2) == 0
 
@@ -90,7 +90,7 @@ def test_no_object_is_fine() -> None:
 def test_objects_without_a_pixel_are_dropped() -> None:
     thin = torch.tensor([[20.0, 30.0, 20.0, 110.0], [20.0, 30.0, 21.5, 110.0], [20.0, 30.0, 23.0, 110.0]])
     example = {**EXAMPLE, "boxes": thin, "class_labels": torch.arange(3)}
-    assert [list(made["class_labels"]) for made in draws(1, example)] == [[2]]  # 240 columns become 128
+    assert [list(made["class_labels"]) for made in draws(1, example)] == [[2]]  # 240 columns are resized to 128
     assert [list(made["class_labels"]) for made in draws(1, example, scale_range=(0.5, 0.5))] == [[]]
 
 
@@ -107,7 +107,7 @@ def test_crowds_are_not_learned() -> None:
     crowd = {**EXAMPLE, "is_crowd": torch.tensor([True, False]), "areas": torch.tensor([5600.0, 4000.0])}
     [example] = draws(1, crowd)
     assert example["class_labels"].tolist() == [1]
-    assert not {"is_crowd", "areas"} & example.keys()  # the areas were those of the image before
+    assert not {"is_crowd", "areas"} & example.keys()  # areas refer to the original image
 
 
 def test_at_scale_one_an_image_is_squeezed_or_keeps_its_proportions() -> None:
@@ -141,7 +141,7 @@ def test_crops_around_objects_enlarge_them_and_leave_one() -> None:
     [plain] = draws(1)
     found = draws(40, iou_crop=1.0)
     changed = [example for example in found if not torch.equal(example["image"], plain["image"])]
-    assert 15 < len(changed) < 40  # one of what is drawn is the whole image
+    assert 15 < len(changed) < 40  # one random choice is the whole image
     assert all(len(example["boxes"]) > 0 for example in found)
     areas = torch.cat([(box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) for box in (e["boxes"] for e in changed)])
     assert areas.mean() > 2 * (70 * 80 * 128 * 96 / (240 * 180))

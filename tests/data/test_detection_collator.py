@@ -1,4 +1,4 @@
-"""From examples of objects and keypoints to the batches that models take."""
+"""Collating examples with objects and keypoints into batches for models."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def picture(width: int) -> Image.Image:
 
 
 def objects(width: int, *numbers: int) -> dict[str, Any]:
-    """An image of 30 rows with objects of these classes, of which the last one is a crowd."""
+    """Return an image of 30 rows with objects of the given classes, the last one a crowd."""
     boxes = torch.tensor([[4.0 * number, 3.0, 4 * number + 8, 18] for number in numbers]).reshape(-1, 4)
     return {
         "image": picture(width),
@@ -132,7 +132,7 @@ def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothin
     )
     learned = KeypointDetectionCollator(CROPPING)([still(example) for example in POSES])
     assert learned.keys() == {"pixel_values", "labels"}
-    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding
+    assert (learned["pixel_values"] - batch["pixel_values"]).abs().max() < 1.01 / 127.5  # rounding error
     assert torch.allclose(learned["labels"], batch["labels"], atol=1e-4)
     assert batch["labels"].shape == (2, 3, 3)
     assert batch["files"] == ["40.jpg", "32.jpg"]

@@ -1,4 +1,4 @@
-"""Data sets for object detection from every kind of source, and what is said about bad ones."""
+"""Loading object detection datasets from all sources, and error messages for invalid ones."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def load(source: Path, **options: Any) -> TargetData:
 
 
 def check_scenes(data: TargetData, splits: tuple[str, ...] = ("train", "val")) -> None:
-    """Checks that data are the scenes."""
+    """Check that the data equal the scenes."""
     assert (list(data.splits), data.names) == ([SPLITS[split] for split in splits], NAMES)
     for split in splits:
         examples = data.examples(SPLITS[split])
@@ -170,7 +170,7 @@ def test_images_are_not_decoded_at_loading(tmp_path: Path) -> None:
 def as_structs(
     labels: Any, convert: Callable[..., list[float]], names: Callable[[str], Any]
 ) -> Callable[[str], Dataset]:
-    """Tables whose objects are a list of structs."""
+    """Return tables that store objects as a list of structs."""
 
     def table(split: str) -> Dataset:
         objects = [
@@ -412,7 +412,7 @@ def test_bad_descriptions_of_yolo_are_named(tmp_path: Path, content: str, messag
 
 
 def with_annotation(folder: Path, **changes: Any) -> Path:
-    """Writes the scenes with a change of the annotation of the last image."""
+    """Write the scenes with a modified annotation of the last image."""
     annotations = coco_content("train")["annotations"]
     return write_coco_boxes(folder, annotations=[{**annotations[0], **changes}, *annotations[1:]])
 

@@ -1,4 +1,4 @@
-"""A fingerprint tells datasets apart by what is in them, not by where they lie."""
+"""Dataset fingerprints depend on the contents of a dataset and not on its location."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images and captions are found wherever they lie, all captions of an image together."""
+"""Loading images with captions from all sources; all captions of an image form one example."""
 
 import csv
 import json
@@ -20,13 +20,13 @@ CAPTIONS = [["a dog", "it runs"], ["two cats"], ["a car", "it is red"]]
 
 
 def by_file(data: TargetData, split: str = "train") -> dict[str, list[str]]:
-    """The captions of each image, in the order in which they are there."""
+    """Return the captions of each image in their stored order."""
     rows = data.splits[split]
     return {Path(row["file"]).name: row["captions"] for row in rows.select_columns(["file", "captions"])}
 
 
 def write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    """Writes a table, and the images that its rows name."""
+    """Write a table and the images that it lists."""
     write_pictures(folder, *sorted({row["file_name"] for row in rows}))
     if name.endswith(".jsonl"):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -44,7 +44,7 @@ def rows_of(*captions: list[str]) -> list[dict[str, Any]]:
 
 def test_rows_of_an_image_are_one_example_whatever_the_table(tmp_path: Path) -> None:
     single = [{"file_name": f"{number}.png", "text": text} for number in range(3) for text in CAPTIONS[number]]
-    apart = [single[0], *single[2:], single[1]]  # rows of an image need not stand together
+    apart = [single[0], *single[2:], single[1]]  # rows of one image need not be adjacent
     lists = [{**row, "text": row["captions"][0]} for row in rows_of(*CAPTIONS)]
     for name, rows in (("train.csv", apart), ("metadata.jsonl", apart), ("metadata.jsonl", lists)):
         folder = tmp_path / f"{name}-{len(rows)}"
