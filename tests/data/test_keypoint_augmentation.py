@@ -1,4 +1,4 @@
-"""What the crop of an object and its keypoints go through together."""
+"""Joint augmentation of object crops and keypoints."""
 
 import pickle
 from typing import Any
@@ -30,13 +30,13 @@ CHANGES: list[dict[str, Any]] = [
     {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2},
 ]
 BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
-# Left, right, middle, and one that is not labeled
+# Left, right, middle, and an unlabeled keypoint
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
 PAIRS = ((0, 1),)
 
 
 def paint() -> Tensor:
-    """The first three keypoints are blots, red, green and blue."""
+    """Paint the first three keypoints as red, green and blue blobs."""
     rows, columns = torch.meshgrid(torch.arange(180.0), torch.arange(240.0), indexing="ij")
     blots = [(-((columns - x) ** 2 + (rows - y) ** 2) / 18).exp() for x, y, _ in KEYPOINTS[:3].tolist()]
     return (255 * torch.stack(blots)).round().to(torch.uint8)
@@ -53,14 +53,14 @@ EXAMPLE = {
 
 
 def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
-    """Examples drawn with some options on."""
+    """Return examples augmented with the given options."""
     transform = KeypointAugmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
     torch.manual_seed(0)
     return [transform(example) for _ in range(count)]
 
 
 def center(blot: Tensor) -> Tensor:
-    """Mean place (x, y) of a blot (h, w)."""
+    """Return the mean position (x, y) of a blob (h, w)."""
     rows, columns = torch.meshgrid(*(torch.arange(float(length)) for length in blot.shape), indexing="ij")
     return torch.stack(((columns * blot).sum(), (rows * blot).sum())) / blot.sum()
 
@@ -78,11 +78,11 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
             x, y, visibility = keypoints[number].tolist()
             if visibility == 0:
                 assert keypoints[number].tolist() == [0, 0, 0]
-                assert image[channel, 2:-2, 2:-2].max() < 250  # its middle is outside
+                assert image[channel, 2:-2, 2:-2].max() < 250  # the center of the blob is outside
                 continue
             assert visibility == KEYPOINTS[channel, 2]
             assert image[channel, round(y), round(x)] > 200
-            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # all of the blot is inside
+            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # the whole blob is inside
                 assert (center(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
                 checked += 1
     assert checked > 10
@@ -93,11 +93,11 @@ def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -
     processor = HfViTImageProcessor(
         size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
     )
-    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # an object, and the whole image
+    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # an object and the whole image
         for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
             [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
             expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
-            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding
+            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding error
             assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
 
 
@@ -119,7 +119,7 @@ def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
 
 
 def similarities(**options: Any) -> Tensor:
-    """Scale, angle in degrees, and shift (x, y) in pixels of the middle of two keypoints, against no change."""
+    """Return scale, angle in degrees, and shift (x, y) in pixels of two keypoints relative to the unaugmented example."""
     [plain, *found] = [example["keypoints"][:2, :2].double() for example in draws(1) + draws(60, **options)]
     points = torch.stack(found)  # (60, 2, 2)
     (x, y), (old_x, old_y) = (points[:, 1] - points[:, 0]).unbind(dim=1), plain[1] - plain[0]

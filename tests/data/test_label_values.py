@@ -1,4 +1,4 @@
-"""Several labels per image and values: how they are found and read, and what is wrong with them."""
+"""Multi-label and regression targets: detecting, reading, and validating them."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def write_table(folder: Path, *rows: str, name: str = "train.csv") -> Path:
 
 
 def read(source: Path, problem_type: Any = None, **options: Any) -> tuple[str, list[str], np.ndarray]:
-    """The column of labels, their names, and their numbers in the first split."""
+    """Return the label column, the label names, and the labels of the first split."""
     rows = next(iter(load_image_classification(str(source), problem_type=problem_type, **options).values()))
     column = FLAGS if FLAGS in rows.column_names else VALUES
     return column, list(rows.features[column]), value_table(rows).to_numpy()
@@ -58,14 +58,14 @@ def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     expect(read(table, label_separator=separator), FLAGS, ["cat", "dog", "fox"], expected)
     if separator in "|;,":
         expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
-    for problem_type in (SINGLE, None):  # one label each, of which an empty one is missing
+    for problem_type in (SINGLE, None):  # single labels, where an empty one is missing
         with pytest.raises(ValueError, match="missing"):
             load_image_classification(str(table), problem_type=problem_type)
 
 
 @pytest.mark.parametrize("mark", ["|", ",", ";"])
 def test_names_are_one_label_each_unless_several_are_asked_for(mark: str, tmp_path: Path) -> None:
-    names = [f"a{mark}b", f"b{mark}c", "c"]  # whose parts recur
+    names = [f"a{mark}b", f"b{mark}c", "c"]  # their parts repeat
     table = write_table(tmp_path, "file,label", *(f'"{name}"' for name in (*names, "c")))
     assert load_image_classification(str(table), problem_type=None)["train"].features["label"].names == names
     expected = [[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 1]]
@@ -100,7 +100,7 @@ def test_columns_of_a_dataset(kind: str, tmp_path: Path) -> None:
     }
     features, columns = types[kind]
     rows = Dataset.from_dict({"image": images, **columns}, features=Features({"image": Image(), **features}))
-    tests = {"test": rows.select([2])} if kind == "names" else {}  # which has no label and is left out
+    tests = {"test": rows.select([2])} if kind == "names" else {}  # has no label and is left out
     DatasetDict({"train": rows, **tests}).save_to_disk(tmp_path / "saved")
     names = {
         "class numbers": ["b", "a", "c"],

@@ -1,4 +1,4 @@
-"""Links that lead back, and archives that are cut or joined: nothing is read twice, nothing is left out in silence."""
+"""Cyclic links and truncated or concatenated archives: no file is read twice, and no file is omitted silently."""
 
 import gzip
 import os
@@ -70,7 +70,7 @@ def test_a_folder_that_two_classes_link_to_is_refused(tmp_path: Path) -> None:
 
 
 def members(file: Path) -> list[int]:
-    """The places where the members of a tar file start, and where the last one ends."""
+    """Return the offsets of the members of a tar file and of its end."""
     with tarfile.open(file) as tar:
         return [member.offset for member in tar.getmembers()] + [tar.offset]
 
@@ -163,6 +163,6 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
     check_tars([str(file)], max_seconds=0)
     assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
-    cut_at_header(file)  # which the last bytes tell
+    cut_at_header(file)  # detected from the last bytes
     with pytest.raises(OSError, match=r"it does not end with the blocks of zeros"):
         check_tars([str(file)], max_seconds=0)

@@ -1,4 +1,4 @@
-"""The data of a training or an evaluation: what is checked, left out, held out and chosen, and in which order."""
+"""Loading data for training or evaluation: the order of checking, leaving out, holding out and selecting images."""
 
 import json
 from functools import partial
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unsplit(tmp_path: Path) -> Path:
-    """Class folders alone."""
+    """A dataset of class folders without splits."""
     folder = tmp_path / "unsplit"
     write_pictures(folder, *(f"{name}/{number}.png" for name in NAMES for number in range(8)))
     return folder
@@ -83,7 +83,7 @@ def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
 def test_a_class_keeps_its_other_images_when_one_is_damaged(
     photos: Path, args: HfViTTrainingArguments, damaged: int
 ) -> None:
-    # Held out first, one of these four would be the only validation image of its class.
+    # If images were held out before damaged ones are left out, this could be the only validation image of its class.
     truncate(photos / "train" / "dog" / f"{damaged}.png")
     data = ClassificationArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
     splits = load_splits(data, args)
@@ -95,7 +95,7 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
     label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationArguments(dataset_name=str(photos))
     name, split = load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
-    assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
+    assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # order of the folders: cat, dog, fox
     with pytest.raises(ValueError, match=r"The model does not know dog, fox of .*photos; it knows cat, cow"):
         load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
     with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):

@@ -1,4 +1,4 @@
-"""The data of a training with targets: checked, held out, drawn, numbered as a model does."""
+"""Loading training data with targets: checks, held-out images, random subsets, and class indices of the model."""
 
 import shutil
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_images_of_another_size_than_their_annotations_say_are_named_before_trai
 ) -> None:
     data = write(tmp_path / "data")
     turned = Image.Exif()
-    turned[0x0112] = 6  # a quarter to the right
+    turned[0x0112] = 6  # rotate by 90 degrees
     Image.new("RGB", (44, 41)).save(data / "train" / "images" / "0.png", exif=turned)
     Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
     named = (

@@ -1,4 +1,4 @@
-"""Masks and crops of training images, and the order and the ends of streams."""
+"""Masks and crops of training images, and the order and length of streams."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from ..helpers.datasets import dataset_of, truncate, write_pictures
 from ..helpers.models import small_config
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 NUM_IMAGES = 11
@@ -131,7 +131,8 @@ def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("num_shards", "counts"),
-    # More, as many or fewer than processes; of shards with 6 and 5 images, two processes share the first one.
+    # Numbers of shards above, equal to and below the number of processes. Shards of 6 and 5 images: two processes
+    # share the first one.
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
@@ -197,8 +198,10 @@ def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplo
 def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)  # of 5 s, after each parquet stream
+    monkeypatch.setattr(
+        datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1
+    )  # default: 5 s after each parquet stream
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="an image is missing"):
         list(islice(streamed(tmp_path, keep_file), 4))
-    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4  # of two epochs
+    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4  # across two epochs

@@ -1,4 +1,4 @@
-"""Images are turned as their EXIF orientation says, and with them annotations of the stored image, and no others."""
+"""EXIF orientation is applied to images, and to annotations only if they refer to the stored image."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ..helpers.datasets import write_image
 
 
 Turn = PILImage.Transpose
-# What makes the stored image of the displayed one
+# Transforms the displayed image to the stored one
 STORE = {
     2: Turn.FLIP_LEFT_RIGHT, 3: Turn.ROTATE_180, 4: Turn.FLIP_TOP_BOTTOM, 5: Turn.TRANSPOSE, 6: Turn.ROTATE_90,
     7: Turn.TRANSVERSE, 8: Turn.ROTATE_270
@@ -50,7 +50,7 @@ def tagged(orientation: int) -> PILImage.Exif:
 
 
 class Scene:
-    """An image that shows a box in a color, and what is known of it in the stored or the displayed image."""
+    """An image with a colored box, and its annotations in the stored or the displayed orientation."""
 
     def __init__(self, orientation: int, size: tuple[int, int], frame: str, file_format: str = "PNG") -> None:
         self.size = size
@@ -62,7 +62,7 @@ class Scene:
         self.content = buffer.getvalue()
         self.labels = np.zeros((size[1], size[0]), np.uint8)
         self.labels[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
-        self.labels[0, 0] = 2  # tells a turn from a mirror image
+        self.labels[0, 0] = 2  # distinguishes rotations from reflections
         self.frame_size = self.in_frame(self.labels).shape[::-1]
 
     def in_frame(self, values: np.ndarray) -> np.ndarray:
@@ -283,7 +283,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def only_example(data: TargetData) -> dict[str, Any]:
-    """Returns the example, whose image shows the scene."""
+    """Return the only example, after checking that its image shows the scene."""
     (example,) = data.examples("train")
     shown = np.zeros((example["image"].height, example["image"].width, 3), np.uint8)
     shown[BOX[1] : BOX[3], BOX[0] : BOX[2]] = COLOR

@@ -1,4 +1,4 @@
-"""Images without labels are found wherever they lie, all of them and nothing else, listed or as a stream."""
+"""Loading all unlabeled images from all sources, as a list or a stream."""
 
 import json
 from io import BytesIO
@@ -29,7 +29,7 @@ from ..helpers.fresh import run_with_package
 from ..helpers.hub import serve
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
@@ -39,7 +39,7 @@ def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
 
 
 def pixels_of(rows: Dataset) -> list[bytes]:
-    """The images of rows, encoded or not, whose order does not count."""
+    """Return the images of rows, encoded or decoded, in any order."""
     images = rows.cast_column("image", rows.features["image"].__class__())["image"]
     return sorted(image.convert("RGB").tobytes() for image in images)
 
@@ -60,7 +60,7 @@ def test_folders_of_classes_and_splits_are_known_as_such(tmp_path: Path) -> None
     write_pictures(tmp_path, "test/unknown.png")
     splits = load_unlabeled_images([str(tmp_path)])
     assert list(splits) == ["train", "test"]
-    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # in the order of the alphabet
+    assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # in alphabetical order
     assert splits["test"]["class_number"][:] == [0, 0, 1, 1, -1]
 
 
@@ -117,7 +117,7 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
     sources = [str(tmp_path / name) for name in ("animals", "streets", "more.parquet")]
     splits = load_unlabeled_images(sources)
     assert {name: len(split) for name, split in splits.items()} == {"train": 8 + 4 + 3, "validation": 2, "test": 4}
-    assert splits["train"].column_names == ["image", "file", "number"]  # no class of one is a class of another
+    assert splits["train"].column_names == ["image", "file", "number"]  # class numbers of the sources are unrelated
     assert splits["train"]["number"][:] == list(range(15))
     assert pixels_of(splits["train"]) == sorted(
         image for source in sources for image in pixels_of(load_unlabeled_images([source])["train"])
@@ -165,7 +165,7 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
 def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) -> None:
     for name in "abcdefghijklmnop":
         (tmp_path / "train" / name).mkdir(parents=True)
-        for number in range(50):  # of a list of 800, of which each of 64 shards has a part
+        for number in range(50):  # 800 in total, some in each of 64 shards
             (tmp_path / "train" / name / f"{number}.png").touch()
     stream = stream_images([str(tmp_path)])["train"].shuffle(seed=0, buffer_size=10)
     first = first_images({"train": stream}, {"train": 40})["train"]

@@ -1,4 +1,4 @@
-"""Data that are written in another way than usual are read as they are meant, or reported."""
+"""Data in uncommon formats are read as intended or rejected with an error."""
 
 import csv
 import json
@@ -131,7 +131,7 @@ def test_crowds_in_columns_may_be_of_any_type(tmp_path: Path, kind: str) -> None
     assert crowds(load_object_detection(str(tmp_path))) == [False, True]
 
 
-# What is there twice
+# Duplicated entries
 
 
 def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def test_boxes_that_are_written_twice_count_once(tmp_path: Path, caplog: pytest.
     assert data.notes == ("1 exact duplicates of boxes with the same image and class were removed.",)
     assert plain.notes == ()
     assert "1 exact duplicates of boxes" in caplog.text
-    # another class, or a crowd, is another object
+    # An annotation with another class or crowd flag is a separate object.
     apart = load_object_detection(str(write_coco_boxes(tmp_path, annotations=[*annotations, *others[1:]])))
     assert sum(map(len, apart.splits["train"]["boxes"])) == len(annotations) + 2
     assert apart.notes == ()
@@ -171,12 +171,12 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
     file = write_rows(tmp_path / "train.csv", ["file", "label", "", "label"], *rows)
     with pytest.raises(ValueError, match=r"train\.csv has several columns named 'label'\. Rename or remove"):
         load_image_classification(str(file))
-    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)  # as spreadsheets leave them
+    unnamed = write_rows(tmp_path / "test.csv", ["file", "label", "", ""], *rows)  # as spreadsheets write them
     assert len(load_image_classification(str(unnamed))["test"]) == 2
 
 
 def as_text(content: dict[str, Any], key: str) -> str:
-    """JSON in which an object of a list has a key twice."""
+    """Return JSON in which an object of a list has a duplicate key."""
     return json.dumps(content).replace(f'"{key}":', f'"{key}": 1, "{key}":', 1)
 
 
@@ -196,7 +196,7 @@ def test_a_key_that_json_has_twice_is_refused(tmp_path: Path) -> None:
         read_class_file(names)
 
 
-# Names of classes
+# Class names
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_spaces_around_labels_are_no_part_of_them(tmp_path: Path, caplog: pytest
     assert "1 labels of the split 'train' differ from others only in leading or trailing spaces" in caplog.text
 
 
-# What systems leave among the data
+# System files among the data
 
 LEFT = (
     "__MACOSX/cat/._1.png",
@@ -354,7 +354,7 @@ def test_shards_that_are_missing_are_named(tmp_path: Path, first: int) -> None:
     for load in (load_image_classification, stream_image_classification, lambda path: load_unlabeled_images([path])):
         with pytest.raises(ValueError, match=message):
             load(str(tmp_path))
-    assert len(load_image_classification(str(tmp_path / names[0]))["train"]) == 2  # which is what was asked for
+    assert len(load_image_classification(str(tmp_path / names[0]))["train"]) == 2  # a class folder given explicitly
 
 
 def test_tar_files_that_are_missing_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets for image classification from every kind of source, and what is said about bad ones."""
+"""Loading image classification datasets from all sources, and error messages for invalid ones."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def load(source: Path, **options) -> DatasetDict:
-    """Loads, and checks what holds for every source."""
+    """Load a dataset and check properties common to all sources."""
     splits = load_image_classification(str(source), **options)
     features = {name: split.features for name, split in splits.items()}
     for name in splits:
@@ -35,7 +35,7 @@ def load(source: Path, **options) -> DatasetDict:
 
 
 def names(splits: DatasetDict, split: str) -> list[str]:
-    """The label of each example by name."""
+    """Return the label name of each example."""
     feature = splits[split].features["label"]
     return [feature.names[label] for label in splits[split]["label"]]
 
@@ -87,7 +87,7 @@ def test_idx_images_need_not_be_square(tmp_path):
 
 def test_several_sets_of_idx_files_are_refused(tmp_path):
     write_idx(tmp_path / "letters", "train", [1, 2, 3])
-    # numbers that do not begin at 0 keep their names
+    # Numbers that do not start at 0 become class names.
     assert classes(load(tmp_path / "letters")) == ["1", "2", "3"]
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
     write_idx(tmp_path, "train", [1, 2, 3], prefix="qmnist-")
@@ -444,7 +444,7 @@ def test_a_folder_around_a_table_names_the_table(tmp_path):
         load(tmp_path)
     assert names(load(tmp_path / "data.csv"), "train") == ["a", "b"]
     write_pictures(tmp_path, "others/2.png")
-    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the table is a bystander
+    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the table is ignored
 
 
 def test_all_class_folders_without_an_image_are_listed(tmp_path):
@@ -508,7 +508,7 @@ def test_empty_splits_and_single_classes_are_refused(tmp_path):
         load(tmp_path / "one")
     write_pictures(tmp_path / "one" / "test", "cat/2.png")
     write_pictures(tmp_path / "scored", "test/cat/0.png", "validation/cat/0.png")
-    assert classes(load(tmp_path / "scored")) == ["cat"]  # enough to score, though not to train
+    assert classes(load(tmp_path / "scored")) == ["cat"]  # sufficient for evaluation, not for training
 
 
 def test_images_are_called_by_their_paths(tmp_path):
@@ -577,7 +577,7 @@ print(json.dumps(answers))
 
 
 def load_from_hub(workdir: Path, *calls: tuple[str, dict], **environment: str) -> list:
-    """Loads in a fresh process, as the address of the Hub is fixed at import."""
+    """Load in a fresh process, because the URL of the Hub is fixed at import."""
     process = run_with_package(HUB_CODE, workdir, json.dumps(calls), **environment)
     return json.loads(process.stdout)
 

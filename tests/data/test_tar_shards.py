@@ -1,4 +1,4 @@
-"""Tar files of WebDataset are read as a list and as a stream, and say in either way what is wrong in them."""
+"""WebDataset tar files are read as a list or a stream, and errors in them are reported in both cases."""
 
 import gzip
 from pathlib import Path
@@ -15,7 +15,7 @@ from hf_vit.data.loaders.unlabeled_images import stream_images
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 
 
-pytestmark = pytest.mark.slow  # worker processes
+pytestmark = pytest.mark.slow  # starts worker processes
 
 
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
@@ -24,7 +24,7 @@ IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "v
 
 
 def labels_of(rows: Dataset) -> list[tuple[str, str]]:
-    """The key and the class name of each image, whose order does not count."""
+    """Return the key and the class name of each image, in any order."""
     names = rows.features["label"].names
     keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
     return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
@@ -34,7 +34,7 @@ def labels_of(rows: Dataset) -> list[tuple[str, str]]:
 def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
     write_tars(tmp_path, labels, kind)
     listed, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
-    assert list(listed) == ["train", "validation"]  # a test split without labels is of no use
+    assert list(listed) == ["train", "validation"]  # a test split without labels is dropped
     train = stream.first("train", 9, 3)
     assert labels_of(train) == labels_of(listed["train"])
     assert labels_of(stream.listed["validation"]) == labels_of(listed["validation"])
@@ -75,7 +75,7 @@ def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt", num_files=1)
     file = tmp_path / "words" / "train-00000.tar"
-    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # no image can be decoded
+    file.write_bytes(file.read_bytes().replace(b"PNG", b"XXX"))  # makes all images undecodable
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
@@ -116,7 +116,7 @@ def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> Non
     assert not held_out & set(trained)
     assert set(stream.first("train", 99, 10)["file"]) == set(trained)
     images = load_image_classification(str(tmp_path))["train"]
-    for source in (str(tmp_path), "user/on-the-hub"):  # which is not opened again
+    for source in (str(tmp_path), "user/on-the-hub"):  # the Hub is not accessed again
         assert len(held_out_of_stream(images, source, 0.3)) == len(held_out)
 
 
@@ -136,7 +136,7 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
         assert sorted(row["label"] for row in stream.train) == train
         assert (stream.listed["test"]["label"][:] if test else []) == test
     held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
-    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # by class, as without a stream
+    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # stratified, as without a stream
     assert len(list(held_out.train)) == 6
 
 

@@ -1,4 +1,4 @@
-"""Views drawn for whole batches: what their numbers mean, one by one."""
+"""Augmented views of whole batches: the effect of each random number."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from hf_vit.data.augmentation.views import NUM_DRAWN, MultiCrop, ViewColors, blu
 
 NUMBERS = ("area", "ratio", "top", "left", "flip", "blur", "sigma", "jitter", "brightness", "contrast", "saturation")
 NUMBERS += ("hue", "gray", "solarize")
-# All that may change a view is off, where its probability is not 1
+# Parameters that change nothing except the crop; augmentations with a probability below 1 are off
 PLAIN = {"area": 0.5, "ratio": 0.5, "top": 0.0, "left": 0.0, **dict.fromkeys(NUMBERS[4:], 0.5)}
 NO_COLORS = dict.fromkeys(("color_jitter", "grayscale", "blur", "solarize"), 0.0)
 
@@ -46,7 +46,7 @@ def test_a_mirror_image(images: Tensor) -> None:
 
 
 def test_colors_turn_in_a_circle(images: Tensor) -> None:
-    third = 0.5 + 1 / 3  # of the way from -0.5 to 0.5
+    third = 0.5 + 1 / 3  # hue goes from -0.5 to 0.5
     colors = {"color_jitter": 1.0, "hue": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
     turned = view(images, 16, colors=colors, hue=third)
     torch.testing.assert_close(turned, images.roll(1, dims=1), atol=1e-5, rtol=0)
