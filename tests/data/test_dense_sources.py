@@ -252,7 +252,7 @@ def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
     assert masks == [(np.array(labels) == number).astype(int).tolist() for number in classes]
     classes, masks = regions(labels, tmp_path, "car", "road")
     assert classes == [0, 1, 2, 2, 2]
-    # Regions that are connected only across an ignored pixel, or only diagonally, belong to the same component.
+    # Regions that are connected diagonally or across an ignored pixel form one object.
     assert masks[2:] == [
         [[1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]],

@@ -119,7 +119,7 @@ def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
 
 
 def similarities(**options: Any) -> Tensor:
-    """Return scale, angle in degrees, and shift (x, y) in pixels of two keypoints relative to the unaugmented example."""
+    """Return scale, angle in degrees, and shift (x, y) in pixels of two keypoints relative to the original."""
     [plain, *found] = [example["keypoints"][:2, :2].double() for example in draws(1) + draws(60, **options)]
     points = torch.stack(found)  # (60, 2, 2)
     (x, y), (old_x, old_y) = (points[:, 1] - points[:, 0]).unbind(dim=1), plain[1] - plain[0]

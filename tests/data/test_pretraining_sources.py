@@ -117,7 +117,7 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
     sources = [str(tmp_path / name) for name in ("animals", "streets", "more.parquet")]
     splits = load_unlabeled_images(sources)
     assert {name: len(split) for name, split in splits.items()} == {"train": 8 + 4 + 3, "validation": 2, "test": 4}
-    assert splits["train"].column_names == ["image", "file", "number"]  # class numbers of the sources are unrelated
+    assert splits["train"].column_names == ["image", "file", "number"]  # labels of the sources are dropped
     assert splits["train"]["number"][:] == list(range(15))
     assert pixels_of(splits["train"]) == sorted(
         image for source in sources for image in pixels_of(load_unlabeled_images([source])["train"])

@@ -118,8 +118,8 @@ def cost(
 ) -> float:
     """Return the matching cost of one pair.
 
-    The classification cost is that of DETR with softmax, otherwise that of Deformable DETR (the difference of two focal
-    losses).
+    The classification cost is that of DETR with softmax, otherwise that of Deformable DETR (the difference of two
+    focal losses).
     """
     label = int(classes[number])
     if class_loss == "cross_entropy":
