@@ -1,4 +1,4 @@
-"""Opening published checkpoints: where they come from, in which files, and what is said of those that do not open."""
+"""Loading published checkpoints: sources, file formats, and errors for unsupported ones."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
-    """Replaces tensors, or takes out those that are None."""
+    """Replace tensors of a file, and remove those given as None."""
     tensors = {**load_file(folder / WEIGHTS), **changes}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
 
 
 class Code:
-    """Pickled, it runs code when it is opened."""
+    """An object that executes code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (print, ("opened",))

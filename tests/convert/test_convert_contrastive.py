@@ -1,4 +1,4 @@
-"""CLIP and SigLIP of transformers with both towers, opened by ours: outputs, loss, gradients, what matters."""
+"""CLIP and SigLIP models of transformers with both towers, converted to ours: outputs, loss, gradients, sensitivity."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from ..helpers.references import assert_close, draw_weights
 from .test_convert_families import flattened
 
 
-# The epsilons are large, so that others would show.
+# A large epsilon, so that a wrong one changes the outputs.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
 TEXT = {
@@ -48,14 +48,14 @@ OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
 def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     source = BUILD[kind]()
     draw_weights(source)
-    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+    with torch.no_grad():  # make logits vary and the loss nonzero
         source.logit_scale.fill_(1.0)
     source.eval().to(dtype).save_pretrained(folder)
     return source
 
 
 def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images and texts of the greatest length, which end at several places."""
+    """Return images and texts of the maximum length with end tokens at different positions."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(29, (3, 7), generator=generator)
     texts[torch.arange(3), torch.tensor([6, 3, 5])] = 29
@@ -121,11 +121,11 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
 
     def run() -> list[Tensor]:
         outputs = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)(*inputs)
-        towers = outputs.text_model_output, outputs.vision_model_output  # whose length the logits do not show
+        towers = outputs.text_model_output, outputs.vision_model_output  # logits do not depend on embedding norms
         return [outputs.logits_per_image, *(tower.pooler_output for tower in towers)]
 
     before, tensors = run(), load_file(file)
-    # A constant added to all keys is canceled by the softmax; test_convert_families.py compares the image tower.
+    # The softmax cancels a constant that is added to all keys. test_convert_families.py covers the image tower.
     for key in (key for key in tensors if not key.startswith("vision_model.") and not key.endswith("k_proj.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         changes = [(own - old).abs().max() / old.abs().max() for own, old in zip(run(), before, strict=True)]
@@ -149,9 +149,9 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
     texts = draw_inputs(torch.float32)[1][:, :4]
     filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
     expected = source.get_text_features(filled).pooler_output
-    mask = torch.ones_like(texts)  # as tokenizers of others give it
+    mask = torch.ones_like(texts)  # as other tokenizers return it
     assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
-    # transformers' model computes other features unless its caller asks for padding="max_length".
+    # The model of transformers gives different features unless texts are padded to the maximum length.
     short = source.get_text_features(texts).pooler_output
     assert (short - expected).abs().max() > 0.1 * expected.abs().max()
     as_given = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": None})

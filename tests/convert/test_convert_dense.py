@@ -1,4 +1,4 @@
-"""Published checkpoints with queries or for depth, saved by transformers and opened by ours: outputs and losses."""
+"""Depth models and models with queries, saved by transformers and loaded by ours: outputs and losses."""
 
 import json
 import re
@@ -37,7 +37,7 @@ from ..helpers.models import pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon, so that a wrong one changes the outputs.
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 4,
@@ -63,7 +63,7 @@ TASKS = (
 def eomt(model_class: type[nn.Module], config: hf.PreTrainedConfig, mask_probability: float) -> nn.Module:
     model = model_class(config)
     model.attn_mask_probs.fill_(mask_probability)
-    for layer in model.layers:  # their mask is of float32 in a model of float64, which torch refuses
+    for layer in model.layers:  # torch rejects a float32 mask in a float64 model
         layer.register_forward_pre_hook(
             lambda _, inputs: tuple(value if value is None else value.to(inputs[0].dtype) for value in inputs)
         )
@@ -102,14 +102,14 @@ def depth_anything(backbone: Mapping[str, Any] | None = None, **options: Any) ->
 
 @dataclass(frozen=True)
 class Case:
-    """A source model and what is equal.
+    """A source model and the outputs to compare.
 
     Args:
-        build: Makes the source model.
-        sizes: Heights and widths that the source takes, the native one first.
-        outputs: Names of outputs that are compared; hidden states are always.
+        build: Creates the source model.
+        sizes: Heights and widths that the source accepts, the native one first.
+        outputs: Names of outputs to compare, in addition to the hidden states.
         model_class: Our class of the same architecture.
-        unused: Regular expression of tensors that the outputs do not depend on.
+        unused: Regular expression of tensors that do not affect the outputs.
     """
 
     build: Callable[[], nn.Module]
@@ -168,8 +168,7 @@ CASES = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# A constant added to all keys shifts all scores of a query alike, and the softmax cancels it. Chances of 1 and more
-# are alike too.
+# The softmax cancels a constant that is added to all keys. Mask probabilities above 1 are equivalent to 1.
 WITHOUT_EFFECT = r".*\.(key|k_proj)\.bias|attn_mask_probs"
 
 
@@ -187,9 +186,9 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, Tensor]:
-    """All outputs but those of a head for segmentation, which is left out.
+    """Return all outputs of the source except those of an unused segmentation head.
 
-    In float64 the source resamples positions in float32, as we do by design, where it would in float64.
+    In float64, the source resamples positions in float32 here, as ours does by design.
     """
     if not is_native:
         for name, parameter in source.named_parameters():
@@ -204,7 +203,7 @@ def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 def gradient(outputs: Iterator[Tensor], images: Tensor) -> Tensor:
-    """Of a random sum of outputs, on the images: every layer has a part in it."""
+    """Return the gradient of a random sum of the outputs with respect to the images. It depends on every layer."""
     generator = torch.Generator().manual_seed(2)
     total = torch.stack([(value * torch.randn(value.shape, generator=generator)).sum() for value in outputs]).sum()
     return torch.autograd.grad(total, images)[0]
@@ -315,9 +314,9 @@ def in_float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_float64")
 def test_loss_of_an_image_is_that_of_eomt() -> None:
-    """Both draw as many points in the same order, so that from one seed they are the same.
+    """Both losses draw the same number of points in the same order, so that they are equal under one seed.
 
-    Maps are zero along their border, beyond which EoMT reads zeros and ours reads the border.
+    Maps are zero along their border, because EoMT pads them with zeros and ours replicates the border.
     """
     options = HfViTUniversalSegmentationConfig(train_num_points=50, no_object_weight=0.3, class_weight=1.5)
     names = ("train_num_points", "no_object_weight", "class_weight")
@@ -360,7 +359,7 @@ def test_doubled_resolution_goes_into_one_batch_whatever_the_grid() -> None:
 
 
 def convert(name: str, processor: Any, folder: Path) -> Path:
-    """By the script, with its image processor."""
+    """Convert a model and its image processor with the script."""
     save_source(name, folder / "theirs")
     processor.save_pretrained(folder / "theirs")
     script.main([str(folder / "theirs"), str(folder / "ours")])
@@ -379,7 +378,7 @@ def test_converted_depth_runs_in_the_stock_pipeline(tmp_path: Path, capsys: pyte
         for place in (folder, tmp_path / "theirs")
     )
     assert ours.shape == (30, 60)
-    # theirs swings beyond what is predicted where it resizes, ours does not
+    # The bicubic resizing of the reference overshoots the range of the predictions; ours does not.
     torch.testing.assert_close(ours, theirs.clamp(ours.min(), ours.max()), rtol=0, atol=0.02 * float(theirs.max()))
 
 
@@ -412,7 +411,7 @@ def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path: Path, capsy
         assert (part["label"], part["score"]) == (ours.model.config.id2label[info["label_id"]], info["score"])
         mask = torch.tensor(list(part["mask"].tobytes())).reshape(30, 60) > 0
         assert torch.equal(mask, expected["segmentation"] == info["id"])
-    # EoMT resizes masks twice, which moves their edges
+    # EoMT resizes masks twice, which shifts their edges.
     for part, other in zip(found, theirs(image, **options), strict=True):
         assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
     process = run_without_package(WITHOUT_PACKAGE, tmp_path / "work", str(folder), str(tmp_path / "photo.png"))

@@ -1,4 +1,4 @@
-"""LW-DETR saved by transformers and opened by ours: outputs, gradients, what every tensor does, images."""
+"""LW-DETR models saved by transformers and loaded by ours: outputs, gradients, effect of every tensor, and images."""
 
 import json
 import re
@@ -55,7 +55,7 @@ DECODER: dict[str, Any] = {
     "num_labels": 5,
     "projector_scale_factors": [1.0],
 }
-# Options of decoder and backbone, and height and width of images
+# Options of the decoder and the backbone, and height and width of images
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     "one level": ({}, {}, (32, 32)),
     "two levels, positions of another size": ({"projector_scale_factors": [2.0, 0.5]}, {}, (48, 80)),
@@ -66,9 +66,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, int]]] = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# A constant added to all keys shifts all scores of a query alike, and the softmax cancels it.
+# The softmax cancels a constant that is added to all keys.
 WITHOUT_EFFECT = r".*(k_proj\.bias|num_batches_tracked)"
-# One group of queries works outside of training.
+# Only one query group is used outside of training.
 OTHER_GROUP = r"model\.enc_out.*\.1\..*"
 
 
@@ -79,9 +79,9 @@ def save_source(name: str, folder: Path, dtype: torch.dtype = torch.float64) -> 
     source = hf.LwDetrForObjectDetection(config).eval()
     draw_weights(source)
     for name, parameter in source.named_parameters():
-        if "gamma_" in name:  # no norm comes after the blocks
+        if "gamma_" in name:  # no norm follows the blocks
             parameter.data.mul_(0.5)
-        elif "reference_point" in name or "bbox_embed.layers.2" in name:  # of which exponentials are taken
+        elif "reference_point" in name or "bbox_embed.layers.2" in name:  # these are exponentiated
             parameter.data.mul_(0.3)
     for module in source.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -98,7 +98,7 @@ def draw_images(name: str, dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: hf.LwDetrForObjectDetection, images: Tensor) -> dict[str, Tensor]:
-    """All outputs of all layers."""
+    """Return all outputs of all layers."""
     outputs = source.model(images)
     states, (start,) = outputs.intermediate_hidden_states, outputs.intermediate_reference_points
     offsets = source.bbox_embed(states)
@@ -130,7 +130,7 @@ def run_ours(model: HfViTForObjectDetection, images: Tensor) -> dict[str, Tensor
 
 
 def gradient(outputs: Iterator[Tensor], images: Tensor) -> Tensor:
-    """Of a random sum of outputs, on the images: every layer has a part in it."""
+    """Return the gradient of a random sum of the outputs with respect to the images. It depends on every layer."""
     generator = torch.Generator().manual_seed(2)
     total = torch.stack([(value * torch.randn(value.shape, generator=generator)).sum() for value in outputs]).sum()
     return torch.autograd.grad(total, images)[0]
@@ -149,7 +149,8 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         assert value.std() >= 0.1, f"{output} hardly varies"
         assert_close(actual[output], value, tolerance, output)
     theirs, ours = (gradient(iter([outputs[key] for key in expected]), images) for outputs in (expected, actual))
-    # It jumps where a sampled point goes over to the next pixel, which float32 rounds to one side or the other.
+    # The gradient is discontinuous where a sampling point crosses a pixel boundary, and float32 may round to either
+    # side.
     assert_close(ours, theirs, tolerance if dtype == torch.float64 else 1e-3, "gradient")
 
 

@@ -1,4 +1,4 @@
-"""Every family of transformers, saved by its own class and opened by ours: outputs, sensitivity, all classes."""
+"""Every supported model family of transformers, loaded by ours: outputs, sensitivity, and all classes."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from ..helpers.models import MODEL_CLASSES
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon, so that a wrong one changes the outputs.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
@@ -40,17 +40,17 @@ NATIVE, OTHER = (32, 32), (24, 48)
 
 @dataclass(frozen=True)
 class Case:
-    """A source model and what is equal.
+    """A source model and the outputs to compare.
 
     Args:
-        build: Makes the source model.
-        outputs: Names of outputs that are compared; hidden states are always.
+        build: Creates the source model.
+        outputs: Names of outputs to compare, in addition to the hidden states.
         model_class: Our class of the same architecture.
-        arguments: What the source is called with, beside the images.
-        inputs: Makes the source's inputs from images (B, C, H, W).
-        sizes: Heights and widths that the source takes.
-        part: The part of the source that ours stands for.
-        unused: Regular expression of tensors that the outputs do not depend on.
+        arguments: Arguments of the source in addition to the images.
+        inputs: Creates the inputs of the source from images (B, C, H, W).
+        sizes: Heights and widths that the source accepts.
+        part: The part of the source that corresponds to our model.
+        unused: Regular expression of tensors that do not affect the outputs.
     """
 
     build: Callable[[], nn.Module]
@@ -72,12 +72,12 @@ def masked(images: Tensor) -> dict[str, Tensor]:
 
 
 def in_order(images: Tensor) -> dict[str, Tensor]:
-    """MAE with nothing masked still shuffles the patches, by the order of the noise."""
+    """Sorted noise: MAE shuffles the patches by their noise even if none is masked."""
     return {"pixel_values": images, "noise": torch.arange(images.shape[2] * images.shape[3] // 64).expand(2, -1)}
 
 
 def flattened(images: Tensor) -> dict[str, Tensor]:
-    """SigLIP 2 takes flattened patches, with the channels last."""
+    """SigLIP 2 takes flattened patches with channels last."""
     rows, columns = (side // 8 for side in images.shape[2:])
     patches = images.unflatten(3, (columns, 8)).unflatten(2, (rows, 8)).permute(0, 2, 4, 3, 5, 1)
     return {
@@ -90,11 +90,11 @@ def flattened(images: Tensor) -> dict[str, Tensor]:
 def mae(model_class: type[nn.Module]) -> nn.Module:
     decoder = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
     model = model_class(hf.ViTMAEConfig(**SHAPE, **decoder, mask_ratio=0.0))
-    model.base_model.embeddings.position_embeddings.requires_grad_()  # to be drawn: a fresh one may be zero
+    model.base_model.embeddings.position_embeddings.requires_grad_()  # else not drawn, and zero in a fresh model
     return model
 
 
-FREE = {"arguments": {}}  # takes any size without being told
+FREE = {"arguments": {}}  # accepts any image size
 CASES: dict[str, Case] = {
     "ViTModel": Case(lambda: hf.ViTModel(hf.ViTConfig(**SHAPE))),
     "ViTForImageClassification": classifier(
@@ -231,15 +231,15 @@ CASES: dict[str, Case] = {
     ),
 }
 cases = pytest.mark.parametrize("name", CASES)
-# Which test_convert_mim.py and test_convert_contrastive.py compare
+# Compared in test_convert_mim.py and test_convert_contrastive.py
 OTHER_PARTS = ("masked_image_modeling_head.", "text_model.", "contrastive_head.")
 OTHERS_THERE = {r"decoder\..*": "", r"(text_model|text_projection|visual_projection)\..*|logit_.*": ""}
-# A constant added to all keys shifts all scores of a query alike, and the softmax cancels it.
+# The softmax cancels a constant that is added to all keys.
 WITHOUT_EFFECT = r".*\.(key|k_proj)\.bias"
 
 
 def flatten(outputs: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """The hidden states and the named outputs, sequences of tensors one by one."""
+    """Return the hidden states and the named outputs, with sequences split into tensors."""
     flat = {}
     for name in ("hidden_states", *names):
         value = outputs[name]
@@ -253,7 +253,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
-    """Resamples as SigLIP 2 did before transformers 5.24, whose own weights differ in the last bits of float32."""
+    """Resample positions as SigLIP 2 did before transformers 5.24, which differs in the last bits of float32."""
     (shape,) = spatial_shapes.unique(dim=0).tolist()
     target = {"size": shape, "mode": "bilinear", "align_corners": False, "antialias": True}
     resampled = F.interpolate(positions.float().permute(2, 0, 1)[None], **target)  # (1, D, h, w)
@@ -262,7 +262,7 @@ def interpolate_positions(positions: Tensor, spatial_shapes: Tensor, max_length:
 
 @torch.no_grad()
 def run_source(case: Case, source: nn.Module, size: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The source's outputs; in float64 it resamples in float32 as we do by design, where it would in float64."""
+    """Return the outputs of the source. In float64, it resamples positions in float32 here, as ours does by design."""
     source.to(dtype)
     if size != NATIVE:
         for name, parameter in source.named_parameters():
@@ -316,7 +316,7 @@ def test_siglip_2_resamples_like_the_reference_up_to_float32(grid: tuple[int, in
     assert_close(interpolate_positions(positions, shapes, length), expected, 1e-6, "resampled positions")
 
 
-# Models that take images of 36 pixels, of which patches of 8 leave a rest of 4.
+# Models for images of 36 pixels, which patches of 8 pixels do not divide.
 WITH_REST: dict[str, Callable[[], nn.Module]] = {
     "ViT": lambda: hf.ViTModel(hf.ViTConfig(**SHAPE | {"image_size": 36})),
     "DINOv2 with registers": lambda: hf.Dinov2WithRegistersModel(
@@ -338,7 +338,7 @@ def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> 
     images = draw_images((36, 36), torch.float32)
     whole = images[:, :, :32, :32]
     options = {} if "DINO" in name else {"interpolate_pos_encoding": True}
-    for seen, sizes in ((images, {}), (whole, options)):  # theirs takes another size only when told so
+    for seen, sizes in ((images, {}), (whole, options)):  # the source needs an option for other sizes
         assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
 
 
@@ -374,7 +374,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Pat
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights
     base = {key.removeprefix("model."): value for key, value in weights.items() if "classifier." not in key}
-    # for two blocks, also without a CLS token
+    # Fits two blocks and a model without a CLS token.
     heads = {"universal_segmentation_config": {"num_blocks": 1}, "depth_config": {"readout_type": "ignore"}}
     for model_class in MODEL_CLASSES:
         is_classifier = model_class is HfViTForImageClassification
@@ -392,7 +392,7 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Pat
 
 
 class Reads(dict[str, Any]):
-    """A dictionary that remembers what was looked up."""
+    """A dictionary that records the keys that were read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__(content)
@@ -420,9 +420,10 @@ MULTIMODAL = (
     "initializer_factor",
     "tie_word_embeddings",
 )
-# Of matching and losses
+# Matching and losses
 MATCHING = ("class_cost", "bbox_cost", "giou_cost", "eos_coefficient", "auxiliary_loss")
-# Fields of the sources that change no output of ours: of other parts, of training, or told by the weights.
+# Fields of the source that do not affect our outputs: they belong to other parts, affect training only, or follow
+# from the weights.
 FIELDS_WITHOUT_EFFECT = {
     "vit": ("encoder_stride",),
     "deit": ("encoder_stride",),
@@ -448,7 +449,7 @@ FIELDS_WITHOUT_EFFECT = {
         "focal_alpha",
         "init_std",
         "disable_custom_kernels",
-        # made of others
+        # derived from other fields
         "projector_in_channels",
         "projector_out_channels",
         "num_feature_levels",
@@ -458,7 +459,7 @@ FIELDS_WITHOUT_EFFECT = {
     **dict.fromkeys(("clip", "clip_vision_model"), MULTIMODAL),
     **dict.fromkeys(("siglip", "siglip_vision_model", "siglip2", "siglip2_vision_model"), MULTIMODAL),
 }
-# By default the head of ViTPose is on a block in the middle, which ours is not.
+# The default head of ViTPose uses an intermediate block, which ours does not support.
 NOT_BY_DEFAULT: dict[str, dict[str, Any]] = {"vitpose": {"backbone_config": hf.VitPoseBackboneConfig()}}
 configs = pytest.mark.parametrize("model_type", sorted({t for family in FAMILIES for t in family.model_types}))
 
@@ -498,7 +499,7 @@ def test_image_size_is_in_whole_patches(image_size: Any, patch_size: Any, whole:
 def test_older_dictionary_of_clip_wins(tmp_path: Path) -> None:
     save_source("CLIPModel", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    # Fields that it leaves out take the class's defaults, also where vision_config says something else.
+    # Fields missing at the top level have the defaults of the class, even if vision_config contains other values.
     old = {name: value for name, value in SHAPE.items() if name != "layer_norm_eps"} | {"hidden_act": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "vision_config_dict": old}))
     source = hf.CLIPModel.from_pretrained(tmp_path).eval().vision_model
