@@ -1,4 +1,4 @@
-"""Original files of weights that come without a configuration: their layouts, written here, against timm's readers."""
+"""Original weight files without a configuration: files in each layout, written here, are compared with timm's readers."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ from ..helpers.timm_models import SMALL, assert_equals_timm
 
 
 State = dict[str, Tensor]
-# All heads of these small models are 64 wide, as the files do not tell.
+# The files do not contain the number of heads; all heads of these small models have a width of 64.
 FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
 
 
@@ -39,7 +39,7 @@ def drawn(architecture: str, **options: Any) -> nn.Module:
 
 
 def renamed(state: State, *pairs: tuple[str, str]) -> State:
-    """`state` with regular expressions in its names replaced, one after the other."""
+    """Rename tensors of `state` by regular expressions, applied one after the other."""
     for pattern, replacement in pairs:
         state = {re.sub(pattern, replacement, name): tensor for name, tensor in state.items()}
     return state
@@ -113,8 +113,8 @@ def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
 
 
 NO_HEAD = {"num_classes": 0}
-BY_NAME = ("DeiT III",)  # whose file has the names of timm's with rotary positions
-# Architecture of timm, its options, how its weights stand in the original file, and how they are read from there.
+BY_NAME = ("DeiT III",)  # its file has timm's names for rotary positions
+# timm architecture, its options, a function that writes its weights in the original layout, and timm's reader.
 META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
     "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
@@ -144,7 +144,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     theirs.load_state_dict(read(content, theirs))
     model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
     untold = {"architecture": architecture} if name in BY_NAME else {}
-    # Other sizes: original code resamples each in its own way, as the configuration says.
+    # For other image sizes, each original code resamples positions differently, as the configuration states.
     assert_equals_timm(
         theirs,
         lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype, **untold),
@@ -153,7 +153,7 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
 
 
 def resampled(table: Tensor, grid: tuple[int, int], offset: float) -> Tensor:
-    """A square position table (1, N, D) on another grid, by the bicubic kernel (Keys 1981)."""
+    """Resample a square position table (1, N, D) to another grid with the bicubic kernel (Keys 1981)."""
     side = int(table.shape[1] ** 0.5)
 
     def weights(target: int) -> Tensor:
@@ -197,7 +197,7 @@ def test_positions_are_resampled_as_in_the_code_of_the_source(
     table = ours.embeddings.position_embeddings[:, config.num_prefix_positions :]
     with torch.no_grad():
         actual = ours.embeddings.positions(grid)[:, prefix:].double()
-        if antialias:  # which has another kernel, and repeats no rows at the border
+        if antialias:  # has another kernel and no border replication
             expected = nn.functional.interpolate(
                 table.unflatten(1, (4, 4)).movedim(-1, 1), size=grid, mode="bicubic", antialias=True
             )
@@ -222,14 +222,14 @@ def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path: Path) -> None
 
 
 def google_layer(ours: str, state: State, name: str) -> State:
-    """A linear layer or a norm of timm as Flax stores it."""
+    """Return a linear layer or norm of timm in the format of Flax."""
     weight = state[f"{name}.weight"]
     kernel = {f"{ours}/kernel": weight.T} if weight.ndim == 2 else {f"{ours}/scale": weight}
     return {**kernel, f"{ours}/bias": state[f"{name}.bias"]}
 
 
 def google_heads(ours: str, state: State, name: str, parts: tuple[str, ...]) -> State:
-    """A projection of timm to two heads as Flax stores it: one for each part, (in, heads, width of a head)."""
+    """Return a timm projection to two heads in the format of Flax: one array (in, heads, head width) per part."""
     weights, biases = (state[f"{name}.{leaf}"].chunk(len(parts)) for leaf in ("weight", "bias"))
     arrays = {}
     for part, weight, bias in zip(parts, weights, biases, strict=True):
@@ -253,7 +253,7 @@ def google_block(state: State, index: int, attention: int, second_norm: int, mlp
 
 
 def google_ends(state: State) -> State:
-    """What comes before and after the blocks."""
+    """Return the weights before and after the blocks."""
     arrays = {
         "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
         "embedding/bias": state["patch_embed.proj.bias"],
@@ -421,7 +421,7 @@ def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
     torch.save(state, folder / "open_clip_pytorch_model.bin")
     pickled = HfViTModel.from_pretrained(folder).state_dict()
     save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
-    safe = HfViTModel.from_pretrained(folder).state_dict()  # which comes first
+    safe = HfViTModel.from_pretrained(folder).state_dict()  # safetensors files take precedence
     assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
     with serve(tmp_path / "repositories") as hub:
         run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
@@ -613,7 +613,8 @@ def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path:
 
 
 PLAIN, CLIP = "vit_base_patch16_224", "vit_base_patch32_clip_224"
-# Architecture of timm, its options, how its weights stand in the file, and what the file does not tell.
+# timm architecture, its options, a function that writes its weights in the file layout, and options missing in the
+# file.
 LONE_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State], dict[str, Any]]] = {
     "vit.pth": (PLAIN, {}, dict, {}),
     "vit.npz": (PLAIN, {}, vision_transformer_npz, {}),

@@ -1,4 +1,4 @@
-"""Fields of the geometry as arguments of from_pretrained, for our own checkpoints and those of other libraries."""
+"""Geometry fields as arguments of from_pretrained, for our checkpoints and those of other libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {
     "patch_size": 8,
 }
 DENSE_CLASSES = MODEL_CLASSES[3:]
-# That fit two blocks, and are quick
+# Small and fast heads for models of two blocks
 SMALL_HEADS: dict[str, Any] = {
     "segmentation_config": {"hidden_size": 8},
     "universal_segmentation_config": {"num_blocks": 1, "num_queries": 5},
@@ -33,7 +33,7 @@ SMALL_HEADS: dict[str, Any] = {
 
 @pytest.fixture(params=["own", "foreign"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A DINOv2 with registers, as published or saved by us."""
+    """DINOv2 with registers, as published or saved by our model."""
     config = hf.Dinov2WithRegistersConfig(**SHAPE, mlp_ratio=2, num_register_tokens=2, num_labels=5)
     source = hf.Dinov2WithRegistersForImageClassification(config)
     draw_weights(source)
@@ -77,7 +77,7 @@ def test_geometry_changes_as_after_loading(model_class: type[Any], geometry: dic
 
 def test_an_enlarged_image_under_enlarged_patches_looks_the_same(folder: Path) -> None:
     images = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).repeat_interleave(8, 2)
-    images = images.repeat_interleave(8, 3)  # plain patches, which enlarging does not blur
+    images = images.repeat_interleave(8, 3)  # constant patches, so that upscaling does not blur
     enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
     model = HfViTForImageClassification.from_pretrained(folder)
     larger = HfViTForImageClassification.from_pretrained(folder, patch_size=16, image_size=64)

@@ -1,4 +1,4 @@
-"""The image processor of a published checkpoint, against the library that it was published for."""
+"""Image processors of published checkpoints, compared with those of their original library."""
 
 import json
 
@@ -39,8 +39,8 @@ from .test_convert_files import drawn, openai
 
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
 SQUARE = {"size": {"height": 224, "width": 224}}
-# preprocessor_config.json as on the Hub; of DeiT, MAE, MSN, I-JEPA and of dense prediction put together from what
-# their classes write.
+# preprocessor_config.json files from the Hub. Those of DeiT, MAE, MSN, I-JEPA and dense prediction are assembled
+# from what their classes write.
 PUBLISHED = {
     "google/vit-base-patch16-224": {
         "do_normalize": True,
@@ -176,17 +176,17 @@ TIMM = {
 
 @pytest.fixture(scope="module")
 def photos():
-    """Landscape, portrait, thin, and smaller than what models take; odd sides, to crop with a pixel to spare."""
+    """Return landscape, portrait, narrow and very small images. Odd sizes make the center crop ambiguous by one pixel."""
     china, flower = load_sample_images().images
     crops = (china, flower, china[:, :301], china[:, :429], flower[40:240, 100:], china[:160, :131], flower[:97, :63])
     return [Image.fromarray(crop) for crop in crops]
 
 
 def assert_same_pixels(processor, photos, expected):
-    """One gray level apart at most.
+    """Assert that images differ by at most one gray level, except a few pixels.
 
-    But for a few pixels of the filters that go beyond black and white: they are cut off between the two directions,
-    whose order differs in torchvision and between releases of PIL.
+    Filters with overshoot are clipped between the two directions, whose order differs between torchvision and releases
+    of PIL.
     """
     overshoots = processor.resample in (Resampling.BICUBIC, Resampling.LANCZOS)
     for photo, theirs in zip(photos, expected, strict=True):
@@ -202,7 +202,7 @@ def assert_same_pixels(processor, photos, expected):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name, backend):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[name]))
-    backend_of_peer = "torchvision" if "dinov3" in name else backend  # it has no other
+    backend_of_peer = "torchvision" if "dinov3" in name else backend  # the only backend of DINOv3
     peer = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend=backend_of_peer)
     assert type(peer).__module__.startswith("transformers.")
     expected = [peer(photo, return_tensors="pt").pixel_values[0] for photo in photos]
@@ -210,7 +210,7 @@ def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name
     assert_same_pixels(BACKENDS[backend](**options), photos, expected)
 
 
-# SigLIP 2 bounds the number of patches, and ViTPose crops where others resize.
+# SigLIP 2 limits the number of patches, and ViTPose crops instead of resizing.
 @pytest.mark.parametrize("name", sorted(MODEL_TYPES.keys() - {"Siglip2", "VitPose"}))
 def test_keys_left_out_are_the_defaults_of_the_class(name):
     theirs = getattr(transformers, f"{name}ImageProcessor")()
@@ -283,7 +283,7 @@ def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path
     BACKENDS[backend].from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
     ours = BACKENDS[backend].from_pretrained(tmp_path / "ours")
     draw = np.random.default_rng(0)
-    # the last ones are as wide as they become, or lose a pixel to rounding
+    # The last images keep their width, or lose a pixel to rounding.
     for height, width in ((90, 67), (75, 120), (40, 200), (200, 40), (64, 79), (141, 23), (57, 34)):
         image = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
         expected = theirs(image, return_tensors="pt")

@@ -1,4 +1,4 @@
-"""ViTPose of transformers, opened by ours: outputs, gradients, one expert of several, image processor, script."""
+"""ViTPose models of transformers, loaded by ours: outputs, gradients, expert selection, image processor, and script."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from scripts import convert_checkpoint as script
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon, so that a wrong one changes the outputs.
 BACKBONE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -64,7 +64,7 @@ def draw_images(dtype: torch.dtype) -> Tensor:
 
 
 def gradient(heatmaps: Tensor, images: Tensor) -> Tensor:
-    """Of a random sum of the heatmaps, on the images."""
+    """Return the gradient of a random sum of the heatmaps with respect to the images."""
     weights = torch.randn(heatmaps.shape, generator=torch.Generator().manual_seed(2))
     return torch.autograd.grad((heatmaps * weights).sum(), images)[0]
 
@@ -96,7 +96,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     file, images = tmp_path / "model.safetensors", draw_images(torch.float64)
     before = HfViTForKeypointDetection.from_pretrained(tmp_path)(images).heatmaps
     tensors = load_file(file)
-    # Other experts; a constant added to all keys, which the softmax cancels; the count of training steps
+    # Other experts, key biases (canceled by the softmax), and the step count of batch norm
     exempt = r".*(experts\.[12]\..*|key\.bias|num_batches_tracked)"
     for key in (key for key in tensors if not re.fullmatch(exempt, key)):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)

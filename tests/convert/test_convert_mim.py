@@ -1,4 +1,4 @@
-"""Decoders of MAE and of transformers' masked image modeling, opened by ours: outputs, gradients, what matters."""
+"""Decoders of MAE and masked image modeling in transformers, loaded by ours: outputs, gradients, sensitivity."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ from ..helpers.models import SMALL
 from ..helpers.references import assert_close, draw_weights
 
 
-# The epsilon is large, so that another one would show.
+# A large epsilon, so that a wrong one changes the outputs.
 SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DECODER = SMALL["masked_image_modeling_config"]
 HEAD = "masked_image_modeling_head."
@@ -29,7 +29,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A model of transformers with drawn weights; the tables of positions of MAE, which are fixed, are drawn too."""
+    """Save a model of transformers with random weights, including the fixed position tables of MAE."""
     if kind == "simmim":
         source: Any = hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, encoder_stride=8, qkv_bias=False))
     else:
@@ -44,14 +44,14 @@ def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> 
 
 
 def draw_images(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Images, and noise that decides what is masked."""
+    """Return images, and noise that determines the masks."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(2, 3, 32, 32, generator=generator).to(dtype).requires_grad_()
     return images, torch.rand(2, 16, generator=generator)
 
 
 def run(model: nn.Module, kind: str, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """What the model says of pixels, and the loss."""
+    """Return the predicted pixels and the loss."""
     if kind == "simmim":
         outputs = model(images, bool_masked_pos=noise.argsort(dim=1) > 6)
         return outputs.reconstruction, outputs.loss
@@ -70,7 +70,7 @@ def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     assert expected[0].std() >= 0.1
     assert_close(actual[0], expected[0], tolerance, "pixels")
-    # transformers counts masked pixels in float32
+    # transformers sums masked pixels in float32
     assert_close(actual[1], expected[1], 1e-7 if dtype == torch.float64 and kind == "simmim" else tolerance, "loss")
     theirs, ours = (torch.autograd.grad(outputs[0].square().sum(), images)[0] for outputs in (expected, actual))
     assert_close(ours, theirs, tolerance, "gradient")
@@ -84,7 +84,7 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
     file, (images, noise) = tmp_path / "model.safetensors", draw_images(torch.float64)
     before, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)
     tensors = load_file(file)
-    # A constant added to all keys is canceled by the softmax.
+    # The softmax cancels a constant that is added to all keys.
     for key in (key for key in tensors if not key.endswith("key.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         after, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)
@@ -92,7 +92,7 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
 
 
 def test_published_names_of_the_decoder_open_too(tmp_path: Path) -> None:
-    """Of facebook/vit-mae-base; releases of transformers save the blocks under another name."""
+    """Names as in facebook/vit-mae-base; current transformers saves the blocks under other names."""
     save_source("mae", tmp_path)
     expected = HfViTForMaskedImageModeling.from_pretrained(tmp_path).state_dict()
     file = tmp_path / "model.safetensors"
@@ -170,7 +170,7 @@ ORIGINAL = (
 
 
 def save_original(folder: Path) -> nn.Module:
-    """The same model as the file that the code of MAE saves."""
+    """Save the same model in the file format of the original MAE code."""
     wide = {"hidden_size": 128, "num_attention_heads": 2, "layer_norm_eps": 1e-6}
     decoder = {**DECODER, "decoder_hidden_size": 64, "decoder_num_attention_heads": 16, "norm_pix_loss": True}
     source: Any = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SHAPE | wide, **decoder)).eval()

@@ -1,4 +1,4 @@
-"""OpenCLIP's models with both towers, against those of transformers and timm with the same weights."""
+"""OpenCLIP models with both towers, compared with models of transformers and timm with the same weights."""
 
 import json
 import re
@@ -50,7 +50,7 @@ NAMES = (
 
 
 def as_open_clip(state: State) -> State:
-    """Weights of transformers' CLIP under OpenCLIP's names, in its shapes."""
+    """Convert CLIP weights of transformers to the names and shapes of OpenCLIP."""
     state, joined = dict(state), {}
     for name in [name for name in state if "q_proj" in name]:
         parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
@@ -69,7 +69,7 @@ def make_source(hidden_act: str = "gelu", eos: int = 29, dtype: torch.dtype = to
         tower |= {"hidden_act": hidden_act}
     source = hf.CLIPModel(hf.CLIPConfig(**towers, projection_dim=20))
     draw_weights(source)
-    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+    with torch.no_grad():  # make logits vary and the loss nonzero
         source.logit_scale.fill_(1.0)
     return source.eval().to(dtype)
 
@@ -90,7 +90,7 @@ def save_open_clip(folder: Path, state: State, config: dict[str, Any] | None) ->
 
 
 def draw_inputs(dtype: torch.dtype, end: int = 29) -> tuple[Tensor, Tensor]:
-    """Texts, which end at several places, and images."""
+    """Return texts with end tokens at different positions, and images."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(8, 29, (3, 7), generator=generator)
     for text, stop in zip(texts, (6, 3, 5), strict=True):
@@ -98,7 +98,7 @@ def draw_inputs(dtype: torch.dtype, end: int = 29) -> tuple[Tensor, Tensor]:
     return texts, torch.randn(3, 3, 32, 32, generator=generator).to(dtype)
 
 
-# The activation, what the configuration says beside the sizes, and what the names begin with
+# Activation, configuration fields in addition to sizes, and prefix of the tensor names
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "plain": ("gelu", {}, ""),
     "quick": ("quick_gelu", {"quick_gelu": True}, ""),
@@ -142,7 +142,7 @@ def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -
 
 @torch.no_grad()
 def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
-    # whose heads are 64 wide
+    # Heads have a width of 64.
     towers = {
         "vision_config": {**SHAPE, "hidden_size": 128, "num_attention_heads": 2, "hidden_act": "quick_gelu"},
         "text_config": {**TEXT, "hidden_size": 128, "hidden_act": "quick_gelu", "eos_token_id": 29},
@@ -201,7 +201,7 @@ def test_text_tower_that_is_not_plain_is_refused(
     save_open_clip(tmp_path, state, model_cfg(text, **changes))
     with pytest.raises(ValueError, match=rf"text tower of .* random weights: open_clip_config\.json has .*{named}"):
         HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-    images = HfViTModel.from_pretrained(tmp_path)  # which are plain
+    images = HfViTModel.from_pretrained(tmp_path)  # a standard image encoder
     assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
     assert images.config.text_config is None
     fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})
@@ -296,7 +296,7 @@ def siglip_cfg(architecture: str = "vit_base_patch16_siglip_224", **text: Any) -
 
 
 def make_siglip(hidden_act: str = "gelu") -> tuple[nn.Module, nn.Module, State]:
-    """The image tower of timm, the text tower of transformers, and the file of OpenCLIP with both."""
+    """Return the image tower of timm, the text tower of transformers, and the OpenCLIP file with both."""
     images = timm.create_model(
         "vit_base_patch16_siglip_224", **{**SMALL, "embed_dim": 64, "num_heads": 1, "num_classes": 0}
     )
@@ -321,7 +321,7 @@ def test_siglip_equals_its_towers(hidden_act: str, tmp_path: Path) -> None:
     model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
     ids, pixels = draw_inputs(torch.float64)
-    ids[ids == 0] = 1  # by which SigLIP fills texts up
+    ids[ids == 0] = 1  # SigLIP pads with 1
     pairs = nn.functional.normalize(images(pixels)), nn.functional.normalize(texts(ids).pooler_output)
     logits = pairs[0] @ pairs[1].T * torch.tensor(1.0).double().exp() - 1.5
     actual = model(ids, pixels, return_loss=True)

@@ -1,4 +1,4 @@
-"""The script that converts checkpoints, on real folders of transformers and files of weights."""
+"""The conversion script on folders of transformers and on weight files."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_converted_folder_is_whole_and_opens_without_the_package(
             assert re.search(rf"{size}  {name} +absolute \d\.\de[-+]\d\d  relative \d\.\de[-+]\d\d  equal", said)
     assert re.search(r"Peak memory of conversion and parity: \d+ MiB, including \d+ MiB before the start", said)
     assert not list(tmp_path.glob(".*"))
-    check_upload(output)  # weights, code, image processor and card are there
+    check_upload(output)  # checks weights, code, image processor and card
     card = (output / "README.md").read_text()
     assert "| 24x40 | logits |" in card
     assert "Nothing was trained or changed" in card
@@ -78,7 +78,7 @@ print(json.dumps(model(torch.load({str(tmp_path / "images.pt")!r})).logits.tolis
 def test_differing_outputs_are_not_written_unless_told(
     vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # nothing is equal enough
+    monkeypatch.setattr(parity, "TOLERANCE", -1.0)  # no difference is small enough
     with pytest.raises(SystemExit, match=r"Outputs differ .* nothing was written"):
         convert(vit, tmp_path / "ours")
     assert "DIFFERENT" in capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
 
 
 def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> None:
-    """As for SigLIP with patches of 14 pixels at 384."""
+    """As with SigLIP, which has patches of 14 pixels at an image size of 384."""
     shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
     config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
     transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "theirs")
@@ -179,7 +179,7 @@ def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> Non
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
-    """In a process of its own; the checkpoint is large enough to stand out (100 MiB)."""
+    """Peak memory in a separate process. The checkpoint of 100 MiB is large enough to be noticeable."""
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))

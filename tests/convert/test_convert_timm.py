@@ -1,4 +1,4 @@
-"""Checkpoints of timm: every plain architecture by name, and equal outputs at small size."""
+"""timm checkpoints: every supported architecture by name, and equal outputs of small models."""
 
 import json
 import re
@@ -30,7 +30,7 @@ ARCHITECTURES = sorted({name for pattern in NAMES for name in timm.list_models(p
 
 
 def published_config(model: nn.Module) -> dict[str, Any]:
-    """What timm writes into config.json for a published model."""
+    """Return the config.json that timm writes for a published model."""
     published = {"input_size": model.pretrained_cfg["input_size"]}
     return {
         "architecture": model.pretrained_cfg["architecture"],
@@ -41,7 +41,7 @@ def published_config(model: nn.Module) -> dict[str, Any]:
 
 
 class Shapes:
-    """Tensors without content, in place of files of up to 27 GB."""
+    """Tensors without storage, as a substitute for files of up to 27 GB."""
 
     def __init__(self, model: nn.Module) -> None:
         self.files = (Path("model.safetensors"),)
@@ -57,11 +57,11 @@ class Shapes:
         return [self.read(name) for name in names]
 
     def release(self) -> None:
-        """Nothing was mapped."""
+        """Do nothing: no file is mapped."""
 
 
 def refusal(architecture: str) -> str | None:
-    """Why an architecture is refused, if its name is among those that are."""
+    """Return why an architecture is refused, or None if it is supported."""
     return next((reason for pattern, reason in REFUSED.items() if re.fullmatch(pattern, architecture)), None)
 
 
@@ -69,7 +69,7 @@ CONVERTED = [name for name in ARCHITECTURES if refusal(name) is None]
 
 
 def test_no_architecture_is_left_out() -> None:
-    # Of timm 1.0.31. A new one fails here until it is sorted.
+    # Counts for timm 1.0.31. This fails for new architectures until they are added to either group.
     assert (len(CONVERTED), len(ARCHITECTURES) - len(CONVERTED)) == (171, 69)
 
 
@@ -90,7 +90,7 @@ def test_architecture_is_the_same(architecture: str) -> None:
     converted = convert_checkpoint(source)
     config = converted.config
     lone = convert_checkpoint(Source(architecture, {"architecture": architecture}, Shapes(theirs))).config  # type: ignore[arg-type]
-    if "learned" not in config.position_embedding_type:  # nothing in the file is of one image size
+    if "learned" not in config.position_embedding_type:  # no tensor depends on the image size
         lone.image_size = config.image_size
     assert (lone.pooling, lone.to_dict()) == (config.pooling, config.to_dict())
     assert converted.model_class is (HfViTForImageClassification if theirs.num_classes else HfViTModel)
@@ -139,11 +139,11 @@ def assert_same_rotation(config: HfViTConfig, theirs: nn.Module, architecture: s
         assert rope.ref_feat_shape in (None, config.rotary_grid_size)
 
 
-# The heads of "test_vit" are 32 wide, which no file tells.
+# The heads of "test_vit" have a width of 32, which no file contains.
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
 def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None:
-    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # these refuse to be so short
+    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # their depth is fixed
     with torch.device("meta"):
         theirs = timm.create_model(architecture, **options)
     names = theirs.state_dict().keys()
@@ -158,11 +158,11 @@ def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None
         named = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
         configs = [convert_checkpoint(source).config for source in (lone, named)]
         for config in configs:
-            config.position_antialias = False  # the code of facebookresearch resamples in other ways
+            config.position_antialias = False  # facebookresearch code resamples differently
         assert configs[0].to_dict() == configs[1].to_dict()
 
 
-# Every kind of model: an architecture, and arguments beside `SMALL`.
+# Every kind of model: an architecture and arguments in addition to `SMALL`.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("vit_base_patch16_224", {}),
     "without head": ("vit_base_patch16_224", {"num_classes": 0}),
@@ -213,7 +213,7 @@ def test_equals_timm(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["eva_large_patch14_196", "eva_large_patch14_336"])
 def test_lone_file_of_eva_takes_the_mean(architecture: str, tmp_path: Path) -> None:
-    options = {**SMALL, "embed_dim": 128, "num_heads": 2}  # its heads are 64 wide
+    options = {**SMALL, "embed_dim": 128, "num_heads": 2}  # its heads have a width of 64
     theirs = timm.create_model(architecture, **options).double().eval()
     draw_weights(theirs)
     torch.save(theirs.state_dict(), tmp_path / "eva.pth")
@@ -227,7 +227,7 @@ def test_lone_file_of_eva_takes_the_mean(architecture: str, tmp_path: Path) -> N
 
 
 def saved(folder: Path, **changes: Any) -> Path:
-    """A small plain model as timm saves it, with changes in its config.json."""
+    """Save a small model as timm does, with changes to its config.json."""
     save_for_hf(small_model("plain"), folder, safe_serialization=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))

@@ -1,4 +1,4 @@
-"""Export: other libraries open what we write and compute the same, and it comes back bit by bit."""
+"""Export: other libraries load our files with equal outputs, and loading them back restores identical weights."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..helpers.references import draw_weights
 
 
 NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
-# For each layout, models that it can express.
+# Models that each layout can represent.
 EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] = {
     "vit": [
         (HfViTModel, {"use_pooler": True}),
@@ -44,7 +44,7 @@ EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] 
                 "position_antialias": True,
                 "use_gated_mlp": True,
                 "hidden_act": "silu",
-                "intermediate_size": 88,  # two thirds of 4 * 32, rounded up to a multiple of 8
+                "intermediate_size": 88,  # 2/3 of 4 * 32, rounded up to a multiple of 8
             },
         )
     ],
@@ -74,7 +74,7 @@ def build(model_class: type[HfViTPreTrainedModel], **options: Any) -> HfViTPreTr
 
 
 def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
-    """Opens a folder with the library it is written for; nothing may be missing or left over."""
+    """Load a folder with its target library and assert that no tensor is missing or unexpected."""
     if layout == "timm":
         model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         name = "logits" if model.num_classes else "pooler_output"
