@@ -1,4 +1,4 @@
-"""CLIP and SigLIP models of transformers with both towers, converted to ours: outputs, loss, gradients, sensitivity."""
+"""CLIP and SigLIP of transformers with both towers, converted to our model: outputs, loss, gradients, sensitivity."""
 
 import json
 import re

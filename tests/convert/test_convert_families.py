@@ -90,7 +90,7 @@ def flattened(images: Tensor) -> dict[str, Tensor]:
 def mae(model_class: type[nn.Module]) -> nn.Module:
     decoder = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
     model = model_class(hf.ViTMAEConfig(**SHAPE, **decoder, mask_ratio=0.0))
-    model.base_model.embeddings.position_embeddings.requires_grad_()  # else not drawn, and zero in a fresh model
+    model.base_model.embeddings.position_embeddings.requires_grad_()  # makes it random: a fresh table may be zero
     return model
 
 

@@ -1,4 +1,4 @@
-"""Original weight files without a configuration: files in each layout, written here, are compared with timm's readers."""
+"""Original weight files without a configuration: files in each layout, written here, match timm's readers."""
 
 import argparse
 import json

@@ -176,7 +176,7 @@ TIMM = {
 
 @pytest.fixture(scope="module")
 def photos():
-    """Return landscape, portrait, narrow and very small images. Odd sizes make the center crop ambiguous by one pixel."""
+    """Return landscape, portrait, narrow and very small images, some of odd size for center crops."""
     china, flower = load_sample_images().images
     crops = (china, flower, china[:, :301], china[:, :429], flower[40:240, 100:], china[:160, :131], flower[:97, :63])
     return [Image.fromarray(crop) for crop in crops]

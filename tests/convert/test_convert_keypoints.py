@@ -1,4 +1,4 @@
-"""ViTPose models of transformers, loaded by ours: outputs, gradients, expert selection, image processor, and script."""
+"""ViTPose models of transformers, loaded by ours: outputs, gradients, experts, image processor, and script."""
 
 import json
 import re
