@@ -1,4 +1,4 @@
-"""Our pipelines answer as the stock ones do in any batch, read ahead, but not far, and name what is wrong."""
+"""Our batched pipelines match the pipelines of transformers, read ahead a limited number of images, and report bad inputs."""
 
 import sys
 import threading
@@ -31,7 +31,7 @@ SIZES = [(40, 50), (60, 30), (40, 50), (33, 64), (60, 30)]
 
 
 class Case(NamedTuple):
-    """A task, the stock class of its pipeline, our model, the options of a call, and how answers compare."""
+    """A task, its pipeline class in transformers, our model, call options, and how to compare results."""
 
     task: str
     stock: str
@@ -79,7 +79,7 @@ CASES = {
     "depth": Case("depth-estimation", "DepthEstimation", "ForDepthEstimation"),
     "objects": Case("object-detection", "ObjectDetection", "ForObjectDetection", {"threshold": 0.1}),
 }
-ROUGH = ("depth", "panoptic", "instances")  # random models of these turn roundings of float32 into more than 1e-5
+ROUGH = ("depth", "panoptic", "instances")  # random models amplify float32 rounding beyond 1e-5
 PREPARATIONS: dict[str, dict[str, Any]] = {
     "one size": {},
     "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
@@ -90,7 +90,7 @@ PREPARATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Files of several sizes and kinds."""
+    """Return image files of several sizes and formats."""
     folder, files = tmp_path_factory.mktemp("photos"), []
     for seed, size in enumerate(SIZES):
         pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
@@ -105,7 +105,7 @@ def tokenizer() -> Any:
 
 
 def build(case: Case, tokenizer: Any, position_embedding_type: str = "learned", **processing: Any) -> dict[str, Any]:
-    """Returns the parts of a pipeline."""
+    """Return the components of a pipeline."""
     options = {"ForObjectDetection": DETECTION}.get(case.model, {})
     if "ZeroShot" in case.model:
         own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
@@ -124,7 +124,7 @@ def classifier(**options: Any) -> Any:
 
 
 def assert_same(mine: Any, other: Any) -> None:
-    """Numbers within 1e-5, all else the same."""
+    """Assert that numbers differ by at most 1e-5 and that everything else is equal."""
     if isinstance(other, dict):
         assert mine.keys() == other.keys()
         for name in other:
@@ -136,7 +136,7 @@ def assert_same(mine: Any, other: Any) -> None:
     elif isinstance(other, Image.Image):
         difference = np.asarray(mine).astype(int) - np.asarray(other)
         assert mine.mode == other.mode
-        assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01  # a pixel at an edge between segments
+        assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01  # pixels at segment boundaries
     elif isinstance(other, float | list | torch.Tensor):
         torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(other), atol=1e-5, rtol=1e-5)
     else:
@@ -222,13 +222,13 @@ def test_half_precision_with_fixed_positions(
     )
     assert len(half) == len(whole) == len(photos)
     for own, expected in zip(half, whole, strict=True):
-        if name in ("classes", "words"):  # likely classes may change places
+        if name in ("classes", "words"):  # similar scores may swap ranks
             scores, wanted = ({entry["label"]: entry["score"] for entry in answer} for answer in (own, expected))
             assert scores == pytest.approx(wanted, abs=0.03)
         elif name == "pooled":
             assert_close(own.float(), expected, 0.05, "features")
         elif name == "depth":
-            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # of up to 10
+            assert (own["predicted_depth"] - expected["predicted_depth"]).abs().mean() < 0.3  # depths of up to 10
         elif name == "semantic":
             assert {entry["label"] for entry in own} & {entry["label"] for entry in expected}
         elif name == "keypoints":
@@ -409,7 +409,7 @@ def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(ph
 
 
 class Faster(nn.Module):
-    """Stands for a model that was made fast."""
+    """A substitute for an optimized model."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()

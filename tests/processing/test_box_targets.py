@@ -1,4 +1,4 @@
-"""Boxes beside images: labels of detection under the geometry of the image, and back to the pixels it had."""
+"""Box annotations: transformed with the image into labels, and predictions transformed back to the original image."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ def encode(processor, boxes=BOXES, classes=CLASSES, image=None):
 
 
 def outputs_of(labels, num_classes=6):
-    """What a model would return that is sure of the labels of an image, one query each."""
+    """Return model outputs that predict the labels of an image with certainty, one query per object."""
     probabilities = torch.nn.functional.one_hot(labels["class_labels"], num_classes).float() * 0.9
     return {"probabilities": probabilities[None], "pred_boxes": labels["boxes"][None]}
 
@@ -45,7 +45,7 @@ def annotations(boxes=BOXES, classes=CLASSES, **fields):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_a_box_stays_around_its_object(backend, geometry):
-    """The image is white in the box and black elsewhere, and goes by nearest."""
+    """The image is white inside the box and black outside, and is resized with nearest neighbor."""
     image = np.zeros(SIZE, dtype=np.uint8)
     image[8:20, 10:30] = 255
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
@@ -114,7 +114,7 @@ def test_annotations_become_the_labels_of_the_library(backend):
         assert ours.keys() == theirs.keys()
         for name, values in theirs.items():
             torch.testing.assert_close(ours[name], values)
-    for entry in given["annotations"]:  # as augmentations return them that hold the class beside the box
+    for entry in given["annotations"]:  # augmentations return the class next to the box
         entry["category_id"] = float(entry["category_id"])
     again = backend(size=(32, 48))(noise(*SIZE, 3), annotations=given, return_tensors="pt").labels[0]
     assert torch.equal(again["class_labels"], theirs["class_labels"])
@@ -122,7 +122,7 @@ def test_annotations_become_the_labels_of_the_library(backend):
 
 @dataclass
 class Collected:
-    """What the detection script of the library keeps of the outputs."""
+    """The part of the outputs that the detection script of transformers keeps."""
 
     logits: torch.Tensor
     pred_boxes: torch.Tensor
@@ -131,7 +131,7 @@ class Collected:
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("geometry", [*GEOMETRIES, "a size of padding"])
 def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
-    """They multiply labels by `orig_size`, and get predictions back by it; both are pixels of the image."""
+    """These scripts scale labels to pixels by `orig_size`, and predictions are scaled to pixels of the same image."""
     padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
     processor = backend(**GEOMETRIES.get(geometry, padding), class_scores=scores)
     inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]
@@ -241,7 +241,7 @@ def detections(seed=0):
 @pytest.mark.parametrize("sizes", [[(37, 51), (8, 70)], torch.tensor([(37, 51), (8, 70)]), None])
 @pytest.mark.parametrize("threshold", [0.0, 0.6, 1.0])
 def test_objects_are_those_of_the_library(backend, sizes, threshold):
-    """Of sigmoids: the best pairs of query and class."""
+    """With sigmoid scores, the best pairs of query and class are selected."""
     outputs = detections()
     theirs = DeformableDetrImageProcessor().post_process_object_detection(outputs, threshold, sizes, top_k=9)
     given = {"probabilities": outputs.logits.sigmoid(), "pred_boxes": outputs.pred_boxes}
@@ -254,7 +254,7 @@ def test_objects_are_those_of_the_library(backend, sizes, threshold):
 
 def test_objects_of_a_softmax_are_those_of_the_library(backend):
     outputs, sizes = detections(), [(37, 51), (8, 70)]
-    outputs.logits = outputs.logits * 5  # the last of the classes is none
+    outputs.logits = outputs.logits * 5  # the last class is "no object"
     theirs = DetrImageProcessor().post_process_object_detection(outputs, 0.5, sizes)
     given = {"probabilities": outputs.logits.softmax(-1)[..., :-1], "pred_boxes": outputs.pred_boxes}
     for mine, other in zip(backend().post_process_object_detection(given, 0.5, sizes), theirs, strict=True):

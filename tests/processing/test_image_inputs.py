@@ -1,4 +1,4 @@
-"""What the image processors take: kinds of input, colors, and errors that name the item."""
+"""Inputs of the image processors: input types, color modes, and errors that name the item."""
 
 import base64
 import threading
@@ -46,7 +46,7 @@ def server(tmp_path, monkeypatch):
             elif self.path == "/slow":
                 self.send_response(200)
                 self.end_headers()
-                with suppress(OSError):  # when nobody reads any more
+                with suppress(OSError):  # the client may have disconnected
                     for _ in range(100):
                         self.wfile.write(b"x")
                         time.sleep(0.05)
@@ -73,7 +73,7 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert outputs.shape == (len(kinds), 3, 224, 224)
     assert outputs.dtype == torch.float32
     assert outputs.is_contiguous()
-    # floats are resized without rounding to gray levels, so within half of one
+    # Float images are resized without rounding to gray levels, which differs by at most half a level.
     assert (outputs[-2] - outputs[0]).abs().max() < 2.5 / 127.5
     same = torch.cat((outputs[:-2], outputs[-1:]))
     assert torch.equal(same, outputs[:1].expand_as(same))
@@ -143,7 +143,7 @@ def test_input_data_format_decides_and_doubt_warns(backend, warnings):
     assert not warnings
     assert torch.equal(read(backend, array), torch.tensor(array).float())
     assert "first or last" in warnings[0]
-    # 4 could be RGBA, but 3 is what the model takes
+    # The last dimension of 4 could be RGBA, but the model expects 3 channels, which come first.
     assert read(backend, noise(4, 8, 3)).shape == (3, 4, 8)
 
 
@@ -212,7 +212,7 @@ def test_luma_is_exactly_pils_for_arrays_and_tensors_too(backend):
 
 
 def half_transparent(mode):
-    """Two pixels: a transparent one of gray 7, and a solid one of gray 40 (where the mode has it)."""
+    """Return two pixels: a transparent one of gray level 7 and an opaque one of gray level 40 (if the mode has it)."""
     if mode in ("LA", "La", "RGBa"):
         image = PIL.Image.new("LA", (2, 1), (7, 0))
         image.putpixel((1, 0), (40, 255))
@@ -234,7 +234,9 @@ def half_transparent(mode):
 def test_transparency_is_left_out_however_it_is_stored(backend, mode, warnings):
     image = half_transparent(mode)
     assert image.mode == mode
-    expected = np.array((image.convert("LA") if mode == "La" else image).convert("RGB"))  # PIL refuses La to RGB
+    expected = np.array(
+        (image.convert("LA") if mode == "La" else image).convert("RGB")
+    )  # PIL cannot convert La to RGB
     assert torch.equal(read(backend, image), as_chw(expected))
     assert torch.equal(read(backend, image, num_channels=1), as_chw(expected[..., 0]))
     assert all("The alpha channel is dropped" in warning for warning in warnings)
@@ -423,7 +425,7 @@ def test_no_images_is_an_error(backend, empty):
 
 
 def test_absurdly_large_images_are_refused_before_decoding(backend, tmp_path, monkeypatch):
-    # cut short, so that decoding it would be another error
+    # Truncated, so that decoding it would raise a different error.
     (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     lazy = PIL.Image.new("RGB", (50, 50))

@@ -1,4 +1,4 @@
-"""Both image processors: against the library and each other, sizes, padding, options, outputs."""
+"""Both image processors, compared with transformers and with each other: sizes, padding, options, outputs."""
 
 import math
 from functools import partial
@@ -36,7 +36,7 @@ def photo():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # enlarged ones may be a gray level apart
+    images = [photo, noise(250, 260, 3)]  # upscaled images may differ by one gray level
     ours, theirs = (
         processor()(images, return_tensors="pt").pixel_values for processor in (HfViTImageProcessor, ViTImageProcessor)
     )
@@ -58,9 +58,9 @@ def test_backends_agree_to_one_gray_level(photo, size, resample, subject):
     first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
     difference = first - second
     if resample != Resampling.BILINEAR or size[0] > image.shape[0] or size[1] > image.shape[1]:
-        assert not difference.any()  # both go through PIL
-    # PIL rounds between its two passes. So does torchvision on most CPUs; without AVX2 it does not: then a pixel is
-    # rounded otherwise as often as what that adds, at most half a level and a quarter in the mean, is large.
+        assert not difference.any()  # both use PIL
+    # PIL rounds to integers between its two passes. torchvision does so only on CPUs with AVX2; without it, results
+    # differ by one level for about a quarter of the pixels.
     assert difference.abs().max() <= 1
     assert difference.abs().mean() < (0.25 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 0.05)
     assert difference.mean().abs() < 0.05
@@ -78,7 +78,7 @@ def test_backends_agree_for_any_number_of_channels(photo, num_channels, dtype):
     ]
     assert outputs[0].shape == (1, num_channels, 224, 224)
     assert (outputs[0] - outputs[1]).abs().max() <= (1 if dtype == np.uint8 else 0.01)
-    # channels do not mix, whatever PIL would call the fourth one
+    # Channels are independent, even if PIL interprets the fourth one as alpha.
     single = HfViTImageProcessorPil(num_channels=1, do_rescale=False, do_normalize=False)
     last = single(array[..., -1], return_tensors="pt").pixel_values
     assert torch.equal(outputs[1][:, -1:], last)
@@ -277,7 +277,7 @@ def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four(back
     theirs = ViTImageProcessor()(image, **call).pixel_values
     processor = backend()
     torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
-    assert processor.num_channels == 3  # for the next call
+    assert processor.num_channels == 3  # default of the next call
     for three in (noise(30, 40, 3), noise(30, 40)):
         with pytest.raises(ValueError, match="num_channels=4"):
             processor(three, **options)
@@ -343,7 +343,7 @@ def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches(ba
 def test_options_that_contradict_are_refused(backend, options, message):
     with pytest.raises(ValueError, match=message):
         backend(**options)
-    if "resample" not in options:  # the library's own check comes first there
+    if "resample" not in options:  # validated by transformers first
         with pytest.raises(ValueError, match=message):
             backend()(noise(8, 8, 3), **options)
 

@@ -1,4 +1,4 @@
-"""`from_pretrained` of the image processors on folders and repositories of other libraries."""
+"""`from_pretrained` of the image processors with folders and repositories of other libraries."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Saved image processors: what is written, and that it opens elsewhere, with and without torchvision."""
+"""Saved image processors: saved files, and loading them with and without our package and torchvision."""
 
 import json
 
@@ -32,7 +32,7 @@ OPTIONS = {
 }
 
 
-# Opens a folder where hf_vit cannot be imported, and saves it again as opened.
+# Load a folder without hf_vit installed, and save it again.
 ELSEWHERE = """
 import json, sys
 folder, target, has_torchvision, backends = sys.argv[1], sys.argv[2], sys.argv[3] == "True", json.loads(sys.argv[4])
@@ -85,7 +85,7 @@ def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
         assert loaded.to_dict() | kind(**options).to_dict() == processor.to_dict()
         assert type(AutoImageProcessor.from_pretrained(tmp_path, backend=backend)) is kind
     assert type(AutoImageProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
-    # through one file, and with overrides
+    # Load from a single file, and with overrides.
     from_file = BACKENDS[saver].from_json_file(tmp_path / "preprocessor_config.json")
     assert from_file.to_json_string() == processor.to_json_string()
     changed = BACKENDS[saver].from_pretrained(tmp_path, do_normalize=False, size=16, pad_size=None)
@@ -105,7 +105,7 @@ def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, 
 def test_a_push_takes_the_code_along(monkeypatch, tmp_path):
     pushed = {}
     for saver in (HfViTImageProcessor(), HfViTConfig()):
-        # The library's push_to_hub saves into an empty folder and uploads all that is there.
+        # push_to_hub of transformers saves into an empty folder and uploads all its files.
         monkeypatch.setattr(type(saver), "push_to_hub", lambda self, name, **options: pushed.update({name: options}))
         saver.save_pretrained(tmp_path / "name", push_to_hub=True, private=True)
         saver.save_pretrained(tmp_path / "name", push_to_hub=True, repo_id="user/other")

@@ -1,4 +1,4 @@
-"""Targets beside images: the same geometry, nothing averaged, the same in both backends."""
+"""Dense targets get the geometry of the image without interpolation, equally in both backends."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from transformers import EomtImageProcessor, Mask2FormerImageProcessor, Segforme
 from ..helpers.images import BACKENDS, noise
 
 
-# Geometries under which an image of 30 x 44 pixels is enlarged, shrunk, cut, surrounded and padded
+# Geometries that upscale, downscale, crop and pad an image of 30 x 44 pixels
 GEOMETRIES = {
     "exact": {"size": (37, 23)},
     "shortest_edge": {"size": {"shortest_edge": 20}, "ensure_multiple_of": 8},
@@ -49,11 +49,11 @@ def encode(backend, maps, image=None, kind="segmentation_maps", **options):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_kind_of_target_goes_where_its_image_goes(backend, geometry):
-    """The image is the target itself, and goes by nearest too."""
+    """The target itself is used as the image, also resized with nearest neighbor."""
     classes = class_map() + 1
     plain = {"resample": 0, "do_rescale": False, "do_normalize": False, "num_channels": 1}
     processor = backend(**GEOMETRIES[geometry], **plain)
-    expected = processor(classes, return_tensors="pt").pixel_values[:, 0]  # 0 where there is no image
+    expected = processor(classes, return_tensors="pt").pixel_values[:, 0]  # 0 outside the image
     labels = processor(classes, segmentation_maps=classes, return_tensors="pt").labels
     assert labels.dtype == torch.int64
     assert torch.equal(labels, torch.where(expected == 0, 255, expected.long()))

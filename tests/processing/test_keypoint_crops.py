@@ -1,4 +1,4 @@
-"""Crops of objects for keypoints: pixels and places as in ViTPose, there and back; what does not fit."""
+"""Object crops for keypoints: pixels and coordinates as in ViTPose, the inverse transform, and invalid inputs."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from ..helpers.images import BACKENDS, noise
 SIZE = (64, 48)
 CROPS = {"do_affine_crop": True, "size": SIZE}
 WHOLE = {"do_rescale": False, "do_normalize": False}
-# (left, top, right, bottom): wide, high, larger than the image, beyond its corners, of less than a pixel
+# (left, top, right, bottom): wide, tall, larger than the image, beyond its corners, smaller than a pixel
 BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
 
 
@@ -35,7 +35,7 @@ def as_coco(boxes):
 
 
 def keypoints(count, seed=0):
-    """Three keypoints of each object, the second not labeled."""
+    """Return three keypoints per object, the second one unlabeled."""
     points = np.random.default_rng(seed).uniform(0, 200, (count, 3, 3)).astype(np.float32)
     points[..., 2] = [2, 0, 1]
     points[:, 1] = 0
@@ -43,7 +43,7 @@ def keypoints(count, seed=0):
 
 
 def outputs_of(labels, scale=1):
-    """The heatmaps that a model learns for labels in pixels of crops."""
+    """Return the target heatmaps of labels given in pixels of the crops."""
     size = (SIZE[0] // scale, SIZE[1] // scale)
     return {"heatmaps": encode_keypoints(labels, SIZE, size, sigma=2.0)[0]}
 
@@ -54,7 +54,7 @@ def test_crops_are_those_of_vitpose(backend, photo):
         photo, boxes=[as_coco(BOXES)], return_tensors="pt"
     ).pixel_values
     difference = (ours - theirs).abs()
-    assert difference.max() <= 1  # where the exact value ends in one half
+    assert difference.max() <= 1  # the exact value is halfway between two
     assert (difference > 0).float().mean() < 1e-3
     assert (ours[2:4] == 0).any()
     assert (ours > 0).any(dim=(1, 2, 3)).all()
@@ -101,7 +101,7 @@ def test_backends_give_the_same_crops(photo):
 
 
 def test_keypoints_follow_their_pixels(backend):
-    """A bright pixel stays the brightest of the crop, where the label says."""
+    """A bright pixel remains the brightest of the crop, at the position of its label."""
     image = np.zeros((90, 120, 3), dtype=np.uint8)
     image[33, 57] = 255
     given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
@@ -115,7 +115,7 @@ def test_keypoints_follow_their_pixels(backend):
 def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
-    for size in (SIZE, (16, 12)):  # of crops and of heatmaps
+    for size in (SIZE, (16, 12)):  # size of crops, size of heatmaps
         back = points_from_crops(points_to_crops(points, regions, size), regions, size)
         torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)
@@ -129,7 +129,7 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
 
 @pytest.mark.parametrize("scale", [1, 4])
 def test_keypoints_come_back(backend, photo, scale):
-    """Through heatmaps, which hold a place to a fraction of their pixels."""
+    """Keypoints survive encoding and decoding as heatmaps with subpixel accuracy."""
     processor, boxes = backend(**CROPS), [BOXES[:2], None]
     truth = [keypoints(2), keypoints(1, seed=1)]
     features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")
@@ -161,7 +161,7 @@ def test_sure_keypoints_alone_are_returned_on_request(backend):
 
 
 def test_keypoints_outside_of_the_crop_count_as_not_labeled(backend):
-    """As in training, for the losses of both to be of the same points."""
+    """As in training, so that both losses use the same keypoints."""
     points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
     given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
     labels = backend(**CROPS, box_padding=1)(noise(90, 120, 3), **given).labels[0]

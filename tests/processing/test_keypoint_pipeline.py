@@ -1,4 +1,4 @@
-"""The pipeline of keypoints: what it takes and says, and where the package is not; that of objects in the same way."""
+"""The keypoint and object pipelines: inputs and outputs, and use without our package installed."""
 
 import json
 from pathlib import Path
@@ -36,11 +36,11 @@ POSE = {
 }
 BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
-THRESHOLD = 0.3  # between the second and the third of six scores, of which the first alone is above 0.5
+THRESHOLD = 0.3  # between the 2nd and 3rd of six scores; only the first exceeds 0.5
 
 
 def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> dict[str, Any]:
-    """The same with a threshold in the options of the task."""
+    """Return the configuration with a threshold in the task options."""
     options = {name: value for name, value in overrides.items() if not name.endswith("_config")}
     tasks = {name: value for name, value in overrides.items() if name.endswith("_config")}
     return options | {name: {**task, "score_threshold": threshold} for name, task in tasks.items()}
@@ -48,7 +48,7 @@ def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> d
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model of keypoints at `pose`, one of objects at `objects`, and two photos."""
+    """Return a folder with a keypoint model at `pose`, a detection model at `objects`, and two photos."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_class, config, crops in (
         ("pose", HfViTForKeypointDetection, small_config(**POSE), True),
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> Any:
-    """As it opens where the package is: without trust in the code of the folder."""
+    """Load the pipeline with our package installed, without `trust_remote_code`."""
     opened = pipeline("keypoint-detection", model=str(folder / "pose"))
     assert type(opened) is HfViTKeypointDetectionPipeline
     return opened
@@ -77,7 +77,7 @@ def photo(folder: Path, number: int = 0) -> Image.Image:
 
 
 def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | None = None) -> list[dict[str, Any]]:
-    """What model and image processor say by themselves."""
+    """Return the result of calling the model and the image processor directly."""
     model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
     processor = HfViTImageProcessor.from_pretrained(folder / "pose")
     with torch.no_grad():
@@ -108,7 +108,7 @@ def assert_same(actual: list[dict], wanted: list[dict]) -> None:
 def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
     found = pipe(photo(folder), boxes=BOXES)
     assert_same(found, expected(folder, photo(folder), BOXES))
-    json.dumps(found)  # plain numbers and names
+    json.dumps(found)  # plain numbers and strings
     (whole,) = pipe(photo(folder))
     assert whole["labels"] == NAMES
     assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}
@@ -275,4 +275,4 @@ def test_both_pipelines_open_where_the_package_is_not(folder: Path, pipe: Any, t
     for entry, score, label, box in zip(objects, *(wanted[name].tolist() for name in wanted), strict=True):
         assert entry["score"] == pytest.approx(score, abs=1e-5)
         assert entry["label"] == f"LABEL_{label}"
-        assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline cuts fractions off
+        assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline truncates fractions

@@ -1,4 +1,4 @@
-"""Whatever the kind of file: what trains, evaluates and predicts sees the pixels that transformers' pipelines see."""
+"""Training, evaluation and prediction read every image format to the same pixels as the pipelines of transformers."""
 
 from io import BytesIO
 from pathlib import Path
@@ -33,22 +33,22 @@ from ..helpers.images import noise
 from ..helpers.versions import needs_torchcodec
 
 
-SIZE = (12, 10)  # width and height
+SIZE = (12, 10)  # width, height
 ORIENTATION = 0x0112
 
 
 def rgba() -> Image.Image:
-    """Colors below every alpha."""
+    """Return colors with every alpha value."""
     image = Image.fromarray(noise(10, 12, 3))
     image.putalpha(Image.fromarray(noise(10, 12, seed=1)))
     return image
 
 
 def write_files(folder: Path) -> dict[str, bool]:
-    """Writes a file of every kind; returns whether each has transparent pixels."""
+    """Write a file in every format and return whether each has transparent pixels."""
     color, gray = Image.fromarray(noise(10, 12, 3)), Image.fromarray(noise(10, 12))
     palette, exif = color.quantize(16), Image.Exif()
-    exif[ORIENTATION] = 6  # a quarter turn
+    exif[ORIENTATION] = 6  # rotate by 90 degrees
     wide = Image.fromarray(noise(10, 12).astype(np.uint16))
     files = {
         "color.png": color,
@@ -109,8 +109,8 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
     for example in map(TargetDataset(rows, label_target).__getitem__, range(len(rows))):
         file = example["file"]
         expected = pixels_of_pipelines(file)
-        assert torch.equal(read_uint8(example["image"], 3), expected), file  # as augmentations do
-        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file  # as evaluations do
+        assert torch.equal(read_uint8(example["image"], 3), expected), file  # as in augmentations
+        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file  # as in evaluation
         assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file
         assert torch.equal(read_by_features[file].to(torch.uint8), expected), file
         assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file

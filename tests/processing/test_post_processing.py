@@ -1,4 +1,4 @@
-"""From outputs to maps: against transformers' own image processors, padding, precision, memory, mistakes."""
+"""Post-processing, compared with the image processors of transformers: padding, precision, memory, invalid arguments."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def processor(backend):
 
 @pytest.fixture(params=["whole", "bands"])
 def bands(request, monkeypatch):
-    """Every result at once, and row by row."""
+    """Compute results for whole maps, and then in bands of rows."""
     if request.param == "bands":
         monkeypatch.setattr(post_processing, "BAND_NUMEL", 600)
 
@@ -61,7 +61,7 @@ def depth_outputs(low=0.5):
 
 
 def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
-    """Queries that are sure of overlapping rectangles, so that all thresholds have something to decide."""
+    """Return queries that confidently predict overlapping rectangles, so that every threshold has an effect."""
     generator = torch.Generator().manual_seed(seed)
     masks = draw(2, queries, *size, seed=seed) - 3
     for mask in masks.flatten(0, 1):
@@ -105,7 +105,7 @@ def test_logits_of_half_precision_are_resized_in_full(processor):
 
 
 class LargestTensor(TorchFunctionMode):
-    """Notes how many numbers the largest result of torch's functions holds."""
+    """Record the number of elements of the largest tensor returned by a torch function."""
 
     numel = 0
 
@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_classes_or_queries(processor, method):
         outputs = SemanticSegmenterOutput(logits=draw(2, 300, 8, 8))
     with LargestTensor() as largest:
         getattr(processor, method)(outputs, target_sizes=[(700, 500)] * 2)
-    assert 350_000 <= largest.numel <= 2**21  # of 105 million an image
+    assert 350_000 <= largest.numel <= 2**21  # full logits have 105 million per image
 
 
 @pytest.mark.usefixtures("bands")
@@ -146,7 +146,7 @@ def test_semantic_maps_of_queries_are_those_of_eomt(processor):
 
 
 def check_segments(ours, theirs, least):
-    """The same maps and segments, of which there are at least so many."""
+    """Assert equal maps and segments, and a minimum number of segments."""
     assert sum(len(result["segments_info"]) for result in ours) >= least
     for mine, other in zip(ours, theirs, strict=True):
         assert mine["segmentation"].dtype == torch.int64
@@ -168,7 +168,7 @@ def check_segments(ours, theirs, least):
 )
 def test_panoptic_segments_are_those_of_eomt(processor, thresholds, fuse):
     outputs, sizes = universal_outputs(size=(64, 64)), [(64, 64), (48, 60)]
-    outputs.masks_queries_logits[1, :, 52:] = -9  # EoMT pads below, and cuts it off
+    outputs.masks_queries_logits[1, :, 52:] = -9  # EoMT pads at the bottom, then crops
     mask = torch.ones(2, 64, 64, dtype=torch.bool)
     mask[1, 51:] = False
     ours = processor.post_process_panoptic_segmentation(
@@ -190,7 +190,7 @@ def test_instances_are_those_of_eomt(processor, threshold):
 
 
 def test_binary_maps_are_those_of_mask2former_and_overlap(processor):
-    """Mask2Former takes a query for several classes; here each is sure of one."""
+    """Mask2Former may predict several classes per query; here each query is certain of one."""
     outputs, sizes = universal_outputs(size=(384, 384), scale=50), [(384, 384)] * 2
     options = {"threshold": 0.8, "target_sizes": sizes, "return_binary_maps": True}
     ours = processor.post_process_instance_segmentation(outputs, **options)
@@ -218,7 +218,7 @@ def test_runs_of_masks_are_those_of_mask2former(processor):
     ours = processor.post_process_instance_segmentation(outputs, **options)
     theirs = Mask2FormerImageProcessor().post_process_instance_segmentation(outputs, **options)
     for mine, other in zip(ours, theirs, strict=True):
-        assert mine["segmentation"] == other["segmentation"][1:]  # the first is what belongs to no instance
+        assert mine["segmentation"] == other["segmentation"][1:]  # the first is the background
 
 
 def test_mask_threshold_moves_the_edge_of_instances(processor):
@@ -302,7 +302,7 @@ def test_depth_of_half_precision_comes_as_float32(processor):
 
 
 def padded(values):
-    """The same outputs in the corner of larger ones, with the mask of 2 x 4 patches of which 1 x 3 are the image's."""
+    """Pad outputs to the right and bottom, with the mask of 2 x 4 patches of which 1 x 3 belong to the image."""
     mask = torch.zeros(len(values), 2, 4, dtype=torch.bool)
     mask[:, :1, :3] = True
     height, width = values.shape[-2:]
@@ -339,14 +339,15 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does(processor):
     ours = own.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
     theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
     check_segments(ours, theirs, least=2)
-    depth = draw(1, 16, 16).abs()  # 4 pixels each
+    depth = draw(1, 16, 16).abs()  # 4 pixels per patch
     (result,) = own.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=depth), [(30, 20)])
-    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # of 43 pixels
+    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # 43 pixels wide
     (expected,) = processor.post_process_depth_estimation(plain, [(30, 20)])
     assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
 
 
-# Processors that pad: to the batch, to a fixed size, in their own proportions within one, to what the model sees
+# Processors that pad to the batch, to a fixed size, to a fixed size with preserved aspect ratio, and to the model
+# size
 PADDING = {
     "shortest_edge": {"size": {"shortest_edge": 16}, "ensure_multiple_of": 8},
     "other_patches": {"size": {"longest_edge": 30}, "ensure_multiple_of": (4, 8)},
@@ -357,7 +358,7 @@ PADDING = {
 
 
 def grid_of(processor, pixels, scale):
-    """Height and width of outputs `scale` times as fine as the patches, or the pixels, of images (..., H, W)."""
+    """Return the size of outputs with `scale` pixels per patch, or that of images (..., H, W)."""
     unit = np.broadcast_to(processor.ensure_multiple_of or 1, 2)
     return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
 
@@ -385,7 +386,7 @@ def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(backend, pa
 
 @pytest.mark.parametrize("padding", PADDING)
 def test_an_image_alone_is_cut_out_of_a_fixed_size(backend, padding):
-    """As in the stock pipeline, which keeps masks to itself."""
+    """As in the pipeline of transformers, which does not pass the patch mask on."""
     processor, image = backend(do_pad=True, **PADDING[padding]), noise(40, 80, 3)
     grids = [
         grid_of(processor, processor(image, return_tensors="pt", do_pad=do_pad).pixel_values, 4)
@@ -410,7 +411,7 @@ def test_sizes_that_the_images_had_not_ask_for_the_mask(backend, sizes):
 
 
 def check_pipeline(model, processor, subtask):
-    """Runs it on a picture, and looks at sizes and labels."""
+    """Run a pipeline on an image and check sizes and labels."""
     image = Image.fromarray(noise(40, 56, 3))
     results = pipeline("image-segmentation", model=model, image_processor=processor)(image, subtask=subtask)
     assert results

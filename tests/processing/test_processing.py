@@ -1,4 +1,4 @@
-"""Images and texts together: the processor, trained tokenizers, and the stock pipeline without the package."""
+"""The image-text processor, trained tokenizers, and the pipeline of transformers without our package installed."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_trained_tokenizer_writes_any_text_and_reads_it_back() -> None:
         ids = tokenizer(text).input_ids
         assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
         assert tokenizer.decode(ids, skip_special_tokens=True).strip() == text.lower().strip()
-    assert len(tokenizer("the dog").input_ids) == 4  # words that come often are one token
+    assert len(tokenizer("the dog").input_ids) == 4  # frequent words are one token
     assert tokenizer.vocab_size == len(tokenizer) <= 400
     again = train_tokenizer(iter(CAPTIONS * 3), 400, 40)
     assert again.get_vocab() == tokenizer.get_vocab()
@@ -68,7 +68,7 @@ def test_tokenizers_that_cannot_be_are_refused() -> None:
 def test_processor_prepares_images_and_texts(processor: HfViTProcessor) -> None:
     inputs = processor(images=photos(4), text=[*CAPTIONS[:3], "word " * 100], return_tensors="pt")
     assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, 40)
-    assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # cut off, with its end
+    assert inputs["input_ids"][3, -1] == processor.tokenizer.eos_token_id  # truncated, but keeps the end token
     expected = processor.image_processor(photos(4), return_tensors="pt").pixel_values
     assert torch.equal(inputs["pixel_values"], expected)
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask"}
@@ -87,7 +87,7 @@ def test_options_of_the_text_tower_come_from_the_tokenizer(processor: HfViTProce
     assert (options["vocab_size"], options["pooling"]) == (7, "last")
     assert "max_position_embeddings" not in options
     inputs = bert(images=photos(2), text=["a dog", "a"], return_tensors="pt")
-    assert build(bert)(**inputs).logits_per_image.shape == (2, 2)  # also with token_type_ids
+    assert build(bert)(**inputs).logits_per_image.shape == (2, 2)  # accepts token_type_ids too
 
 
 def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Pa
 
 
 def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
-    """Nothing is in the cache, and the Hub is not asked."""
+    """Nothing is cached, and no request reaches the Hub."""
     hub = {"cache_dir": tmp_path, "local_files_only": True}
     for open_it in (HfViTForZeroShotImageClassification.from_pretrained, HfViTImageProcessor.from_pretrained):
         with pytest.raises(
@@ -124,12 +124,12 @@ def test_an_image_processor_knows_the_task_of_its_model() -> None:
     assert HfViTImageProcessor.for_model(detector).class_scores == "softmax"
     plain = HfViTImageProcessor.for_model(config)
     assert (plain.do_affine_crop, plain.class_scores) == (False, None)
-    config.architectures = ["HfViTForKeypointDetection"]  # as saving leaves it
+    config.architectures = ["HfViTForKeypointDetection"]  # as a saved model has it
     assert HfViTImageProcessor.for_model(config).do_affine_crop
 
 
 def test_labels_of_annotations_keep_the_mask_of_padding() -> None:
-    """Scripts collate images and labels alone."""
+    """Training scripts collate only images and labels."""
     torch.manual_seed(0)
     model = HfViTForObjectDetection(small_config()).eval()
     options = {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8}

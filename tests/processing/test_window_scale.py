@@ -1,4 +1,4 @@
-"""Choices of a training in the image processor: windows over larger images, and one box for an object of any class."""
+"""Inference options that training stores in the image processor: sliding windows and class-agnostic suppression of boxes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..helpers.references import draw_weights
 
 
 SIZES = [(70, 90), (64, 64), (90, 70), (65, 90)]  # width, height
-SCALE, SIDE, STRIDE = 2.0, 32, 16  # two thirds of a window in whole patches of 8
+SCALE, SIDE, STRIDE = 2.0, 32, 16  # about 2/3 of a window in whole patches of 8
 OPEN = """
 import json
 from transformers import pipeline
@@ -33,7 +33,7 @@ print(json.dumps([found, segment.image_processor.window_scale]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model and photos of several sizes."""
+    """Return a saved model and photos of several sizes."""
     place = tmp_path_factory.mktemp("windows")
     model = HfViTForSemanticSegmentation(small_config(image_size=SIDE, num_labels=4))
     draw_weights(model)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def segment_by_hand(folder: Path, number: int) -> np.ndarray:
-    """The map (H, W) of a photo: resized to twice the size, and logits averaged over windows pixel by pixel."""
+    """Return the class map (H, W) of a photo at twice its size, with logits averaged over windows pixel by pixel."""
     model = HfViTForSemanticSegmentation.from_pretrained(folder / "model").eval()
     plain = HfViTImageProcessor.from_pretrained(folder / "model")
     larger = HfViTImageProcessor(size={"shortest_edge": 2 * SIDE}, ensure_multiple_of=8)
@@ -76,7 +76,7 @@ def test_pipelines_segment_windows_as_a_plain_loop_does(batch_size: int, folder:
         found = np.zeros_like(expected) - 1
         for part in answer:
             found[np.asarray(part["mask"]) > 0] = segment.model.config.label2id[part["label"]]
-        assert (found == expected).mean() > 0.999  # a tie may be decided by rounding
+        assert (found == expected).mean() > 0.999  # rounding may decide ties
     segment.image_processor.window_scale = None
     plain = segment(str(folder / "0.png"), subtask="semantic")
     model, processor = segment.model, segment.image_processor
