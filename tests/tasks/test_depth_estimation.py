@@ -1,4 +1,4 @@
-"""Training of depth: how it is evaluated, and beside what."""
+"""Training depth estimation: evaluation and baselines."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
     _, predict = DepthEvaluator(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).naive_baseline(depths)
-    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # of all, where no image has depth
+    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # mean depth of all images where undefined
     torch.testing.assert_close(predict(depths[0]), mean)
     assert predict(torch.ones(4, 6)).shape == (4, 6)
     options = HfViTDepthConfig(depth_estimation_type="relative")
@@ -118,7 +118,7 @@ def test_mistakes_are_found_before_training(options: list[str], message: str, sc
 
 @pytest.fixture(scope="module")
 def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scenes ten times as far away, 20 to 60 meters, as KITTI stores them: 256 units per meter, few known pixels."""
+    """Return outdoor scenes of 20 to 60 meters as stored by KITTI: 256 units per meter, sparse depth."""
     folder = tmp_path_factory.mktemp("streets") / "streets"
     shutil.copytree(scenes, folder)
     rng = np.random.default_rng(0)
@@ -131,12 +131,12 @@ def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("depths", "expected"),
     [
-        (torch.rand(1000) * 9.99, 10),  # rooms, as in NYU Depth V2
+        (torch.rand(1000) * 9.99, 10),  # indoor, as in NYU Depth V2
         (torch.rand(1000) * 0.5, 10),
-        (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a window
+        (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a view through a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
         (torch.rand(1000) * 75, 80),  # KITTI
-        (torch.rand(1000) * 9000, 10),  # millimeters
+        (torch.rand(1000) * 9000, 10),  # KITTI
     ],
 )
 def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds(
@@ -170,7 +170,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
     HfViTForDepthEstimation(HfViTConfig(**{**CONFIG, "image_size": 16})).save_pretrained(tmp_path / "rooms")
     HfViTImageProcessor(size=16).save_pretrained(tmp_path / "rooms")
     options = ["--depth_scale", "256", "--model_name_or_path", str(tmp_path / "rooms")]
-    far = tmp_path / "far"  # from 20 meters on, but for one image in which all is near
+    far = tmp_path / "far"  # from 20 m on, except one image
     shutil.copytree(streets, far)
     for split in ("train", "val"):
         file = far / split / "depths" / "0.png"
@@ -186,7 +186,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:
     config = HfViTConfig(**{**CONFIG, "image_size": 16, "depth_config": {**CONFIG["depth_config"], "max_depth": 80}})
     source = HfViTForDepthEstimation(config)
-    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # which would fit the other head
+    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # fits another head only
     torch.nn.init.constant_(source.model.norm.weight, 3.0)
     source.save_pretrained(tmp_path)
     HfViTImageProcessor(size=16).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""What the scripts put together: data, model, trainer, and the answers to bad input before training starts."""
+"""The classification script: data, model and Trainer setup, and errors for invalid input before training."""
 
 import logging
 import shutil
@@ -95,7 +95,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     folder, expected = saved
-    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # of other number, and in other order
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # different number, different order
         model, processor = load_classifier(
             TaskArguments(
                 dataset_name="data",
@@ -107,7 +107,7 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         )
         assert model.config.id2label == dict(enumerate(names))
         assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
-        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5  # 1/4; the saved one has 1
+        assert 0.1 < float(model.classifier.weight.detach().std()) < 0.5  # 1/4 at initialization, 1 in the saved model
         assert input_size(processor) == (48, 48)
         images = torch.randn(1, 3, 48, 48)
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
@@ -183,7 +183,7 @@ PUBLISHED_SHAPE = {
 
 @pytest.fixture(params=["vit", "dinov2"])
 def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.Module]:
-    """A classifier and a model without a head of transformers, each with its own image processor."""
+    """Return a classifier and a headless model of transformers, each with its own image processor."""
     if request.param == "vit":
         model = ViTForImageClassification(ViTConfig(**PUBLISHED_SHAPE, intermediate_size=16, num_labels=3))
         ViTImageProcessor(size=32).save_pretrained(tmp_path / "published")
@@ -242,7 +242,7 @@ def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[P
     )
     assert same.to_dict() == processor.to_dict()
     weights, others = ({**model.state_dict()} for model in (by_folder, by_file))
-    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape  # each drawn for itself
+    assert weights.pop("classifier.weight").shape == others.pop("classifier.weight").shape  # randomly initialized
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
@@ -256,7 +256,7 @@ def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     load_script("evaluate_model").main([*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.classifier.bias.any()  # which starts at zero
+    assert model.classifier.bias.any()  # initialized with zeros
 
 
 def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
@@ -270,7 +270,7 @@ def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
         [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"]
     )
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
-    with pytest.raises(SystemExit, match="LABEL_0"):  # the file itself names no classes
+    with pytest.raises(SystemExit, match="LABEL_0"):  # a weight file has no class names
         load_script("evaluate_model").main(arguments)
 
 
@@ -328,7 +328,7 @@ def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingAr
     with pytest.raises(ValueError, match="holds no training to resume"):
         checkpoint_to_resume(args)
     (Path(args.output_dir) / "recipe.yaml").write_text("seed: 0\n")
-    assert checkpoint_to_resume(args) is None  # there is only an incomplete one
+    assert checkpoint_to_resume(args) is None  # the checkpoint is incomplete
     args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
     with pytest.raises(ValueError, match=r"checkpoint-5 cannot be resumed from: it has no SHA256SUMS"):
         checkpoint_to_resume(args)

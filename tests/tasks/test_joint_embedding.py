@@ -1,4 +1,4 @@
-"""The whole way of learning by joint embeddings: train by the script, resume, continue with a task."""
+"""Joint embedding end to end: train with the script, resume, and fine-tune for a task."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def objective(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def workplace(objective: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colored images, and a model that has been trained on them by the script."""
+    """Return colored images and a model trained on them by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     pretrain(objective, folder / "colors", folder / "encoder")
@@ -59,7 +59,7 @@ def test_a_training_writes_what_it_has_learned(objective: str, workplace: Path) 
     ours, same_for_all = map(float, re.search(r"\| loss \| \**([\d.]+)\** \| \**([\d.]+)\** \|", card).groups())
     assert ours == pytest.approx(scores["loss"], abs=1e-4)
     assert ours < same_for_all
-    assert scores["knn_accuracy"] > 0.5  # of three colors
+    assert scores["knn_accuracy"] > 0.5  # three colors: chance is 1/3
     assert f"| objective | {'LeJEPA' if objective == 'lejepa' else 'DINO'}" in card
     assert (folder / "pictures" / "step-000020.png").exists()
 

@@ -1,4 +1,4 @@
-"""Training of keypoints: naive baseline, mirror images in evaluations, whole images."""
+"""Training keypoint detection: naive baseline, flip augmentation in evaluation, and whole images."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_naive_baseline_is_the_mean_pose_in_the_box() -> None:
     evaluator = KeypointEvaluator(HfViTImageProcessor(), KeypointMetric(POINTS))
     _, predict = evaluator.naive_baseline(targets)
     found = predict(target([100.0, 0.0, 200.0, 10.0], [[0.0, 0.0, 0.0]] * 3))
-    expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the last one, which is never labeled, in the middle
+    expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the unlabeled last keypoint is predicted at the center
     torch.testing.assert_close(found["keypoints"], torch.tensor(expected).double())
     assert not evaluator.has_truth(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
 
@@ -45,11 +45,11 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     ]
     flipped, plain = map(scores_of, trainers)
     assert flipped["nme"] != plain["nme"]
-    assert flipped["loss"] == plain["loss"]  # beside that of training, in one diagram
+    assert flipped["loss"] == plain["loss"]  # without flipping, to be comparable with training
     batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
     heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
     mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps
-    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # the feet change sides
+    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # left and right foot are swapped
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert open_model(None, {"hidden_size": 16}).options.norm == "instance"
     assert open_model(None, {"hidden_size": 16, "norm": "batch"}).options.norm == "batch"
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
-    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # of other keypoints than those here
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # different keypoints
     saved = HfViTForKeypointDetection(config)
     torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
@@ -95,7 +95,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert torch.equal(kept.keypoint_head.decoder.up2.norm.running_mean, statistics)
     assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
     assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
-    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # which has none
+    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # this model has no saved norm
 
 
 def test_a_training_of_a_version_with_another_norm_is_not_resumed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trainings on several labels per image and on values, and those in which rare classes count more."""
+"""Training with multi-label targets, regression targets, and class balancing."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "patch_size": 4,
-    "key_bias": False,  # whose gradient is rounding noise, which Adam scales up to full steps
+    "key_bias": False,  # Adam would amplify the rounding noise of its gradient
 }
 SMALL = [
     "--preset",
@@ -59,7 +59,7 @@ HEADERS = {"flags": COLORS, "names": ("label",), "value": ("label",), "class": (
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images that show colors, and a table of each of `TABLES`."""
+    """Return a folder of colored images and a label table for each entry of `TABLES`."""
     folder, rng = tmp_path_factory.mktemp("colors"), np.random.default_rng(0)
     rows: dict[str, list[list[Any]]] = {name: [["file", "split", *header]] for name, header in HEADERS.items()}
     for number in range(NUM_TRAIN + NUM_TEST):
@@ -76,7 +76,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(tables: Path, table: str, output: Path, *options: str) -> dict[str, Any]:
-    """Trains, and returns the scores of the test images."""
+    """Train and return the scores on the test images."""
     places = ["--dataset_name", str(tables / f"{table}.csv"), "--output_dir", str(output)]
     load_script("train_image_classification").main([*places, *SMALL, *options])
     scores: dict[str, Any] = json.loads((output / "test_scores.json").read_text())
@@ -104,7 +104,7 @@ def test_several_labels_are_learned_evaluated_and_predicted(
     assert line.keys() == {"file", "labels", "prediction"}
     assert line["labels"].keys() == line["prediction"].keys() == {*COLORS}
 
-    # The columns of the other table are in another order, and one of its tables lists names.
+    # Columns of the other table have a different order, and one of the tables lists label names.
     other = tables / f"{'flags' if table == 'names' else 'names'}.csv"
     options = ["--model_name_or_path", str(output), "--dataset_name", str(other), "--use_cpu"]
     load_script("evaluate_model").main([*options, "--output_dir", str(tmp_path / "evaluation")])
@@ -137,7 +137,7 @@ def test_values_are_learned_evaluated_and_predicted(
     card = (output / "README.md").read_text()
     assert "mean of the training labels" in card
     error = np.abs(labels[NUM_TRAIN:] - labels[:NUM_TRAIN].mean()).mean()
-    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # of the baseline
+    assert f"{error:.4f}" in card or f"{error:.3f}" in card  # score of the baseline
     load_script("evaluate_model").main(
         [
             *("--model_name_or_path", str(output), "--dataset_name", str(tables / "value.csv"), "--use_cpu"),
@@ -153,7 +153,7 @@ def test_values_are_learned_evaluated_and_predicted(
 
 def test_a_fresh_head_starts_at_the_mean_of_the_values(tables: Path, tmp_path: Path) -> None:
     scores = train(tables, "value", tmp_path / "out", *STEPS, "1", "--learning_rate", "1e-9")
-    assert scores["mae"] < 100  # far from the 2000 of a head that starts at 0
+    assert scores["mae"] < 100  # a head that predicts 0 has an error of 2000
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_rare_classes_count_more_in_a_training(tables: Path, tmp_path: Path) -> 
     for folder, option in (("balanced", "balanced"), ("file", str(file))):
         train(tables, "class", tmp_path / folder, *STEPS, "20", "--class_weights", option)
     lines = [json.loads(line) for line in (tmp_path / "file" / "test_predictions.jsonl").read_text().splitlines()]
-    assert {line["prediction"] for line in lines} == {"rare"}  # as the others count for nothing
+    assert {line["prediction"] for line in lines} == {"rare"}  # other classes have zero weight
 
 
 def balanced(classes: list[int], seed: int = 0) -> AugmentedDataset:
@@ -239,7 +239,7 @@ def test_balanced_sampling_draws_classes_and_their_images_equally_often(counts: 
     classes = [number for number, count in enumerate(counts) for _ in range(count)]
     dataset = balanced(classes)
     drawn = list(BalancedSampler(dataset))
-    assert len(set(drawn)) == len(drawn) == len(dataset)  # no image twice with the same augmentation
+    assert len(set(drawn)) == len(drawn) == len(dataset)  # no image repeats with the same augmentation
     by_class, by_image = Counter(classes[image] for image, _ in drawn), Counter(image for image, _ in drawn)
     assert max(by_class.values()) - min(by_class.values()) <= 1
     for number in range(len(counts)):

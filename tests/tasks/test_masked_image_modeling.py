@@ -1,4 +1,4 @@
-"""The whole way of learning without labels: train by the script, inspect, resume, continue with a task."""
+"""Masked image modeling end to end: train with the script, inspect, resume, and fine-tune for a task."""
 
 import json
 import re
@@ -40,7 +40,7 @@ STEPS += ["--save_steps", "30", "--learning_rate", "3e-3", "--min_crop_scale", "
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colored images, and a model that has been trained on them by the script."""
+    """Return colored images and a model trained on them by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     load_script("pretrain_masked_image_modeling").main(arguments_of(folder / "colors", folder / "encoder", *STEPS))
@@ -56,7 +56,7 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
     assert ours < baseline
     neighbors, of_pixels = map(float, re.search(r"\| knn_accuracy \| \**([\d.]+)\** \| \**([\d.]+)", text).groups())
     assert neighbors == pytest.approx(scores["knn_accuracy"], abs=1e-4)
-    assert min(neighbors, of_pixels) > 0.9  # colors are easy, and chance is a third
+    assert min(neighbors, of_pixels) > 0.9  # colors are easy; chance is 1/3
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == ("image-feature-extraction", "test")
     assert "| masks | 75% of the patches, random |" in text
     assert "colors: 32 for train, 4 for validation, 21 for test." in text
@@ -141,7 +141,7 @@ def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(work
     assert scores_of(trainer) == scores
     trainer.args.per_device_eval_batch_size = 7
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-6)
-    assert scores["knn_accuracy"] > 0.8  # of three colors
+    assert scores["knn_accuracy"] > 0.8  # three colors: chance is 1/3
 
 
 def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
@@ -193,15 +193,15 @@ def test_no_image_that_is_evaluated_is_its_own_neighbor(
 def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
     images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
-    assert (images.num_train, len(images.splits["train"])) == (8, 2)  # a batch, of 12 images
+    assert (images.num_train, len(images.splits["train"])) == (8, 2)  # one batch, out of 12 images
 
 
 def test_a_stream_is_trained_on_and_a_part_of_it_evaluated(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_steps", "10", "--shuffle_buffer_size", "20"]
     scores = pretrain(workplace / "colors", tmp_path / "stream", *options, "--max_eval_samples", "15")
-    assert scores["knn_accuracy"] > 0.8  # chance is a third
+    assert scores["knn_accuracy"] > 0.8  # three colors: chance is 1/3
     card = (tmp_path / "stream" / "README.md").read_text()
-    assert "On the 15 test images" in card  # of 21 that are sorted by color
+    assert "On the 15 test images" in card  # out of 21, sorted by color
     assert "| training images | a stream, each drawn among 20 |" in card
 
 
@@ -222,10 +222,10 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     distributed.finish(job, tmp_path / "two")
     processes = [torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)]
     _, weights, scores = alone.pop("shards")
-    assert torch.equal(weights, alone["stream"][1])  # one process is the first one
+    assert torch.equal(weights, alone["stream"][1])  # a single process reads the stream in the same order
     shards = [process.pop("shards") for process in processes]
     assert torch.equal(shards[0][1], shards[1][1])
-    assert not torch.allclose(shards[0][1], weights)  # as other images are together in a batch
+    assert not torch.allclose(shards[0][1], weights)  # batches contain different images
     assert shards[0][2].keys() == scores.keys()
     for process in processes:
         for way, (losses, weights, scores) in alone.items():

@@ -1,4 +1,4 @@
-"""Training of object detection: naive baseline, sizes of batches, other classes, losses over objects."""
+"""Training object detection: naive baseline, batch sizes, changed classes, and losses averaged over objects."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_naive_baseline_puts_each_class_where_it_is_on_average() -> None:
     evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a", "b", "c"]), 5)
     _, predict = evaluator.naive_baseline(targets)
     found = predict(target((40, 10), [], [], []))
-    assert found["class_labels"].tolist() == [0, 2]  # crowds are none
+    assert found["class_labels"].tolist() == [0, 2]  # without crowds
     torch.testing.assert_close(found["scores"], torch.tensor([2 / 3, 1 / 3]).double())
     expected = [[1.0, 4.0, 4.0, 28.0], [2.0, 0.0, 10.0, 40.0]]
     torch.testing.assert_close(found["boxes"], torch.tensor(expected).double())
@@ -62,7 +62,7 @@ def test_batches_have_several_sizes_if_asked_for(
     options: list[str], sizes: list[tuple[int, int]] | None, objects: Path, tmp_path: Path
 ) -> None:
     trainer = make_trainer("object_detection", objects, tmp_path, *options)
-    assert trainer.data_collator.collator.sizes == sizes  # whole patches of 4 pixels around 24
+    assert trainer.data_collator.collator.sizes == sizes  # multiples of the patch size 4 around 24
     shapes = {tuple(batch["pixel_values"].shape[-2:]) for _ in range(8) for batch in trainer.get_train_dataloader()}
     assert shapes <= set(sizes or [(24, 24)])
     (batch, *_) = trainer.get_eval_dataloader()
@@ -74,7 +74,9 @@ def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path
     found = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator([trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))])
     with torch.no_grad():
-        whole = trainer.model.eval()(batch["pixel_values"], batch["labels"])  # divided by the boxes of the batch
+        whole = trainer.model.eval()(
+            batch["pixel_values"], batch["labels"]
+        )  # divided by the number of boxes in the batch
     assert found == pytest.approx(float(whole.loss), rel=1e-9)
 
 
@@ -91,7 +93,7 @@ def test_validation_images_choose_the_threshold_and_no_others(objects: Path, tmp
         opened = HfViTForObjectDetection.from_pretrained(folder)
         assert opened.options.score_threshold == threshold
     validation, trainer.eval_dataset = trainer.eval_dataset, None
-    trainer.predict(validation)  # as if it was a test
+    trainer.predict(validation)  # evaluated like a test split
     trainer.choose_threshold()
     assert trainer.model.options.score_threshold is None
 
@@ -105,11 +107,11 @@ def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_
 
     assert not messages(2)
     (message,) = messages(1)
-    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")  # crowds are none
+    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")  # without crowds
 
 
 def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
-    """A saved model of two classes, with its image processor."""
+    """Save a model with two classes and its image processor."""
     labels = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
     model = HfViTForObjectDetection(small_config(**TRAINING_CASES[case].overrides, num_labels=2, **labels))
     draw_weights(model)

@@ -1,4 +1,4 @@
-"""Training of semantic segmentation: where it starts from, how it is evaluated, what is refused."""
+"""Training semantic segmentation: initialization, evaluation, and invalid input."""
 
 import json
 import re
@@ -39,7 +39,8 @@ from ..scripts.test_demo import load_script
 
 TASK = "semantic_segmentation"
 BACKBONE = {name: value for name, value in CONFIG.items() if not name.endswith("_config")} | {"image_size": 16}
-# A rate that float32 rounds to 0; a rate of 0 is refused, because such a training changes nothing.
+# A learning rate that float32 rounds to 0. A learning rate of exactly 0 is refused because training would change
+# nothing.
 NO_CHANGE = ("--learning_rate", "1e-60")
 
 
@@ -58,7 +59,7 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
     maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
     evaluator = SemanticEvaluator(None, SemanticSegmentationMetric(["road", "sky", "tree"]))
     _, predict = evaluator.naive_baseline(maps)
-    expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class of all, where no image has one
+    expected = torch.tensor([[0, 1], [2, 2]])  # most frequent class overall where undefined
     assert torch.equal(predict(maps[0]), expected)
     larger = torch.zeros(4, 6)
     assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
@@ -68,12 +69,15 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
 
 
 def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
-    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]  # 9 of class 0, 1 of class 1
+    masks = [
+        torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]),
+        torch.tensor([[0, 0, 0, 0]]),
+    ]  # class 0: 9 pixels, class 1: 1 pixel
     assert choose_weights("none", NAMES, lambda: count_pixels(masks, 3)) == [1.0, 1.0, 1.0]
     weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
-    assert weights[2] == 1  # not seen
+    assert weights[2] == 1  # class without pixels
     assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
     with pytest.raises(ValueError, match="class_weights is given twice"):
         SemanticArguments(
@@ -190,7 +194,7 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
         scores = train(TASK, scenes, tmp_path / name, *steps)
         saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
-        assert saved.window_scale == (1.25 if name == "larger" else None)  # 16 pixels of most often 20 at least
+        assert saved.window_scale == (1.25 if name == "larger" else None)  # most images are upscaled by 1.25
         card = (tmp_path / name / "README.md").read_text()
         chosen = "1.25, in windows" if name == "larger" else "1, the whole image"
         assert re.search(
@@ -226,7 +230,7 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
     assert is_better(metric, records(0.1), records(0.3))
     assert not is_better(metric, records(0.3), records(0.1))
     assert not is_better(metric, records(0.2), records(0.202))
-    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)  # better in one image alone
+    few = [*records(0.0, 1), *records(0.3, 5)], records(0.3, 6)  # only one image improves
     assert not is_better(metric, *few)
     processor = whole_image_processor(HfViTImageProcessor(), HfViTConfig(**BACKBONE | {"image_size": 32}), True)
     assert scales_to_try(processor, [(32, 40)] * 3)[0] == []

@@ -1,4 +1,4 @@
-"""Fresh heads, as the scripts train them, learn the same from a batch at once and in accumulated parts."""
+"""New heads trained by the scripts learn the same from one batch and from its accumulated parts."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from ..helpers.references import assert_close
 from ..helpers.trainings import GradientRecorder
 
 
-# Universal segmentation is not among them: the points of its loss are drawn at random in each part. The other classes
-# have the heads of `TRAINING_CASES`.
+# Universal segmentation is excluded, because its loss samples random points in each part. Other classes use the
+# heads of `TRAINING_CASES`.
 WRITE = {
     "semantic_segmentation": write_scenes,
     "depth_estimation": write_scenes,

@@ -1,4 +1,4 @@
-"""Training of universal segmentation: masked attention is annealed, things and stuff are told apart."""
+"""Training universal segmentation: annealing of masked attention, and thing and stuff classes."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_whether_classes_are_things_must_be_said_and_is_in_the_card(scenes: Path
 
 
 def perfect(target: dict) -> dict:
-    """The target as a prediction of all kinds."""
+    """Return a prediction of every kind that equals the target."""
     masks, labels = target["masks"], target["class_labels"].tolist()
     ids = torch.full(masks.shape[1:], -1)
     for number, mask in enumerate(masks):
@@ -98,7 +98,7 @@ def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
 
 
 def write_coco_instances(scenes: Path, folder: Path) -> Path:
-    """Writes the scenes once more, as COCO does: the animals alone, as polygons."""
+    """Write the animals of the scenes as COCO polygons."""
     for split in ("train", "val"):
         images, annotations = [], []
         (folder / split).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Each training and evaluation writes a line with the prediction for every image that it scores."""
+"""Training and evaluation write one line with the prediction of each evaluated image."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_objects_and_keypoints_are_written(tmp_path: Path) -> None:
     train("keypoint_detection", data, folder, *A_FEW_STEPS)
     lines = lines_of(folder / "validation_predictions.jsonl")
     annotations = json.loads((data / "val" / "annotations.json").read_text())["annotations"]
-    assert len(lines) == len(annotations)  # a line for each object
+    assert len(lines) == len(annotations)  # one line per object
     for line in lines:
         assert {*line} == {"file", "box", "labels", "keypoints", "scores"}
         assert line["labels"] == POINTS

@@ -1,4 +1,4 @@
-"""The whole way of images beside texts: train by the script, look at what is left, resume, score, open elsewhere."""
+"""Contrastive image-text training end to end: train with the script, check saved files, resume, evaluate, load elsewhere."""
 
 import json
 import re
@@ -42,7 +42,7 @@ STEPS += ["--save_steps", "40", "--learning_rate", "2e-3", "--weight_decay", "0.
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images with captions, images with labels, and a model that has been trained by the script."""
+    """Return images with captions, images with labels, and a model trained by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
     write_labeled(folder / "colors")
@@ -220,7 +220,7 @@ def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_pat
     assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
     assert trainer.model.options.loss == "softmax"
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["input_ids"].shape[1] <= 12  # where the tower ends, before the tokenizer does
+    assert batch["input_ids"].shape[1] <= 12  # limit of the text tower, not of the tokenizer
     assert trainer.model(**batch).loss.isfinite()
 
 
@@ -235,7 +235,7 @@ def test_a_text_encoder_of_the_library_brings_its_weights_and_tokens(workplace: 
     for name, weight in trainer.model.text_model.state_dict().items():
         assert torch.equal(weight, bert.state_dict()[name])
     assert torch.equal(trainer.model.model.norm.weight, saved["model.norm.weight"])
-    assert trainer.model.text_options.pooled_by == "last"  # its tokenizer has no [CLS]
+    assert trainer.model.text_options.pooled_by == "last"  # the tokenizer has no [CLS]
     assert trainer.processing_class.tokenizer.model_max_length == 40
 
 
@@ -249,7 +249,7 @@ def test_the_temperature_does_not_decay(workplace: Path, tmp_path: Path) -> None
 def test_a_batch_has_an_image_once_and_makes_the_models_loss(workplace: Path, tmp_path: Path) -> None:
     trainer = make_trainer(workplace / "halves", tmp_path)
     batches = list(trainer.get_train_dataloader())
-    assert len(batches) == 2  # of 16 images, whose 44 captions are in 44 rows
+    assert len(batches) == 2  # 16 images, whose 44 captions are 44 rows
     for batch in batches:
         assert len(batch["pixel_values"].flatten(1).unique(dim=0)) == len(batch["input_ids"]) == 8
         outputs = trainer.model(**batch)
