@@ -1,4 +1,4 @@
-"""Our batched pipelines match the pipelines of transformers, read ahead a limited number of images, and report bad inputs."""
+"""Our batched pipelines match those of transformers, read ahead a limited number of images, and report bad inputs."""
 
 import sys
 import threading

@@ -143,7 +143,7 @@ def test_input_data_format_decides_and_doubt_warns(backend, warnings):
     assert not warnings
     assert torch.equal(read(backend, array), torch.tensor(array).float())
     assert "first or last" in warnings[0]
-    # The last dimension of 4 could be RGBA, but the model expects 3 channels, which come first.
+    # Shape (4, 8, 3) could be RGBA with channels first, but the model expects 3 channels.
     assert read(backend, noise(4, 8, 3)).shape == (3, 4, 8)
 
 

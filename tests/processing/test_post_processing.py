@@ -1,4 +1,4 @@
-"""Post-processing, compared with the image processors of transformers: padding, precision, memory, invalid arguments."""
+"""Post-processing, compared with the image processors of transformers: padding, precision, memory, invalid input."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Inference options that training stores in the image processor: sliding windows and class-agnostic suppression of boxes."""
+"""Inference options that training stores in the image processor: sliding windows and class-agnostic boxes."""
 
 import json
 from pathlib import Path
