@@ -186,7 +186,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
 def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:
     config = HfViTConfig(**{**CONFIG, "image_size": 16, "depth_config": {**CONFIG["depth_config"], "max_depth": 80}})
     source = HfViTForDepthEstimation(config)
-    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # fits another head only
+    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # its shape fits the new head too
     torch.nn.init.constant_(source.model.norm.weight, 3.0)
     source.save_pretrained(tmp_path)
     HfViTImageProcessor(size=16).save_pretrained(tmp_path)

@@ -95,7 +95,7 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert torch.equal(kept.keypoint_head.decoder.up2.norm.running_mean, statistics)
     assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
     assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
-    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # this model has no saved norm
+    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # this head has no norm
 
 
 def test_a_training_of_a_version_with_another_norm_is_not_resumed(tmp_path: Path) -> None:

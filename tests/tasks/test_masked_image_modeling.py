@@ -222,7 +222,7 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     distributed.finish(job, tmp_path / "two")
     processes = [torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)]
     _, weights, scores = alone.pop("shards")
-    assert torch.equal(weights, alone["stream"][1])  # a single process reads the stream in the same order
+    assert torch.equal(weights, alone["stream"][1])  # same order with a single process
     shards = [process.pop("shards") for process in processes]
     assert torch.equal(shards[0][1], shards[1][1])
     assert not torch.allclose(shards[0][1], weights)  # batches contain different images

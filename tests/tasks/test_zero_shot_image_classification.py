@@ -1,4 +1,4 @@
-"""Contrastive image-text training end to end: train with the script, check saved files, resume, evaluate, load elsewhere."""
+"""Contrastive image-text training end to end: train with the script, saved files, resuming, evaluation, loading."""
 
 import json
 import re
