@@ -1,4 +1,4 @@
-"""What holds for every test: an environment of its own, before any library reads it, and the plugins."""
+"""Configuration of all tests: environment variables, set before any library reads them, and plugins."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Scores of dense predictions: equal to other implementations, whatever the order, the batches and the processes."""
+"""Metrics of dense prediction match reference implementations for any order, batch size and number of processes."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def test_a_record_does_not_grow_with_the_pixels(name: str) -> None:
 
     small = len(pickle.dumps(make_metric().record(prediction, target)))
     large = len(pickle.dumps(make_metric().record(enlarged(prediction), enlarged(target))))
-    # Runs of a mask grow with its contour at most.
+    # The run-length encoding of a mask grows at most with its contour.
     assert large < small * (6 if name == "instance" else 1.1)
 
 
@@ -146,7 +146,7 @@ def test_semantic_scores_equal_hand_computed_ones() -> None:
     prediction = [[0, 0, 1, 1], [1, 3, 0, 2]]
     assert score(metric, (prediction, target)) == pytest.approx(
         {
-            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,  # c is only predicted, d only where nothing counts
+            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,  # c is only predicted, d is in ignored pixels only
             "pixel_accuracy": 4 / 6,
             "mean_accuracy": (2 / 4 + 1) / 2,
             "mean_dice": (4 / 6 + 4 / 5 + 0) / 3,
@@ -168,7 +168,7 @@ def test_semantic_class_numbers_that_are_none_are_refused() -> None:
 
 
 def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[int, list[float]]:
-    """Sum of IoU, true positives, false positives and false negatives, written after the COCO panoptic API."""
+    """Return sum of IoU, true positives, false positives and false negatives, as in the COCO panoptic API."""
     sums: dict[int, list[float]] = {label: [0.0, 0, 0, 0] for label in range(num_classes)}
     for prediction, target in images:
         void = ~target["masks"].any(axis=0)
@@ -254,7 +254,7 @@ def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
 
 
 def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
-    """The official evaluator; torchmetrics leaves out images without objects, and what is invented in them."""
+    """Return scores of the official evaluator. torchmetrics ignores images without objects and their false positives."""
     datasets = [COCO(), COCO()]
     for part, dataset in zip((1, 0), datasets, strict=True):
         annotations = [
@@ -285,7 +285,7 @@ def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
 def test_instance_scores_are_those_of_pycocotools() -> None:
     images = [instance_image(number) for number in range(NUM_IMAGES)]
     images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
-    for number, (prediction, _) in enumerate(images):  # the official evaluator ranks equal ones by the order of images
+    for number, (prediction, _) in enumerate(images):  # the official evaluator orders ties by image
         prediction["scores"] = np.random.default_rng(number).random(len(prediction["scores"]))
     metric = InstanceMetric(NAMES, THINGS)
     scores = score(metric, *images)
@@ -324,7 +324,7 @@ def test_instances_of_other_classes_and_of_none_do_not_count() -> None:
 
 
 def depth_reference(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """The scores of one image, written after BTS's evaluation."""
+    """Return the scores of one image, as in the evaluation code of BTS."""
     ratio = np.maximum(target / prediction, prediction / target)
     log_error = np.log(prediction) - np.log(target)
     return {
@@ -377,7 +377,7 @@ def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
     inverse = DepthMetric(max_depth=80, alignment="scale_shift")
     assert score(inverse, (7 / depth + 5, target))["delta1"] == 1
     assert score(DepthMetric(), (0.01 * depth, target))["abs_rel"] == pytest.approx(0.99)
-    for alignment in ("median", "scale_shift"):  # a dead model has no scale to fit
+    for alignment in ("median", "scale_shift"):  # constant predictions have no scale to fit
         scores = score(DepthMetric(max_depth=80, alignment=alignment), (np.zeros_like(depth), target))
         assert all(math.isfinite(value) for value in scores.values())
 

@@ -1,4 +1,4 @@
-"""Scores of boxes: equal to the COCO evaluator's and to known answers, whatever the order and the processes."""
+"""Box metrics match the COCO evaluator and known values for any order and number of processes."""
 
 import json
 import math
@@ -94,7 +94,7 @@ def test_predictions_that_are_not_finite_are_refused(name: str) -> None:
 
 
 def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
-    """The official evaluator."""
+    """Return the scores of the official evaluator."""
     datasets = [COCO(), COCO()]
     for part, dataset in zip((1, 0), datasets, strict=True):
         annotations = [
@@ -126,10 +126,10 @@ def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
 def test_scores_are_those_of_pycocotools(seed: int) -> None:
     generator = np.random.default_rng(seed)
     images = [detection_image(100 * seed + number) for number in range(1 + 2 * seed)]
-    if seed == 3:  # more detections of a class than count
+    if seed == 3:  # more detections per class than are evaluated
         boxes = random_boxes(generator, 240)
         images[0] = {"boxes": boxes, "class_labels": np.arange(240) % 2, "scores": None}, images[0][1]
-    for found, _ in images:  # equal scores rank by the order of images, which is another one there
+    for found, _ in images:  # ties are ordered by image, and the evaluators order images differently
         found["scores"] = generator.random(len(found["boxes"]))
     metric = DetectionMetric(NAMES)
     scores = score(metric, *images)
@@ -155,7 +155,7 @@ def test_scores_are_those_of_pycocotools(seed: int) -> None:
 
 @pytest.mark.parametrize(("invented", "ap_50"), [(0.7, 1), (0.85, (51 + 50 * 2 / 3) / 101), (0.95, 2 / 3)])
 def test_average_precision_equals_hand_computed_ones(invented: float, ap_50: float) -> None:
-    """One box is perfect (score 0.9), one is off (0.8; IoU 76 / 124 = 0.61), and one is invented."""
+    """One correct box (score 0.9), one inaccurate box (0.8, IoU 76 / 124 = 0.61), and one false positive."""
     truth = target(BOX, [200, 10, 300, 110])
     found = prediction((BOX, 0.9), ([224, 10, 324, 110], 0.8), ([10, 300, 110, 400], invented))
     metric = DetectionMetric(["cell"])
@@ -222,7 +222,7 @@ def test_the_curve_of_a_class_is_its_precision_at_each_recall() -> None:
 
 
 def test_a_turned_box_is_a_wrong_one() -> None:
-    """The official evaluator does not count one whose area is negative."""
+    """The official evaluator ignores boxes with a negative area."""
     for turned in ([110, 110, 10, 10], [10, 110, 110, 10]):
         found = prediction((turned, 0.9), (BOX, 0.8))
         assert score(DetectionMetric(["cell"]), (found, target(BOX)))["map"] == pytest.approx(1 / 2)

@@ -1,4 +1,4 @@
-"""Scores of features: as scikit-learn counts them, chosen on training images alone, and told in a table."""
+"""Evaluation of features: scores match scikit-learn, hyperparameters depend on training images only, and the score table."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from ..scripts.test_demo import load_script
 def test_average_precision_is_that_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, gallery = (torch.randn(count, 5, generator=generator) for count in (12, 40))
-    gallery[20:30] = gallery[:10]  # equally similar to everything
+    gallery[20:30] = gallery[:10]  # equal similarities
     classes, others = (torch.randint(3, (count,), generator=generator) for count in (12, 40))
     found = retrieval_average_precision(queries, classes, gallery, others)
     similarity = F.normalize(queries, dim=1) @ F.normalize(gallery, dim=1).T
@@ -46,11 +46,11 @@ def test_a_query_does_not_find_itself() -> None:
         rest = own != number
         alone = retrieval_average_precision(images[[number]], classes[[number]], images[rest], classes[rest])
         assert precision == pytest.approx(float(alone), abs=1e-6)
-    assert found[-1].isnan()  # it is the only one of its class
+    assert found[-1].isnan()  # the only image of its class
 
 
 def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Features of which few say something of the class, in units that differ."""
+    """Return features with different scales, only a few of which depend on the class."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, 3, count)
     features = generator.normal(size=(count, 40)).astype(np.float32)
@@ -70,8 +70,8 @@ def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
         weaker = classify(features[kept], classes[kept], features[held_out], other)
         assert accuracy >= (weaker == classes[held_out]).mean()
     assert np.array_equal(answers, classify(features, classes, others, strength))
-    assert (answers == truth).mean() > 0.55  # chance is a third
-    assert probe(features, classes, others[:1])[1] == strength  # whatever is scored
+    assert (answers == truth).mean() > 0.55  # chance is 1/3
+    assert probe(features, classes, others[:1])[1] == strength  # independent of the test images
 
 
 def test_the_probe_does_not_depend_on_units() -> None:
@@ -94,7 +94,7 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     found = json.loads((workplace / "features" / "evaluation.json").read_text())
     assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
     scores = found["scores"]
-    assert list(scores) == ["mean", "pixels", "most frequent class"]  # patches are no vector
+    assert list(scores) == ["mean", "pixels", "most frequent class"]  # patch features are not vectors
     assert scores["most frequent class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
     known, features = (rows_of(workplace / "features", split) for split in ("train", "test"))
     tensors = [torch.tensor(table["pixels"].to_pylist()) for table in (features, known)]
@@ -110,14 +110,14 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
 def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         extract_to(workplace / "encoder", workplace / "colors" / split, tmp_path / split, features=["mean", "pixels"])
-    for _ in range(2):  # of which the second leaves what the first has written
+    for _ in range(2):  # the second run keeps the files of the first
         load_script("evaluate_features").main([str(tmp_path / "train"), str(tmp_path / "test")])
     files = [tmp_path / "test" / f"evaluation-beside-train{end}" / "evaluation.json" for end in ("", "-2")]
     apart, again = (json.loads(file.read_text()) for file in files)
     assert apart == again
     together = evaluate_features(*open_train_and_test([workplace / "features"]))
     for feature in ("mean", "pixels"):
-        # Batches are others, and with them the last bits
+        # Different batches change the last bits of features
         assert apart["scores"][feature] == pytest.approx(together["scores"][feature], abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Features of images in files: the right ones, the same after a kill and on two processes, in bounded memory."""
+"""Extracting image features to files: values, resuming, two processes, and bounded memory."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Sums in another order differ in the last bit, and several processes have one thread each."""
+    """Use one thread, as in multi-process runs, because the order of summation changes the last bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images, a model, and its features."""
+    """Return images, a model, and its features."""
     folder = tmp_path_factory.mktemp("workplace")
     write_colors(folder / "colors")
     save_encoder(folder / "encoder")
@@ -60,7 +60,7 @@ def test_features_are_what_the_model_says_of_each_image(workplace: Path) -> None
         for name, value in expected.items():
             np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
         assert row["grid"] == [4, 4]
-        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # which has 32 x 32 of them
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # 32 x 32 pixels
         assert len(row["untrained_mean"]) == len(row["mean"])
         assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
 
@@ -115,7 +115,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     assert sorted(before) == [f"train-0000{number}-of-00004.parquet" for number in range(2)]
     extract_to(workplace / "encoder", workplace / "colors", output_dir, features=ALL)
     assert content_of(output_dir) == content_of(workplace / "features")
-    assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before  # not done again
+    assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before  # not computed again
 
 
 def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
         f"Saved features ({', '.join(ALL)}) of images (36 of train, 21 of test) to {tmp_path / 'features'}"
     ]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
-    del found["features.json"], expected["features.json"]  # which says where they lay
+    del found["features.json"], expected["features.json"]  # contains paths
     assert found == expected
 
 
@@ -159,15 +159,15 @@ print(peaks[1] - peaks[0], sum(file.stat().st_size for file in Path("of_many").i
 
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
     save_encoder(tmp_path / "encoder", patch_size=2, hidden_size=64, num_hidden_layers=1)
-    for number in range(50):  # of a batch: features that repeat would take less room in the files
+    for number in range(50):  # repeated features would compress well in files
         picture(number).save(tmp_path / f"{number}.png")
     for name, count in (("few", 600), ("many", 4800)):
         (tmp_path / name).mkdir()
         for number in range(count):
             os.link(tmp_path / f"{number % 50}.png", tmp_path / name / f"{number}.png")
     growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
-    assert written > 250  # MiB, seven eighths of them by the second extraction
-    assert growth < 100  # allocators and the writer differ by up to 50 MiB from run to run
+    assert written > 250  # MiB, seven eighths by the second extraction
+    assert growth < 100  # memory varies by up to 50 MiB between runs
 
 
 def test_patches_of_padding_do_not_count(tmp_path: Path) -> None:

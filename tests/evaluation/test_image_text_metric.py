@@ -1,4 +1,4 @@
-"""Recall of images and texts: that of a plain loop, with ties and broken numbers against the model."""
+"""Image-text retrieval recall matches a plain loop; ties and invalid values lower the score."""
 
 import math
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ def test_ranks_are_those_of_a_plain_loop(max_compared: int, monkeypatch: pytest.
 @pytest.mark.parametrize("value", [0.5, math.nan])
 def test_what_is_all_alike_or_no_number_is_found_last(value: float) -> None:
     images, texts = torch.full((len(COUNTS), 4), value), torch.full((int(COUNTS.sum()), 4), value)
-    images += 1e-8 * torch.arange(len(images))[:, None]  # noise of single precision
+    images += 1e-8 * torch.arange(len(images))[:, None]  # rounding noise of float32
     of_images, of_texts = retrieval_ranks(images, texts, COUNTS)
     assert of_images.tolist() == (len(texts) - COUNTS).tolist()
     assert of_texts.tolist() == [len(images) - 1] * len(texts)

@@ -1,4 +1,4 @@
-"""Scores of keypoints: equal to the COCO evaluator's and to known answers."""
+"""Keypoint metrics match the COCO evaluator and known values."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from hf_vit.evaluation.keypoints import KeypointMetric, default_oks_sigmas
 from ..helpers.objects import KEYPOINTS, OKS_SIGMAS, pose
 
 
-# The face of someone 100 wide and 64 high, of whom the chin is not labeled
+# A face in a box 100 wide and 64 high, whose chin is not labeled
 FACE = ["left_eye", "right_eye", "nose", "chin"]
 POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
 
@@ -25,7 +25,7 @@ def score(metric: KeypointMetric, *objects: tuple[Any, Any]) -> dict[str, float]
 
 
 def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
-    """The points, each moved by so many pixels."""
+    """Return the keypoints, each shifted by the given number of pixels."""
     moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
     return {"keypoints": moved, "scores": np.full(len(of), sure)}
 
@@ -35,7 +35,7 @@ def truth(of: np.ndarray = POINTS, image_id: int = 1) -> dict[str, Any]:
 
 
 def coco_reference(objects: list[tuple[Any, Any]]) -> list[float]:
-    """AP of the official evaluator at all OKS, 0.5 and 0.75."""
+    """Return AP of the official evaluator, averaged over OKS thresholds and at 0.5 and 0.75."""
     truths, poses = COCO(), COCO()
     for dataset, entries in ((truths, []), (poses, [])):
         for number, (prediction, target) in enumerate(objects, start=1):
@@ -71,19 +71,19 @@ def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
     objects = [pose(100 * seed + number) for number in range(60)]
     for prediction, target in objects:
         prediction["scores"] = generator.random(len(KEYPOINTS))
-        # Up to 60 in one image, of which 20 count
+        # Up to 60 detections in one image, of which 20 are evaluated
         target["image_id"] = int(generator.integers(0, 1 + 3 * seed))
         target["keypoints"] *= generator.random() < 0.9
     metric = KeypointMetric(KEYPOINTS, OKS_SIGMAS)
     scores = score(metric, *objects)
-    objects.sort(key=lambda one: metric.record(*one)["rank"])  # which of two equal objects is matched
+    objects.sort(key=lambda one: metric.record(*one)["rank"])  # order decides which of two ties is matched
     assert list(scores.values())[:3] == pytest.approx(coco_reference(objects), abs=1e-12)
     assert 0 < scores["oks_ap"] < scores["oks_ap_50"] < 1
 
 
 def test_oks_equals_a_hand_computed_one() -> None:
     sigma, area = 0.1, 5000
-    off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)  # all keypoints, for a similarity of 0.82
+    off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)  # shift of all keypoints for an OKS of 0.82
     metric = KeypointMetric(FACE, [sigma] * 4)
     scores = score(metric, (found((off, 0), (0, off), (-off, 0), (999, 999)), truth()))
     assert scores["oks_ap"] == pytest.approx(7 / 10)
@@ -91,7 +91,7 @@ def test_oks_equals_a_hand_computed_one() -> None:
 
 
 def test_poses_of_one_image_belong_together() -> None:
-    """Who was taken for whom makes no difference to OKS within an image, but it does to the keypoints."""
+    """Matching between poses and people of an image affects keypoint scores even if OKS is unchanged."""
     other = POINTS + np.array([500, 500, 0])
     for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
         swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]
@@ -115,7 +115,7 @@ def test_sigmas_of_people_are_those_of_coco() -> None:
 
 def test_keypoint_scores_equal_hand_computed_ones() -> None:
     metric = KeypointMetric(FACE)
-    # The labeled points are 60 wide, so up to 12 pixels are right; the root of the box's area is 80.
+    # The labeled points are 60 wide, so errors up to 12 pixels are correct. The square root of the box area is 80.
     scores = score(metric, (found((12, 0), (0, 13), (3, 4), (99, 99)), truth()))
     assert scores["pck"] == pytest.approx(2 / 3)
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / 80)
@@ -128,7 +128,7 @@ def test_keypoint_scores_equal_hand_computed_ones() -> None:
 def test_two_keypoints_can_be_the_length() -> None:
     moves = (12, 0), (0, 13), (3, 4)
     metric = KeypointMetric(FACE, pck_threshold=0.1, normalize=("left_eye", "nose"))
-    length = math.hypot(30, 30)  # so up to 4.2 pixels are right
+    length = math.hypot(30, 30)  # errors up to 4.2 pixels are correct
     eyes_alone = POINTS * [[1], [1], [0], [0]]
     scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == 0

@@ -1,4 +1,4 @@
-"""Scores of several labels and of values are those of scikit-learn, and missing labels are left out of them."""
+"""Multi-label and regression metrics match scikit-learn and ignore missing labels."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_missing_labels_count_for_nothing() -> None:
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(N, K)), (rng.random((N, K)) < 0.4).astype(float)
     labels[rng.random((N, K)) < 0.3] = np.nan
-    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # a class that is right for no image
+    labels[:, 3] = np.where(np.isnan(labels[:, 3]), np.nan, 0.0)  # a class without positives
     scores, known = filled(MultiLabelMetric(NAMES), logits, labels).compute(), ~np.isnan(labels)
     parts = [(labels[known[:, k], k], logits[known[:, k], k]) for k in range(K)]
     aps = [metrics.average_precision_score(*part) for part in parts[:3]]

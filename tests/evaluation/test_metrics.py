@@ -1,4 +1,4 @@
-"""The scores: metrics of evaluate, what the Trainer reports, and the files and pictures of an evaluated model."""
+"""Metrics of `evaluate`, scores reported by the Trainer, and files and figures of an evaluated model."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_scores_equal_hand_computed_ones() -> None:
     labels = np.array([1, 0, 0, 0])
     scores = image_classification_metrics(EvalPrediction(logits, labels))
     expected = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item()
-    # class 0: precision 1, recall 2/3; class 1: precision 1/2, recall 1
+    # Class 0: precision 1, recall 2/3. Class 1: precision 1/2, recall 1.
     assert scores == pytest.approx({"loss": expected, "accuracy": 0.75, "macro_f1": (0.8 + 2 / 3) / 2})
 
 

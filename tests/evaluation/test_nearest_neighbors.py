@@ -1,4 +1,4 @@
-"""Classes by the nearest training images, beside a slow re-derivation and scikit-learn."""
+"""k-nearest-neighbor classification, compared with a slow implementation and scikit-learn."""
 
 import math
 from collections import defaultdict
@@ -14,7 +14,7 @@ from hf_vit.evaluation.features import NeighborAccuracy, classify_by_neighbors
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """30 images to classify, and 200 that are known, in 5 classes that overlap."""
+    """Return 30 queries and 200 labeled features of 5 overlapping classes."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(5, (200,), generator=generator)
     centers = torch.randn(5, 16, generator=generator)
@@ -49,7 +49,7 @@ def test_neighbors_vote_as_those_of_scikit_learn() -> None:
     expected = peer.fit(known.numpy(), classes.numpy()).predict(features.numpy())
     found = classify_by_neighbors(features, known, classes)
     assert found.tolist() == expected.tolist()
-    # Neither of the two is what the most frequent class or the very nearest image would say.
+    # Neither the majority class nor the single nearest neighbor gives these predictions.
     assert len(set(expected)) > 1
     assert found.tolist() != classify_by_neighbors(features, known, classes, 1).tolist()
 

@@ -1,4 +1,4 @@
-"""The score above which predictions are answers: by the best F1, robust with few images, the same in any order."""
+"""Score thresholds that maximize F1 are robust for few images and do not depend on their order."""
 
 import random
 from typing import Any
@@ -32,7 +32,7 @@ def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) ->
 def test_no_other_threshold_is_much_better(seed: int) -> None:
     generator = np.random.default_rng(seed)
     correct = np.arange(400) < 120
-    scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)  # with equal ones
+    scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)  # with ties
     found = best_threshold(scores, correct, 150)
     assert found is not None
     assert found.quality == pytest.approx(f1(found.value, scores, correct, 150))
@@ -50,7 +50,10 @@ def test_it_lies_in_the_middle_of_a_gap() -> None:
     [
         ([0.9999, 0.9998, 0.9997], [True, True, False]),
         ([0.00012345, 0.000123449, 0.000123448], [True, True, False]),
-        ([0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)], [True, True, False]),  # neighbors
+        (
+            [0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)],
+            [True, True, False],
+        ),  # adjacent float32 values
         ([1.2, 1.1, 0.3], [True, True, False]),
         ([1.0, 0.9999999, 0.9999998], [True, True, False]),
     ],
@@ -68,18 +71,18 @@ def test_scores_that_no_threshold_passes_choose_none() -> None:
     assert best_threshold([0.0, -0.1], [True, False], 1) is None
     found = best_threshold([1.3, 1.2, 0.4], [True, False, False], 1)
     assert found is not None
-    assert 0.4 < found.value <= 1  # 1.25, the best one, is no probability
+    assert 0.4 < found.value <= 1  # 1.25 is not a probability
     assert found.quality == pytest.approx(2 / 3)
 
 
 def test_one_object_more_or_less_decides_nothing() -> None:
-    scores = np.linspace(0.9, 0.1, 81)  # 40 right ones, then one of two, then none
+    scores = np.linspace(0.9, 0.1, 81)  # first 40 correct, then every second, then none
     correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
     curve = [f1(value, scores, correct, 55) for value in scores]
     found = best_threshold(scores, correct, 55)
     assert found is not None
     assert found.quality > 0.98 * max(curve)
-    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the best one lies at the end of many good ones
+    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the maximum is at the end of a plateau
 
 
 def test_without_a_right_prediction_there_is_none() -> None:
@@ -119,7 +122,7 @@ def test_a_box_is_right_once_and_of_its_class() -> None:
     metric.update([metric.record(*image)])
     found = metric.best_threshold()
     assert found is not None
-    assert (found.value, found.quality) == (0.7, 1.0)  # between 0.8 and the repeated box; the one of the crowd aside
+    assert (found.value, found.quality) == (0.7, 1.0)  # between 0.8 and the duplicate box; the crowd is ignored
     metric.update([metric.record(*wrong)])
     found = metric.best_threshold()
     assert found is not None
@@ -142,7 +145,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
         found = metric.best_threshold()
         assert found is not None
         assert (found.nms, found.quality) == (0.7, 1.0)
-    near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3  # which are two objects
+    near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3  # two separate objects
     metric.reset()
     metric.update([metric.record(*image) for image in near])
     found = metric.best_threshold()
@@ -150,7 +153,7 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
     assert (found.nms, found.quality) == (None, 1.0)
 
 
-@pytest.mark.parametrize("count", [9, 120])  # 9 are cross-fitted
+@pytest.mark.parametrize("count", [9, 120])  # 9 images use cross-fitting
 def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     metric, box = DetectionMetric(["a", "b"]), [10, 10, 40, 40]
     for index in range(count):
@@ -163,7 +166,7 @@ def test_several_classes_on_an_object_are_reduced_to_one(count: int) -> None:
     found = metric.best_threshold()
     assert found is not None
     assert (found.nms, found.is_class_agnostic) == (0.7, True)
-    assert found.quality == pytest.approx(1.0, abs=0.01)  # of about equal thresholds the middle one is taken
+    assert found.quality == pytest.approx(1.0, abs=0.01)  # the middle of nearly equal thresholds
     assert found.measure == ("F1" if count == 120 else "cross-fitted F1")
 
 
@@ -203,7 +206,7 @@ def test_segments_choose_by_their_quality(right: tuple[float, ...], chosen: floa
 
     def segments(threshold: float) -> dict[str, Any]:
         info = [{"id": 1, "label_id": 0, "score": 0.9}]
-        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # a wrong segment beside the right one
+        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # a false positive next to the correct segment
         info += [{"id": 2, "label_id": 0, "score": 0.3}] if noise.any() else []
         if threshold not in right:
             return {"segmentation": np.zeros((20, 20), dtype=int), "segments_info": []}
@@ -244,4 +247,4 @@ def test_keypoints_that_are_not_there_stay_away() -> None:
     assert (found.value, found.quality) == (0.25, 1.0)
     metric.reset()
     metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
-    assert metric.best_threshold() is None  # all are right, and all are given
+    assert metric.best_threshold() is None  # all predictions are correct, so none are removed
