@@ -1,4 +1,4 @@
-"""Rows of hostile inputs: each is refused by one line that quotes what is wrong, and leaves all files as they were."""
+"""Tables of hostile inputs: each must raise a one-line error that quotes the problem, and must not modify files or values."""
 
 import io
 import pickle
@@ -18,11 +18,11 @@ class Row(NamedTuple):
     """One hostile input.
 
     Args:
-        name: Of the test in the printed table.
-        make: Makes the input, in a folder of its own.
-        call: What must refuse it; it is given what `make` returned.
-        error: Of what class the refusal is.
-        words: What the message must have in it, in any case of letters.
+        name: Name of the test in the printed table.
+        make: Creates the input in its own folder.
+        call: Function that must reject the return value of `make`.
+        error: Expected exception class.
+        words: Words that the message must contain, ignoring case.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
-    """Rows of one call: name, input or what makes it in a folder, and words of the message with bars between them."""
+    """Return rows for one call: name, input or function that creates it in a folder, and words of the message separated by bars."""
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
         for name, value, words in table
@@ -41,7 +41,7 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
 
 
 def script(name: str) -> Callable[[list[str]], Any]:
-    """What runs a script here; where it prints how it is used, the error is the last line of that."""
+    """Return a function that runs a script. If the script prints its usage, the error is the last line."""
 
     def call(arguments: list[str]) -> Any:
         with redirect_stderr(io.StringIO()) as printed:
@@ -59,14 +59,14 @@ def parametrize(table: list[Row]) -> pytest.MarkDecorator:
 
 
 def content_of(folder: Path) -> dict[Path, bytes | None]:
-    """Everything below a folder: the bytes of files, None for folders."""
+    """Return all paths in a folder with the bytes of files and None for folders."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
-    """Asserts that an input is refused by an error in one line, and that no file or value has changed.
+    """Assert that an input raises a one-line error, and that no file or value has changed.
 
-    Errors that list several files, with `may_list`, have a line for each.
+    With `may_list`, the error may have one line for each of several files.
     """
     given = row.make(folder)
     files, values = content_of(folder), frozen(given)
@@ -81,11 +81,11 @@ def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
 
 
 def frozen(value: Any) -> bytes:
-    """Arrays, tensors, texts and numbers as bytes, which are other ones when they have changed."""
+    """Return arrays, tensors, strings and numbers as bytes, to detect modifications."""
     return pickle.dumps(value)
 
 
 def copy_of(folder: Path, to: Path) -> Path:
-    """A copy of a folder that a row may damage."""
+    """Return a copy of a folder that a row may damage."""
     shutil.copytree(folder, to)
     return to

@@ -1,4 +1,4 @@
-"""Hostile arguments of all scripts: refused in one line before any image is read, as none of these can be."""
+"""Hostile arguments of all scripts are rejected with a one-line error before any image is read."""
 
 import json
 import math
@@ -25,7 +25,7 @@ CONFIG = {name: SMALL[name] for name in SIZES}
 
 
 def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
-    """What writes images that cannot be read, and puts the folder in the place of FOLDER in arguments."""
+    """Return a function that writes unreadable images and replaces FOLDER in arguments with their folder."""
 
     def make(folder: Path) -> list[str]:
         for name in ("train/cat", "train/dog", "validation/cat", "validation/dog"):
@@ -38,7 +38,7 @@ def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
 
 
 def split(line: str) -> list[str]:
-    """The words of a command line, of which JSON has no spaces."""
+    """Split a command line into words. Its JSON must not contain spaces."""
     return line.split(" ")
 
 
@@ -46,7 +46,7 @@ DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use
 
 
 def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Rows of a training script: options, which are the name of the row too, and words of the error."""
+    """Return rows of a training script: options, which also name the row, and words of the error."""
     named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
     return rows(script(f"train_{task}"), SystemExit, named)
 
@@ -225,7 +225,7 @@ def test_a_training_refuses_a_teacher(row: Row, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a training of one step, with a checkpoint."""
+    """Return the output folder of a training run of one step, with a checkpoint."""
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
@@ -301,7 +301,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def script_rows(name: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
-    """Rows of any script; SAVED stands for the folder of saved models."""
+    """Return rows of any script. SAVED stands for the folder of saved models."""
     named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
     return rows(script(name), SystemExit, named)
 
@@ -420,13 +420,13 @@ def test_the_table_of_the_library_names_its_options_only() -> None:
     assert LIBRARY_OPTIONS.keys() <= LIBRARY_FIELDS.keys()
 
 
-# Numbers that may be as low as one likes
+# Arguments that accept any negative number
 ANY_NUMBER = {"local_rank"}
 REQUIRED = {"dataset_name": "photos", "teacher": "model", "use_cpu": True}
 
 
 def hostile_numbers(annotation: str) -> list[Any]:
-    """What no argument of a type may be: far below 0, and NaN where it is no whole number."""
+    """Return values that are invalid for an argument type: a large negative number, and NaN unless it is an integer."""
     if "Literal" in annotation or not ("int" in annotation or "float" in annotation):
         return []
     numbers = [-1e6, math.nan] if "float" in annotation else [-1_000_000]

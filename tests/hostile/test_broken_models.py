@@ -1,4 +1,4 @@
-"""Checkpoints that cannot predict and meaningless options, refused wherever a prediction starts."""
+"""Checkpoints with invalid weights and invalid options are rejected by every function that predicts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ DAMAGES: dict[str, tuple[Callable[[Weights], None], str]] = {
 def save(
     folder: Path, damage: Callable[[Weights], None] | None = None, kind: str = TASKS["image-classification"]
 ) -> str:
-    """Saves a small model with damaged weights, and an image beside it."""
+    """Save a small model with damaged weights and an image."""
     torch.manual_seed(0)
     model = vars(hf_vit)[kind](small_config())
     model.save_pretrained(folder / "model")
@@ -127,7 +127,7 @@ def test_pipelines_refuse_a_checkpoint_of_another_task(task: str, tmp_path: Path
     folder = save(tmp_path, kind=TASKS[other])
     with pytest.raises(ValueError, match=f"holds no weights for .* of {TASKS[task]}"):
         pipeline(task, model=folder)
-    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17  # which needs no head
+    assert len(pipeline("image-feature-extraction", model=folder)(photo_of(folder))[0]) == 17  # needs no head
 
 
 def test_the_code_of_a_saved_folder_refuses_them_too(tmp_path: Path) -> None:

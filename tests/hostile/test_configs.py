@@ -1,4 +1,4 @@
-"""Hostile configurations: fields of backbone, heads, image processors and saved files."""
+"""Hostile configurations: fields of the backbone, heads, image processors and saved files."""
 
 import json
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_a_configuration_refuses(row: Row, tmp_path: Path) -> None:
 
 @parametrize(rows(configure, (StrictDataclassError, TypeError, ValueError), TYPES))
 def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
-    with pytest.raises(row.error) as caught:  # in the library's own words, in two lines
+    with pytest.raises(row.error) as caught:  # transformers raises a two-line error
         row.call(row.make(Path()))
     assert all(word.lower() in str(caught.value).lower() for word in row.words)
 
@@ -175,7 +175,7 @@ def saved_config() -> dict[str, Any]:
 
 
 def config_file(text: Callable[[dict[str, Any]], str]) -> Callable[[Path], Path]:
-    """What writes a config.json, given that of a sound model."""
+    """Return a function that writes a config.json derived from that of a valid model."""
 
     def write(folder: Path) -> Path:
         (folder / "config.json").write_text(text(dict(saved_config())), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hostile files: saved models, archives and datasets, given to classes and to training scripts."""
+"""Hostile files: saved models, archives and datasets, passed to classes and training scripts."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a saved classifier."""
+    """Return the files of a saved classifier."""
     folder = tmp_path_factory.mktemp("sound")
     HfViTForImageClassification(small_config()).save_pretrained(folder)
     HfViTImageProcessor(size=32).save_pretrained(folder)
@@ -46,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Attack:
-    """Writes a file into the working folder if it is ever unpickled."""
+    """An object that writes a file into the working directory when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("attacked"),)
@@ -149,7 +149,7 @@ def test_a_saved_model_is_refused(
     assert_refused(row._replace(make=make), tmp_path, may_list=True)
 
 
-# Datasets: what writes a sound one, what damages it, and the error of the training script
+# Datasets: a function that writes a valid one, a function that damages it, and the error of the training script
 
 
 def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str]], *options: str) -> list[Row]:
@@ -184,7 +184,7 @@ def change_json(name: str, change: Callable[[dict[str, Any]], object]) -> Damage
 
 
 def with_annotation(**changes: Any) -> Damage:
-    """Changes the first annotation of the training images."""
+    """Change the first annotation of the training images."""
     return change_json("train/annotations.json", lambda content: content["annotations"][0].update(changes))
 
 
@@ -203,7 +203,7 @@ def write_captions(folder: Path) -> None:
 
 
 def captions(value: Any) -> Damage:
-    """Gives the second image another caption."""
+    """Change the caption of the second image."""
 
     def damage(folder: Path) -> None:
         file = folder / "train" / "metadata.jsonl"
@@ -245,7 +245,7 @@ def write_id2label(folder: Path) -> None:
 
 
 def write_shares(folder: Path) -> None:
-    """Writes keypoints as MediaPipe does, relative to the image."""
+    """Write keypoints in the format of MediaPipe, relative to the image size."""
     write_pictures(folder, *(f"{number}.png" for number in range(4)))
     rows = [f"{number}.png,{0.1 + 0.2 * number:.1f},0.5,0.{number},0.9\n" for number in range(4)]
     (folder / "train.csv").write_text("file,nose_x,nose_y,tail_x,tail_y\n" + "".join(rows))
