@@ -1,4 +1,4 @@
-"""Values of any kind: an image processor or a configuration takes them, or refuses them by an error that says so."""
+"""Fuzzing: image processors and configurations accept arbitrary values or reject them with an appropriate error."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 pytestmark = pytest.mark.slow  # not part of `make quick`
 fuzz = partial(
     settings,
-    derandomize=True,  # the same values in every run
+    derandomize=True,  # same values in every run
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -31,7 +31,7 @@ fuzz = partial(
 
 
 def mostly(likely: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Eight of nine values are likely ones, as a single hostile one is enough for a refusal."""
+    """Draw a common value in eight of nine cases, because a single hostile value causes a rejection."""
     return st.integers(0, 8).flatmap(lambda number: other if number == 0 else likely)
 
 
@@ -83,13 +83,13 @@ OPTIONS = {
 
 @st.composite
 def options_of_processors(draw: st.DrawFn) -> dict[str, Any]:
-    """A few options of an image processor."""
+    """Draw a few options of an image processor."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=4, unique=True))
     return {name: draw(OPTIONS[name]) for name in names}
 
 
 def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
-    """What a function makes, or None and the message of its refusal; other errors are errors."""
+    """Return the result of a function, or None and the message of its expected error. Other errors are raised."""
     try:
         return make(), ""
     except (StrictDataclassError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ def made_or_refused(make: Callable[[], Any]) -> tuple[Any, str]:
 
 @st.composite
 def images(draw: st.DrawFn) -> np.ndarray:
-    """Arrays of any shape and type of number, with the extremes of each type among their values."""
+    """Draw arrays of any shape and dtype, including the extreme values of the dtype."""
     kind, shape = np.dtype(draw(TYPES)), draw(SHAPES)
     if kind.kind in "OUM":
         return np.zeros(shape, kind)
@@ -122,7 +122,7 @@ def test_an_image_processor_makes_finite_pixels_or_refuses(
         if as_tensor and isinstance(image, np.ndarray):
             image = torch.from_numpy(image)
     except (TypeError, ValueError):
-        pass  # torch has no such numbers
+        pass  # not a dtype of torch
 
     def make() -> Any:
         processor = backend(**options)
@@ -150,7 +150,7 @@ ANYTHING = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=4), st.
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Mostly values of the type of a field, now and then any."""
+    """Draw values that usually have the type of the field."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part) if isinstance(choice, str)]
     likely: list[st.SearchStrategy[Any]] = [st.sampled_from(choices)] if choices else []
     likely += [st.booleans()] if kind is bool else [st.sampled_from((1, 2, 4, 8)), st.floats(0, 1)]
@@ -163,14 +163,14 @@ OWN = [field.name for field in fields(HfViTConfig) if field.name in HINTS and no
 
 @st.composite
 def backbones(draw: st.DrawFn) -> dict[str, Any]:
-    """A few fields of the backbone."""
+    """Draw a few fields of the backbone."""
     names = draw(st.lists(st.sampled_from([*OWN, "num_labels", "out_indices", "problem_type"]), max_size=3))
     return {name: draw(values_of(HINTS.get(name))) for name in names}
 
 
 @st.composite
 def heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Options of one head."""
+    """Draw options of one head."""
     task = draw(st.sampled_from(sorted(TASK_CONFIGS)))
     hints = TASK_CONFIGS[task].__annotations__
     names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=3, unique=True))

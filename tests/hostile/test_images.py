@@ -1,4 +1,4 @@
-"""Hostile images: files, arrays and tensors, given to the image processors and to pipelines."""
+"""Hostile images: files, arrays and tensors, passed to the image processors and pipelines."""
 
 import struct
 import zlib
@@ -31,7 +31,7 @@ IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 
 
 def written(name: str, content: bytes) -> Callable[[Path], Path]:
-    """What writes a file and returns its path."""
+    """Return a function that writes a file and returns its path."""
 
     def write(folder: Path) -> Path:
         (folder / name).write_bytes(content)
@@ -41,7 +41,7 @@ def written(name: str, content: bytes) -> Callable[[Path], Path]:
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A file of a few bytes whose header promises so many pixels."""
+    """Return an image file of a few bytes whose header declares a given number of pixels."""
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"x\x9c"), (b"IEND", b"")]
     parts = (
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

@@ -1,4 +1,4 @@
-"""Hostile targets: labels, masks, depth, boxes, keypoints and texts, given to image processors and to models."""
+"""Hostile targets: labels, masks, depth, boxes, keypoints and texts, passed to image processors and models."""
 
 from collections.abc import Callable
 from functools import cache
@@ -24,7 +24,7 @@ CROPS = {"do_affine_crop": True, "size": {"height": 8, "width": 6}}
 
 
 def prepare(targets: dict[str, Any]) -> Any:
-    """What an image processor makes of an image with targets; without boxes it resizes."""
+    """Return a function that preprocesses an image with targets, resizing it if there are no boxes."""
     options = CROPS if {"keypoints", "object_boxes"} & targets.keys() else {"size": 8}
     return HfViTImageProcessor(**options)([IMAGE], **targets, return_tensors="pt")
 
@@ -157,7 +157,7 @@ def model_of(task: str) -> Any:
 
 
 def train(task: str) -> Callable[[dict[str, Any]], Any]:
-    """What gives a model of a task two images and labels."""
+    """Return a function that passes two images with labels to a model of a task."""
 
     def call(labels: dict[str, Any]) -> Any:
         model = model_of(task)

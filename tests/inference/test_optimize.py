@@ -1,4 +1,4 @@
-"""Models that are made fast: same answers, never slower, and a word about everything that was left out."""
+"""Optimized models: equal outputs, no slowdown, and a report of every rejected optimization."""
 
 import copy
 import pickle
@@ -68,12 +68,12 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets every candidate be twice as fast as the best before it."""
+    """Make every candidate twice as fast as the best one before it."""
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
 def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], float]) -> Any:
-    """Returns a model on whose forward pass a clock alone depends, which takes `seconds` of its precision."""
+    """Return a model whose forward pass advances a fake clock by `seconds` for its precision."""
     model, now = make(), [0.0]
 
     def advance(module: nn.Module, *_: Any) -> None:
@@ -93,7 +93,7 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
     assert compiled.difference < 1e-4
     assert int8.difference is not None, str(fast.report)
-    assert 1e-6 < int8.difference < 0.1  # it came to run, and not in float32
+    assert 1e-6 < int8.difference < 0.1  # it ran in a precision other than float32
     assert fast.report.best.name in str(fast.report)
     assert type(fast) is HfViTForImageClassification
     assert fast.config is model.config
@@ -238,7 +238,7 @@ def test_models_in_training_mode_and_of_others_are_refused() -> None:
 
 
 def step(model: Any) -> None:
-    """A step of the default optimizer, which does not raise version counters."""
+    """Take a step like the default optimizer, which does not increase version counters."""
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     torch.optim.AdamW(model.parameters(), fused=True).step()

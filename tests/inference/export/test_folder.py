@@ -1,4 +1,4 @@
-"""The folder that an export writes, and what stops one."""
+"""The folder written by an export, and errors that abort an export."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from ...helpers.models import small_config
 
 
 LABELS = ["roof", "sky", "tree", "water", "wall"]
-# As on a machine where neither is installed
+# Simulates a machine without torch and transformers
 WITHOUT_TORCH = """
 import runpy, sys
 for name in ("torch", "transformers", "torchvision", "hf_vit"):
@@ -51,7 +51,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of uneven labels, saved with its image processor, which crops."""
+    """Return a classifier with an uneven label distribution and its image processor, which crops."""
     torch.manual_seed(0)
     config = small_config(num_hidden_layers=2, id2label=dict(enumerate(LABELS)))
     model = HfViTForImageClassification(config)
@@ -167,7 +167,7 @@ def test_the_folder_holds_what_running_it_takes(exported: Path) -> None:
     assert f"torch {torch.__version__.partition('+')[0]}" in card
     rows = [line for line in card.splitlines() if line.endswith("e-07 |") or line.endswith("e-06 |")]
     assert len(rows) == 3
-    assert "path" not in card  # of this machine
+    assert "path" not in card  # no local path
     assert str(exported.parent.parent) not in card
 
 
@@ -196,7 +196,7 @@ def test_a_program_that_differs_is_not_written(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )
     assert not list(tmp_path.iterdir())
-    assert "1 x 32x32  logits" in capsys.readouterr().out  # what it compared with before
+    assert "1 x 32x32  logits" in capsys.readouterr().out  # shapes of the comparison
 
 
 def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

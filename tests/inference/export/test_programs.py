@@ -1,4 +1,4 @@
-"""Programs of every head, at batches and image sizes that were not traced."""
+"""Exported programs of every head, for batch and image sizes different from those of tracing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ RETURNED = {
     "mae": ("logits", "reconstruction"),
     "zero_shot_image_classification": ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
 }
-# What further options change about tracing, for which one format is enough.
+# Further options that affect tracing, tested with one format only.
 OPTIONS = {
     "windows": Case(HfViTForSemanticSegmentation, {"global_attention_layers": []}, "windows"),
     "antialias": Case(HfViTForImageClassification, variant="registers"),
@@ -133,7 +133,7 @@ def test_programs_equal_models_with_further_options(name: str, tmp_path: Path) -
 def test_programs_of_the_librarys_exporters_equal_the_model(
     name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # where OpenVINO notes that it ran
+    monkeypatch.setenv("HOME", str(tmp_path))  # OpenVINO writes its telemetry file here
     model, chosen = build(HEADS[name]), FORMATS[format]
     write_program(model, chosen, tmp_path / chosen.file)
     rows = differences(model, format, tmp_path / chosen.file)
@@ -166,7 +166,7 @@ def test_a_program_that_plans_its_memory_is_checked_within_its_bounds() -> None:
 @pytest.mark.parametrize("offset", [0.0, 0.1])
 def test_resizing_by_products_is_that_of_torch(mode: str, antialias: bool, offset: float) -> None:
     if offset and antialias:
-        offset = 0.0  # no published model has both, and torch resizes by factors without antialias alone
+        offset = 0.0  # no published model has both, and torch ignores the scale factor with antialiasing
     for old in ((4, 6), (1, 1), (2, 3), (7, 7)):
         for new in ((4, 6), (7, 7), (1, 1), (3, 9), (14, 5)):
             table = torch.randn(2, old[0] * old[1], 5, generator=torch.Generator().manual_seed(0))
@@ -189,7 +189,7 @@ def test_queries_are_compared_in_any_order_and_with_their_boxes() -> None:
     assert not torch.equal(found["logits"], expected["logits"])
     restored = in_order(found, expected)
     assert all(torch.equal(restored[name], value) for name, value in expected.items())
-    # A box that went to another query is a difference, in whatever order.
+    # Boxes assigned to other queries count as a difference.
     swapped = {**expected, "pred_boxes": expected["pred_boxes"].flip(1)}
     assert not torch.allclose(in_order(swapped, expected)["pred_boxes"], expected["pred_boxes"])
 
