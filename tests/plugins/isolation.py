@@ -1,4 +1,4 @@
-"""Refuses tests that reach for the network, or that leave processes or files behind outside their folder."""
+"""Fail tests that access the network or leave processes or files outside their folder."""
 
 import contextlib
 import ctypes
@@ -17,17 +17,17 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# What Python and torch start or make once, when first needed, and keep until they end, or leave where processes fail.
+# Processes and files that Python and torch create once and keep until exit, or leave behind when a process fails.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
-PATIENCE = 5.0  # seconds, which a process that has been told to end may take
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
+PATIENCE = 5.0  # seconds that a terminated process may take to exit
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: adopt orphaned descendants
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps temporary files in one folder, and those whose parents have ended among the processes started here."""
-    tmp_path_factory.getbasetemp()  # stays where it is
+    """Keep temporary files in one folder, and adopt orphaned processes that were started here."""
+    tmp_path_factory.getbasetemp()  # creates the folder at its final place
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(TEMPORARY))
         patch.setattr(tempfile, "tempdir", str(TEMPORARY))
@@ -37,7 +37,7 @@ def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def files_of_checkout() -> set[str]:
-    """All files of this repository except what git ignores."""
+    """Return all files of this repository except those ignored by git."""
     ignored = [".git", *(line.strip("/\n") for line in (processes.ROOT / ".gitignore").open())]
     found = set()
     for folder, folders, names in os.walk(processes.ROOT):
@@ -55,13 +55,13 @@ def _nothing_left_in_checkout() -> Iterator[None]:
 
 
 def temporary_files() -> set[str]:
-    """What is in the folders of which tests know no more than that they exist."""
+    """Return the contents of folders that tests may use but must leave unchanged."""
     names = {os.path.join(folder, name) for folder in (HOME, TEMPORARY) for name in os.listdir(folder)}
     return {name for name in names if not any(fnmatch.fnmatch(os.path.basename(name), kept) for kept in KEPT_FILES)}
 
 
 def contents(path: str) -> bytes:
-    """What is in a file of `/proc`; nothing once its process has ended."""
+    """Return the content of a `/proc` file, or nothing if its process has ended."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -70,10 +70,10 @@ def contents(path: str) -> bytes:
 
 
 def running(pid: int) -> Iterator[int]:
-    """Yields processes that run below a process, but for those that are to stay."""
+    """Yield the descendants of a process, except those that are allowed to stay."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended, or the system has no such folder
+    except OSError:  # it has ended, or the system has no /proc
         return
     for thread in threads:
         for child in map(int, contents(f"/proc/{pid}/task/{thread}/children").split()):
@@ -85,11 +85,11 @@ def running(pid: int) -> Iterator[int]:
 
 
 def left_running() -> dict[int, str]:
-    """Ids and commands of processes that run on although they had time to end; ends them."""
+    """End processes that are still running after a grace period and return their IDs and commands."""
     if not any(running(os.getpid())):
         return {}
     for worker in multiprocessing.active_children():
-        if worker.daemon:  # as those of a data loader, which end with what is garbage now, or else with this process
+        if worker.daemon:  # such as data loader workers, which end with this process at the latest
             worker.terminate()
     latest = time.monotonic() + PATIENCE
     while any(running(os.getpid())) and time.monotonic() < latest:
@@ -101,7 +101,7 @@ def left_running() -> dict[int, str]:
     return left
 
 
-known_files: set[str] = set()  # what tests were refused for already
+known_files: set[str] = set()  # files already reported for an earlier test
 
 
 @pytest.fixture(autouse=True)

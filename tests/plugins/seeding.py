@@ -1,7 +1,7 @@
-"""Makes every test draw the same numbers, whichever ran before it, in this process and in those that it starts.
+"""Make the random numbers of every test independent of other tests, in this process and its subprocesses.
 
-What it draws follows from the option `--seed` and its own name; what a fixture draws that outlives it, from the
-fixture's name.
+The seed of a test depends on `--seed` and the name of the test. The seed of a fixture with a wider scope depends on
+the name of the fixture.
 """
 
 import os
@@ -31,8 +31,8 @@ def seed_for(name: str, config: pytest.Config) -> None:
 
 @contextmanager
 def draws_kept() -> Iterator[None]:
-    """Lets draws go on afterwards as if there had been none within."""
-    import torch  # not in the process that hands out tests
+    """Restore the state of all random number generators afterwards."""
+    import torch  # the xdist controller does not need it
 
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
     try:
@@ -45,13 +45,13 @@ def draws_kept() -> Iterator[None]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seeds what a file draws when it is imported."""
+    """Seed random numbers that are drawn when a test file is imported."""
     seed_for(collector.nodeid, collector.config)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seeds what a fixture draws that serves several tests, of which any may be the first."""
+    """Seed fixtures shared by several tests, because any of these tests may run first."""
     if fixturedef.scope == "function":
         return (yield)
     with draws_kept():

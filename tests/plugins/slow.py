@@ -1,4 +1,4 @@
-"""Marks slow tests, and spares all of them the search of imports for garbage, again and again."""
+"""Mark slow tests, and exclude imported modules from garbage collection."""
 
 import gc
 import inspect
@@ -13,19 +13,19 @@ import pytest
 from ..helpers.processes import Process
 
 
-# Whatever uses one of these is slow: a test, a fixture of it or a function of these folders that either calls.
+# A test is slow if it, its fixtures, or test functions that these call use one of the following names.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
 TRAINS = {"load_script", "make_trainer", "run", "run_task"}
-SWEEPS = ("convert", "visualize")  # models of many libraries one after another, and matplotlib's drawings
+SWEEPS = ("convert", "visualize")  # models of many libraries, and drawing with matplotlib
 OWN_PACKAGE = __name__.partition(".")[0]
-NEW_MODULES = 200  # after which imports are frozen again
+NEW_MODULES = 200  # freeze again after this many imports
 
 
 class Imports:
-    """Takes what imports leave behind out of the garbage collector's sight.
+    """Exclude objects created by imports from garbage collection.
 
-    The Trainer collects garbage whenever a training starts: among all objects of torch and transformers that takes
-    longer than most trainings of these tests.
+    The Trainer collects garbage at the start of training. Among all objects of torch and transformers, this takes longer
+    than most training runs of these tests.
     """
 
     frozen = 0
@@ -45,7 +45,7 @@ def pytest_runtest_protocol() -> Iterator[None]:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """Yields a function's code and that of all functions within."""
+    """Yield the code of a function and of all functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -53,7 +53,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def used_by(function: FunctionType) -> Iterator[Any]:
-    """Yields defaults of a function's arguments and what it names of its module, or of modules that it names."""
+    """Yield the default arguments of a function and the global names it uses, including attributes of modules."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for code in codes(function.__code__):
         for name in code.co_names:
@@ -65,8 +65,8 @@ def used_by(function: FunctionType) -> Iterator[Any]:
 
 
 def is_slow(function: Any, known: dict[Any, bool]) -> bool:
-    """Whether a function starts a process, trains or compiles, itself or by functions of these tests."""
-    import torch  # not in the process that hands out tests
+    """Return whether a function starts a process, trains or compiles, directly or through other test functions."""
+    import torch  # the xdist controller does not need it
     from transformers import Trainer
 
     function = inspect.unwrap(function) if callable(function) else function
@@ -80,7 +80,7 @@ def is_slow(function: Any, known: dict[Any, bool]) -> bool:
     if not isinstance(function, FunctionType):
         return False
     if function not in known:
-        known[function] = False  # while it is looked into
+        known[function] = False  # ends recursion
         known[function] = (
             function in STARTS_A_PROCESS
             or function is torch.compile
@@ -96,7 +96,7 @@ def is_slow(function: Any, known: dict[Any, bool]) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every slow test as such, whether or not its author thought of it."""
+    """Mark every slow test as slow."""
     known: dict[Any, bool] = {}
     for item in items:
         if isinstance(item, pytest.Function):

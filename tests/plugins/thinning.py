@@ -1,4 +1,4 @@
-"""Thinned tables: run one in k combinations of the parameters of a test, and the others with `-m nightly`."""
+"""Thinned tests run one in k combinations of their parameters; `-m nightly` runs the others."""
 
 import pytest
 
@@ -11,10 +11,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the combinations that are left out, and deselect them unless the command line asks for them.
+    """Mark the omitted combinations, and deselect them unless the command line selects them.
 
-    The indices of the parameters of a combination are added, and those sums count that k divides. So each value of a
-    parameter meets one in k of the values of every other one, in turn.
+    A combination runs if the sum of its parameter indices is divisible by k. Each value of a parameter is thus combined
+    with one in k values of every other parameter.
     """
     for item in items:
         marker = item.get_closest_marker("thinned")

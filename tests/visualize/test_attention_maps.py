@@ -1,4 +1,4 @@
-"""Recorded attention is the model's own, and what is computed from it agrees with loops and matrices."""
+"""Recorded attention equals that of the model, and derived maps match loops and matrix products."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [Fa
 
 
 def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
-    """With weights that make attention uneven, in float64."""
+    """Set weights that make attention uneven, in float64."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.double().parameters():
@@ -37,14 +37,14 @@ def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
 
 
 def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
-    """Random attention of two heads, behind one CLS token and a register."""
+    """Return random attention of two heads, with a CLS token and a register."""
     num_tokens = 2 + grid[0] * grid[1]
     weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
     return Attention((3 * weights).softmax(-1), grid, 2, torch.eye(num_tokens).double()[0])
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Of each layer, what was looked at (B, heads, L, d), and what came out (B, heads, L, d), of a run as usual."""
+    """Return the values (B, heads, L, d) and results (B, heads, L, d) of each attention layer in a normal forward pass."""
     seen: list[list[Tensor]] = []
 
     def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
@@ -171,7 +171,7 @@ def test_rollout_is_the_product_of_matrices() -> None:
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """A classifier written out, with something added to its attention; returns logits and attention as it was."""
+    """Compute a classifier step by step with an offset added to its attention. Return logits and the original attention."""
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
@@ -204,7 +204,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.std() > 0.05 * heat.mean()  # far more than the tolerance
+    assert heat.std() > 0.05 * heat.mean()  # far above the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:

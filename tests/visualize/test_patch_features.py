@@ -1,4 +1,4 @@
-"""Colors and similarities agree with scikit-learn and with loops."""
+"""Colors and similarities of patch features match scikit-learn and loops."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from ..helpers.models import pixels, small_config
 
 
 def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
-    """Features of images, with a deviation of their own along each dimension."""
+    """Return image features with a different standard deviation per dimension."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*grid, size, generator=generator).double() * torch.arange(1, size + 1) + 5 for grid in grids]
 
@@ -24,7 +24,7 @@ def cosine(first: Tensor, second: Tensor) -> float:
 
 
 def project(rows: np.ndarray, count: int) -> np.ndarray:
-    """Rows along scikit-learn's components, whose largest entries are made positive."""
+    """Project rows onto scikit-learn's principal components, with the sign that makes their largest entry positive."""
     pca = PCA(count, svd_solver="full").fit(rows)
     largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
     return pca.transform(rows) * np.sign(largest[:, 0])

@@ -1,4 +1,4 @@
-"""Pictures of dense predictions show what they should, in the right colors."""
+"""Figures of dense predictions show the expected content and colors."""
 
 import math
 import warnings
@@ -37,12 +37,12 @@ BLACK, WIDE = np.zeros((60, 60, 3), np.uint8), np.zeros((40, 80, 3), np.uint8)
 
 
 def texts(file: Path) -> list[str]:
-    """What is written in an SVG of matplotlib."""
+    """Return the texts of an SVG file of matplotlib."""
     return [line.strip()[5:-4] for line in file.read_text().splitlines() if line.strip().startswith("<!-- ")]
 
 
 def columns(file: Path, count: int) -> list[np.ndarray]:
-    """A picture's first row, in as many parts."""
+    """Return the first row of a picture, split into equal columns."""
     with Image.open(file) as picture:
         return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
 
@@ -152,7 +152,7 @@ def test_a_line_is_as_wide_as_there_is_room() -> None:
         assert fitted[:3] == line[:3]
         assert fitted[-5:] == line[-5:]
     boxes = draw_boxes(np.zeros((480, 60, 3), np.uint8), [[20, 100, 55, 300]], [0], ["Staffordshire bullterrier"])
-    letters = (np.asarray(boxes) > 180).all(axis=-1)  # which are white on blue
+    letters = (np.asarray(boxes) > 180).all(axis=-1)  # white on blue
     assert letters.any()
     assert not letters[:, -1].any()
 
@@ -174,8 +174,8 @@ def test_segments_have_their_color_and_an_outline() -> None:
     for y, x in ((30, 29), (10, 40), (30, 32)):
         assert (picture[y, x] == 255).all()
     for y, x in ((30, 31), (5, 45), (0, 45)):
-        assert (picture[y, x] == 0).all()  # belongs to none
-    assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5  # the border of the image is no outline
+        assert (picture[y, x] == 0).all()  # belongs to no object
+    assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5  # no outline at the image border
 
 
 def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_near_is_bright_and_invalid_is_gray() -> None:
     assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
     assert (colors[1] == GRAY).all()
     with warnings.catch_warnings(action="error"):
-        flat = color_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # a flat wall has no span
+        flat = color_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # constant depth has no range
     assert (flat[0] == flat[1]).all()
     assert (flat[2] == GRAY).all()
 
@@ -240,10 +240,10 @@ def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> Non
     assert written.count("share of the truth") == 2
     changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
     width = len(changed)
-    assert not changed[: width * 2 // 5].any()  # image and truth
+    assert not changed[: width * 2 // 5].any()  # image and ground truth
     assert changed[width // 2 : width * 3 // 5].any()
     assert holds(pictures["right"][:, : width // 2], GRAY)
-    assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # no error is black
+    assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # zero error is black
 
 
 @pytest.mark.parametrize("relative", [False, True])

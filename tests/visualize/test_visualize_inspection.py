@@ -1,4 +1,4 @@
-"""Pictures of attention and features show what they should, and the script draws them from photos and saved models."""
+"""Figures of attention and features show the expected content, and the script draws them for photos and saved models."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_the_patch_that_is_meant_is_marked(patch: tuple[int, int], tmp_path: Pat
     draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", patch)
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
     plain, marked = read(tmp_path / "plain.png"), read(tmp_path / "marked.png")
-    middle = plain.shape[1] * 100 // 228  # between the panels; the bar has 0.28 of the width of each
+    middle = plain.shape[1] * 100 // 228  # between the panels; the bar is 0.28 panels wide
     inside = (plain[:, :middle] == 200).all(-1)
     top, *_, bottom = np.flatnonzero(inside.mean(1) > 0.5)
     left, *_, right = np.flatnonzero(inside.mean(0) > 0.5)
@@ -79,7 +79,7 @@ def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path:
     draw_attention(GRAY, maps, tmp_path / "attention.svg")
     written = texts(tmp_path / "attention.svg")
     assert sorted(written) == sorted(["1", "2", "3", "4", "head", "1", "2", "3", "4", "5", "layer"])
-    scaled = maps * np.arange(1, 5)[:, None, None]  # each head has its own span
+    scaled = maps * np.arange(1, 5)[:, None, None]  # each head has its own color range
     draw_attention(GRAY, maps, tmp_path / "attention.png")
     draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
@@ -95,7 +95,7 @@ def test_patches_have_their_colors(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier, a depth model of rotary positions, and two photos of different shapes."""
+    """Return a classifier, a depth model with rotary positions, and two photos of different shapes."""
     folder = tmp_path_factory.mktemp("inspection")
     torch.manual_seed(0)
     names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}, "num_labels": 2}
@@ -113,7 +113,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def inspect(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
-    """Runs the script; returns what it has written."""
+    """Run the script and return the files it has written."""
     load_script("visualize").main(
         [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options]
     )

@@ -1,4 +1,4 @@
-"""Pictures of boxes and poses show what they should, where it is and in the right colors."""
+"""Figures of boxes and poses show the expected content at the right position and in the right color."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ BOXES, LABELS = [[100, 200, 300, 400], [350, 50, 600, 250]], [0, 1]
 
 
 def is_like(picture: Image.Image, x: float, y: float, color: np.ndarray) -> bool:
-    """Whether a pixel near a place has a color."""
+    """Return whether a pixel near a position has a color."""
     part = np.asarray(picture)[round(y) - 3 : round(y) + 4, round(x) - 3 : round(x) + 4].astype(int)
     return bool((np.abs(part - color) <= 8).all(axis=-1).any())
 
@@ -94,7 +94,7 @@ def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
         assert is_like(picture, *point, color)
     assert is_like(picture, 150, 200, PALETTE[2])
     assert is_like(picture, 200, 100, np.full(3, 200))
-    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)  # the center of the pixel in a corner
+    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)  # the center of the corner pixel
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
 
 
@@ -124,7 +124,7 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [prediction], [target], [(0, 1)], tmp_path / "picture.png")
     image, truth, predicted = columns(tmp_path / "picture.png", 3)
     assert not has(Image.fromarray(image), PALETTE[1])
-    for part in (truth, predicted):  # the truth says that the third is not there
+    for part in (truth, predicted):  # the third keypoint is absent in the ground truth
         assert [has(Image.fromarray(part), color) for color in PALETTE] == [True, True, False]
         found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # below the title
         assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the image
