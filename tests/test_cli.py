@@ -1,4 +1,4 @@
-"""The command `hf-vit` and the same from Python: what is said, what is refused, and what comes of it."""
+"""The `hf-vit` command and its Python equivalent: output, errors, and results."""
 
 import json
 import os
@@ -45,7 +45,7 @@ OPTIONS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
     "use_cpu": True,
-    "bf16": False,  # evaluations are in float32
+    "bf16": False,  # evaluation uses float32
     "report_to": "none",
 }
 
@@ -57,7 +57,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with photos in it, where everything is written."""
+    """Change to a folder with photos, where all files are written."""
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +65,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TrainingResult, list[str]]]:
-    """What a training by a call has come to, in the folder that it chose, and what it said."""
+    """Return the result, the default output folder and the messages of a training run started from Python."""
     folder, said = tmp_path_factory.mktemp("trained"), list[str]()
     write_class_folders(folder / "photos", ["cat", "dog"])
     with pytest.MonkeyPatch.context() as patch:
@@ -374,7 +374,7 @@ def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[TrainingResu
     }.items() <= OPTIONS.items()
     assert Path(recipe["dataset_name"]).name == "photos"
     assert parse_arguments(types, [recipe])[1].max_steps == 2
-    # The next one gets a folder of its own.
+    # The next run gets its own folder.
     plan: list[str] = []
     hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)
     assert any("Output: outputs/photos-image-classification-2" in line for line in plan)
@@ -501,7 +501,7 @@ def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
 def test_a_working_directory_that_is_gone_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     code = "import os, sys; os.chdir('gone'); os.rmdir(os.getcwd()); import cli; cli.main(sys.argv[1:])"
-    # As the installed command does: without an import from the package before.
+    # Like the installed command, this imports nothing from the package beforehand.
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "hf_vit")}
     for command in cli.COMMANDS:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The layout of the package: what may import what, and how large folders, files and functions are."""
+"""Layout of the package: allowed imports, and size limits of folders, files and functions."""
 
 import ast
 import sys
@@ -13,10 +13,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TRAVELING = [path for path in FILES if path.parent == PACKAGE / "model"]
 
 OPTIMIZING = PACKAGE / "model" / "pipeline_hf_vit.py"
-# What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
+# Libraries that files saved with checkpoints may import, and those they may import only if installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
-# Each imports those before it.
+# Each folder may import from those before it.
 ORDER = (
     *("model", "flops", "extras", "outputs", "convert", "data", "evaluation", "visualize", "options", "inference"),
     *("training", "features", "api", "pretraining", "commands", "cli", "start", "__main__"),
@@ -28,7 +28,7 @@ MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 21, 700, 60
 
 
 def name_of(path: Path) -> str:
-    """The name of a file as a module."""
+    """Return the module name of a file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -38,7 +38,7 @@ MODULES = {name_of(path): path for path in FILES}
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -51,29 +51,29 @@ def nodes_with_parents(
 
 
 def is_where_installed(parents: tuple[ast.AST, ...]) -> bool:
-    """Whether a node stands under `if is_…_available():`."""
+    """Return whether a node is inside `if is_…_available():`."""
     tests = (ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If))
     return any("is_" in test and "_available()" in test for test in tests)
 
 
 def is_for_types(parents: tuple[ast.AST, ...]) -> bool:
-    """Whether a node stands under `if TYPE_CHECKING:`, and so is never run."""
+    """Return whether a node is inside `if TYPE_CHECKING:`, which never runs."""
     return any(isinstance(parent, ast.If) and ast.unparse(parent.test) == "TYPE_CHECKING" for parent in parents)
 
 
 def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
-    """Whether a node is the one import of this package in what travels, which may fail: that of `optimize=True`."""
+    """Return whether a node is the import for `optimize=True`, which may fail in files saved with checkpoints."""
     is_tried = any(isinstance(parent, ast.Try) and node in parent.body for parent in parents)
     return is_tried and ast.unparse(node) == "from hf_vit.inference.optimize import optimize_for_inference"
 
 
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
-    """Whether a node stands in the function whose imports only tell the library what travels."""
+    """Return whether a node is in the function that is never called and only lists the files to save."""
     return any(isinstance(parent, ast.FunctionDef) and parent.name == "_travel_together" for parent in parents)
 
 
 def imported_by(path: Path) -> Iterator[str]:
-    """Names of the files of this package that a file imports."""
+    """Return the files of this package that a file imports."""
     is_folder = path.name == "__init__.py"
     for node, parents in nodes_with_parents(tree_of(path)):
         if isinstance(node, ast.Import):
@@ -94,12 +94,12 @@ def imported_by(path: Path) -> Iterator[str]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """What each file of this package imports of it."""
+    """Return the package files imported by each file of this package."""
     return {name: set(imported_by(path)) - {name} for name, path in MODULES.items()}
 
 
 def folder_of(module: str) -> str:
-    """The folder right under the package, or "" for what lies there."""
+    """Return the top-level folder of a file in the package, or "" if there is none."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 

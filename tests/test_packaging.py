@@ -1,4 +1,4 @@
-"""Packaging: tested versions, links of the package page, and the installation that errors suggest."""
+"""Packaging: tested versions, links on the package page, and installation commands in error messages."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""`hf-vit pretrain`: three trainings in a row, and what is said of the two that have labels."""
+"""`hf-vit pretrain`: three training runs in sequence, and the comparison of the two with labels."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +31,12 @@ OPTIONS = {
 
 @dataclass
 class Trainings:
-    """Stands in for `train`: notes the calls, and has the scores of each folder."""
+    """Replace `train`: record calls and return the configured scores of each folder."""
 
     scores: dict[str, float] = field(default_factory=lambda: {"tuned": 0.5, "baseline": 0.25, "encoder": 0.0})
     metric: str = "accuracy"
     greater_is_better: bool = True
-    missing: bool = False  # no labels
+    missing: bool = False  # whether labels are missing
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     def __call__(self, *words: Any, report: Any, model: Any = None, **options: Any) -> Any:
@@ -75,13 +75,13 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
         ("image-classification", "labeled", encoder),
     ]
     assert [called[1]["minutes"] for called in trainings.calls] == pytest.approx([10, 30, 10])
-    # Both models with labels see images of one size in patches of one size.
+    # Both labeled runs use the same image size and patch size.
     seen = {"image_size": [128, 128], "patch_size": 16}
     assert [called[1].get("config_overrides") for called in trainings.calls] == [None, None, seen]
     assert {called[1]["seed"] for called in trainings.calls} == {3}
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
-    # Two standard errors of a difference of shares of 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
+    # Two standard errors of the difference of two proportions, n = 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
     assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images (" in said[-1]
     assert "differences below 13.2 points may be chance" in said[-1]
 
@@ -125,7 +125,7 @@ def test_without_labels_the_encoder_is_all(monkeypatch: pytest.MonkeyPatch, tmp_
     result, said = call(monkeypatch, Trainings(missing=True), ["a", "b"], output_dir=tmp_path / "out")
     assert (result.gain, result.best) == (None, None)
     assert any("No labels" in line and "No classes are there." in line for line in said)
-    with pytest.raises(ValueError, match="No classes are there"):  # which were named
+    with pytest.raises(ValueError, match="No classes are there"):  # labels were requested explicitly
         call(monkeypatch, Trainings(missing=True), "a", "b", output_dir=tmp_path / "other")
 
 
@@ -189,7 +189,7 @@ def test_the_command_has_the_options_of_the_call(monkeypatch: pytest.MonkeyPatch
 def test_a_folder_of_photos_ends_as_models_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_class_folders(tmp_path / "photos", ["cat", "dog"])
     monkeypatch.chdir(tmp_path)
-    for module in (plan, keep_budget):  # three seconds are too few for 20 steps of each training
+    for module in (plan, keep_budget):  # three seconds are too short for 20 steps of each run
         monkeypatch.setattr(module, "LEAST_STEPS", 1)
     said: list[str] = []
     result: PretrainingResult = hf_vit.pretrain("photos", minutes=0.05, report=said.append, **OPTIONS)

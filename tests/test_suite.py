@@ -1,4 +1,4 @@
-"""The suite itself: what tests draw hangs on nothing but the seed, and they leave nothing behind."""
+"""The test suite: random numbers of tests depend on the seed only, and tests leave nothing behind."""
 
 import json
 import os
@@ -54,7 +54,7 @@ DRAWING = """
 
 
 def drawn(pytester: pytest.Pytester, *arguments: str) -> dict[str, list[float]]:
-    """What tests and fixtures draw, by their names."""
+    """Return the random numbers of tests and fixtures by name."""
     lines = pytester.runpytest_inprocess(*PLUGINS, *arguments).outlines
     draws = [json.loads(line.removeprefix("DREW ")) for line in lines if line.startswith("DREW ")]
     assert len({name for name, _ in draws}) == len(draws), "something was drawn twice"
@@ -106,7 +106,7 @@ if sys.platform == "linux":
 
 @pytest.fixture
 def _swept() -> Iterator[None]:
-    """Removes what the test of a test leaves, after that was found."""
+    """Remove what an inner test left behind, after it was detected."""
     yield
     for folder in (HOME, TEMPORARY):
         for file in folder.glob("left*"):
