@@ -254,7 +254,7 @@ def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
 
 
 def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
-    """Return scores of the official evaluator. torchmetrics ignores images without objects and their false positives."""
+    """Return scores of the official evaluator. torchmetrics ignores false positives in images without objects."""
     datasets = [COCO(), COCO()]
     for part, dataset in zip((1, 0), datasets, strict=True):
         annotations = [

@@ -1,4 +1,4 @@
-"""Evaluation of features: scores match scikit-learn, hyperparameters depend on training images only, and the score table."""
+"""Evaluation of features: scores match scikit-learn, hyperparameters depend on training images only, score tables."""
 
 import json
 from collections.abc import Callable

@@ -91,7 +91,7 @@ def test_oks_equals_a_hand_computed_one() -> None:
 
 
 def test_poses_of_one_image_belong_together() -> None:
-    """Matching between poses and people of an image affects keypoint scores even if OKS is unchanged."""
+    """OKS matches predictions to any object of the image, while PCK compares each prediction with its own object."""
     other = POINTS + np.array([500, 500, 0])
     for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
         swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]

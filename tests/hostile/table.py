@@ -1,4 +1,4 @@
-"""Tables of hostile inputs: each must raise a one-line error that quotes the problem, and must not modify files or values."""
+"""Tables of hostile inputs: each must raise a one-line error that quotes the problem, without changing any file."""
 
 import io
 import pickle
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
-    """Return rows for one call: name, input or function that creates it in a folder, and words of the message separated by bars."""
+    """Return rows of one call: name, input or function that creates it, and words of the message separated by bars."""
     return [
         Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
         for name, value, words in table

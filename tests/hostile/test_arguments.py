@@ -426,7 +426,7 @@ REQUIRED = {"dataset_name": "photos", "teacher": "model", "use_cpu": True}
 
 
 def hostile_numbers(annotation: str) -> list[Any]:
-    """Return values that are invalid for an argument type: a large negative number, and NaN unless it is an integer."""
+    """Return invalid values of an argument type: a large negative number, and NaN unless it is an integer."""
     if "Literal" in annotation or not ("int" in annotation or "float" in annotation):
         return []
     numbers = [-1e6, math.nan] if "float" in annotation else [-1_000_000]

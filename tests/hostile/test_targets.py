@@ -24,7 +24,7 @@ CROPS = {"do_affine_crop": True, "size": {"height": 8, "width": 6}}
 
 
 def prepare(targets: dict[str, Any]) -> Any:
-    """Return a function that preprocesses an image with targets, resizing it if there are no boxes."""
+    """Preprocess an image with targets. Without boxes, the image is resized."""
     options = CROPS if {"keypoints", "object_boxes"} & targets.keys() else {"size": 8}
     return HfViTImageProcessor(**options)([IMAGE], **targets, return_tensors="pt")
 

@@ -24,8 +24,8 @@ NEW_MODULES = 200  # freeze again after this many imports
 class Imports:
     """Exclude objects created by imports from garbage collection.
 
-    The Trainer collects garbage at the start of training. Among all objects of torch and transformers, this takes longer
-    than most training runs of these tests.
+    The Trainer collects garbage at the start of training. Among all objects of torch and transformers, this takes
+    longer than most training runs of these tests.
     """
 
     frozen = 0

@@ -13,8 +13,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the omitted combinations, and deselect them unless the command line selects them.
 
-    A combination runs if the sum of its parameter indices is divisible by k. Each value of a parameter is thus combined
-    with one in k values of every other parameter.
+    A combination runs if the sum of its parameter indices is divisible by k. Each value of a parameter is thus
+    combined with one in k values of every other parameter.
     """
     for item in items:
         marker = item.get_closest_marker("thinned")

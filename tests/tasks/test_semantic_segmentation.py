@@ -194,7 +194,7 @@ def test_validation_images_choose_the_scale(scenes: Path, tmp_path: Path, monkey
         monkeypatch.setattr(f"{module}.is_better", lambda *_, answers=answers: next(answers))
         scores = train(TASK, scenes, tmp_path / name, *steps)
         saved = HfViTImageProcessor.from_pretrained(tmp_path / name)
-        assert saved.window_scale == (1.25 if name == "larger" else None)  # most images are upscaled by 1.25
+        assert saved.window_scale == (1.25 if name == "larger" else None)  # 1.25 = 20 / 16 pixels
         card = (tmp_path / name / "README.md").read_text()
         chosen = "1.25, in windows" if name == "larger" else "1, the whole image"
         assert re.search(

@@ -44,7 +44,7 @@ def by_hand(grid: tuple[int, int] = (2, 3), layers: int = 3) -> Attention:
 
 
 def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the values (B, heads, L, d) and results (B, heads, L, d) of each attention layer in a normal forward pass."""
+    """Return values (B, heads, L, d) and results (B, heads, L, d) of each attention layer in a forward pass."""
     seen: list[list[Tensor]] = []
 
     def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
@@ -171,7 +171,10 @@ def test_rollout_is_the_product_of_matrices() -> None:
 
 
 def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Compute a classifier step by step with an offset added to its attention. Return logits and the original attention."""
+    """Apply a classifier step by step with an offset added to its attention.
+
+    Returns the logits and the attention without the offset.
+    """
     inside, recorded = model.model, []
     states, _ = inside.embed(images)
     for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):

@@ -1,4 +1,4 @@
-"""Figures of attention and features show the expected content, and the script draws them for photos and saved models."""
+"""Figures of attention and features show the expected content, and the script draws them for saved models."""
 
 from pathlib import Path
 

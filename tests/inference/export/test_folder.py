@@ -196,7 +196,7 @@ def test_a_program_that_differs_is_not_written(
         "hf-vit: The outputs of the program differ from those of the model, so nothing was written: 4 x "
     )
     assert not list(tmp_path.iterdir())
-    assert "1 x 32x32  logits" in capsys.readouterr().out  # shapes of the comparison
+    assert "1 x 32x32  logits" in capsys.readouterr().out  # the shapes compared before this one
 
 
 def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

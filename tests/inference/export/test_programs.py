@@ -166,7 +166,7 @@ def test_a_program_that_plans_its_memory_is_checked_within_its_bounds() -> None:
 @pytest.mark.parametrize("offset", [0.0, 0.1])
 def test_resizing_by_products_is_that_of_torch(mode: str, antialias: bool, offset: float) -> None:
     if offset and antialias:
-        offset = 0.0  # no published model has both, and torch ignores the scale factor with antialiasing
+        offset = 0.0  # no published model has both, and torch supports them only separately
     for old in ((4, 6), (1, 1), (2, 3), (7, 7)):
         for new in ((4, 6), (7, 7), (1, 1), (3, 9), (14, 5)):
             table = torch.randn(2, old[0] * old[1], 5, generator=torch.Generator().manual_seed(0))
