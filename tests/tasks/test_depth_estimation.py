@@ -136,7 +136,7 @@ def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a view through a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
         (torch.rand(1000) * 75, 80),  # KITTI
-        (torch.rand(1000) * 9000, 10),  # KITTI
+        (torch.rand(1000) * 9000, 10),  # millimeters
     ],
 )
 def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds(
