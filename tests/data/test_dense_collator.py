@@ -58,9 +58,8 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
     )
     assert not {"targets", "files"} & batch.keys()
     for number, width in enumerate(WIDTHS):
-        places = ((2 * torch.arange(16) + 1) * width // 32).expand(
-            16, 16
-        ) // 8  # nearest to the centers of output pixels
+        # Input pixels nearest to the centers of output pixels
+        places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8
         if kind is UNIVERSAL:
             assert batch["mask_labels"][number].dtype == torch.float32
             assert batch["class_labels"][number].tolist() == list(range(width // 8))

@@ -198,9 +198,8 @@ def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplo
 def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1
-    )  # default: 5 s after each parquet stream
+    # The default waits 5 s after each parquet stream.
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="an image is missing"):
         list(islice(streamed(tmp_path, keep_file), 4))

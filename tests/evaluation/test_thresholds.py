@@ -50,10 +50,8 @@ def test_it_lies_in_the_middle_of_a_gap() -> None:
     [
         ([0.9999, 0.9998, 0.9997], [True, True, False]),
         ([0.00012345, 0.000123449, 0.000123448], [True, True, False]),
-        (
-            [0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)],
-            [True, True, False],
-        ),  # adjacent float32 values
+        # Adjacent float32 values
+        ([0.5, np.nextafter(np.float32(0.25), np.float32(1)), np.float32(0.25)], [True, True, False]),
         ([1.2, 1.1, 0.3], [True, True, False]),
         ([1.0, 0.9999999, 0.9999998], [True, True, False]),
     ],

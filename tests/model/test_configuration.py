@@ -173,9 +173,8 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
 
 def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
     config = small_config()
-    config.update(
-        {"image_size": 32, "patch_size": 4, "encoder_stride": 4}
-    )  # as the example script of transformers does
+    # As the example script of transformers does.
+    config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})
     assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
     assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8
     with pytest.raises(ValueError, match="encoder_stride=8 must equal patch_size=4"):

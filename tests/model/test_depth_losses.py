@@ -50,9 +50,8 @@ def test_silog_by_hand(silog_lambda: float) -> None:
         expected.append(np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2))
     actual = loss(predicted, labels, loss="silog", silog_lambda=silog_lambda)
     assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
-    assert torch.equal(
-        loss(predicted, labels, silog_lambda=silog_lambda), actual
-    )  # SiLog is the default of metric depth
+    # SiLog is the default loss of metric depth.
+    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)
 
 
 def test_silog_forgives_a_common_factor_only_with_lambda_1() -> None:

@@ -40,9 +40,8 @@ def test_assignments_are_those_of_the_rows_of_all_processes() -> None:
 
     assign(logits, 0.1, add=note)
     remaining = iter(sums)
-    half = assign(
-        logits[:7], 0.1, add=lambda values: next(remaining)
-    )  # first of two processes, given the sums of both
+    # The first of two processes, given the sums of both.
+    half = assign(logits[:7], 0.1, add=lambda values: next(remaining))
     torch.testing.assert_close(half, whole[:7])
 
 

@@ -234,9 +234,8 @@ def half_transparent(mode):
 def test_transparency_is_left_out_however_it_is_stored(backend, mode, warnings):
     image = half_transparent(mode)
     assert image.mode == mode
-    expected = np.array(
-        (image.convert("LA") if mode == "La" else image).convert("RGB")
-    )  # PIL cannot convert La to RGB
+    # PIL cannot convert La to RGB.
+    expected = np.array((image.convert("LA") if mode == "La" else image).convert("RGB"))
     assert torch.equal(read(backend, image), as_chw(expected))
     assert torch.equal(read(backend, image, num_channels=1), as_chw(expected[..., 0]))
     assert all("The alpha channel is dropped" in warning for warning in warnings)

@@ -74,9 +74,8 @@ def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path
     found = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator([trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))])
     with torch.no_grad():
-        whole = trainer.model.eval()(
-            batch["pixel_values"], batch["labels"]
-        )  # divided by the number of boxes in the batch
+        # The loss is divided by the number of boxes in the batch.
+        whole = trainer.model.eval()(batch["pixel_values"], batch["labels"])
     assert found == pytest.approx(float(whole.loss), rel=1e-9)
 
 

@@ -69,10 +69,8 @@ def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
 
 
 def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
-    masks = [
-        torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]),
-        torch.tensor([[0, 0, 0, 0]]),
-    ]  # class 0: 9 pixels, class 1: 1 pixel
+    # Class 0 has 9 pixels, class 1 has 1 pixel.
+    masks = [torch.tensor([[0, 0, 0, 1], [0, 255, 7, 0]]), torch.tensor([[0, 0, 0, 0]])]
     assert choose_weights("none", NAMES, lambda: count_pixels(masks, 3)) == [1.0, 1.0, 1.0]
     weights = choose_weights("sqrt", NAMES, lambda: count_pixels(masks, 3))
     assert weights[1] / weights[0] == pytest.approx(3, abs=1e-3)

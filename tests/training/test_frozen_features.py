@@ -74,7 +74,7 @@ def trainer_of(task: str, data: Path, folder: Path, *options: str) -> HfViTTrain
         made = task_of(ALL_TASKS[task], arguments_of(task, data, folder, *SHORT, *options))
         made.load_data()
         trainer = made.make_trainer()
-    if task != "object_detection":  # random boxes would all be invalid
+    if task != "object_detection":  # random weights would give degenerate boxes
         draw_weights(trainer.model)
     return trainer
 

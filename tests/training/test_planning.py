@@ -56,7 +56,7 @@ OWN_ENCODER = replace(PHOTOGRAPHS, start="backbone", is_unlabeled=True, hidden_s
 
 @pytest.fixture(autouse=True)
 def _import_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # import time is part of the budget
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # exclude imports of the test process
 
 
 def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **known: Any) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float
     [
         (Pace(0.5, 0.0, 0.1, 1000), 1e9, 8),  # 10 s to compute a view, 6.25 s for the steps that read it
         (Pace(0.5, 0.0, 0.5, 1000), 1e9, 4),  # limited to 40% of the budget
-        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # as many views as the steps read
+        (Pace(20.0, 0.0, 0.1, 1000), 1e9, 2),  # steps would not read more views
         (Pace(0.5, 0.0, 0.1, 1000), 5e5, 5),
         (Pace(0.5, 0.0, 2.0, 1000), 1e9, 0),
         (Pace(0.5, 0.0), 1e9, 0),
@@ -393,7 +393,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 3)
-    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # this session has imported more
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # exclude imports of the test process
 
     def measure_wrongly(*args: Any) -> Pace:
         assert min(measure_pace(*args)[:2]) > 0
@@ -546,7 +546,7 @@ def test_nothing_is_held_out_that_chooses_nothing(
     if "no training image" not in told:
         evaluation.make_evaluation_trainer(saved)
         assert len(evaluation.loaded.splits["validation"]) == 6
-    else:  # validation images may have been used for training
+    else:  # validation images would be training images
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
 

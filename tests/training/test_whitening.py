@@ -92,9 +92,8 @@ def test_gray_images_in_three_channels_leave_colors_out() -> None:
     assert states.std() > 0.3
     color = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     axis = torch.tensor([1.0, 1.1, 0.9]).view(3, 1, 1)
-    color = (
-        color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
-    )  # no variance along the gray axis
+    # Remove the variance along the gray axis.
+    color = color - axis * (color * axis).sum(dim=1, keepdim=True) / axis.square().sum()
     assert (projection(color) - projection(torch.zeros_like(color))).abs().max() < 1e-3
 
 
