@@ -81,7 +81,7 @@ def test_the_time_is_shared_and_all_that_has_labels_starts_from_what_has_none(
     assert {called[1]["seed"] for called in trainings.calls} == {3}
     assert result.gain == pytest.approx(25)
     assert result.best is result.tuned
-    # Two standard errors of a difference of shares of 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
+    # Two standard errors of the difference of two proportions, n = 100: 2 · √((0.5² + 0.25 · 0.75) / 100)
     assert "helped by 25.0 points: accuracy 0.5000 with it, 0.2500 without, on 100 images (" in said[-1]
     assert "differences below 13.2 points may be chance" in said[-1]
 

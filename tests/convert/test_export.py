@@ -44,7 +44,7 @@ EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] 
                 "position_antialias": True,
                 "use_gated_mlp": True,
                 "hidden_act": "silu",
-                "intermediate_size": 88,  # two thirds of 4 * 32, rounded up to a multiple of 8
+                "intermediate_size": 88,  # 2/3 of 4 * 32, rounded up to a multiple of 8
             },
         )
     ],

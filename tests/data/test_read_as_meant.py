@@ -196,7 +196,7 @@ def test_a_key_that_json_has_twice_is_refused(tmp_path: Path) -> None:
         read_class_file(names)
 
 
-# Names of classes
+# Class names
 
 
 @pytest.mark.parametrize(

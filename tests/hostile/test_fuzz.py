@@ -23,7 +23,7 @@ from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 pytestmark = pytest.mark.slow  # excluded from `make quick`
 fuzz = partial(
     settings,
-    derandomize=True,  # the same values in every run
+    derandomize=True,  # same values in every run
     database=None,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -162,7 +162,7 @@ def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
         assert config.id2label == {0: "a", 1: "b", 2: "c"}
         assert config.label2id == {"a": 0, "b": 1, "c": 2}
         config.check()
-    # Before 5.23 transformers checks the type itself, in words of its own.
+    # Before version 5.23, transformers checks the type itself and raises its own message.
     ours, theirs = (
         r"id2label=\{'cat': 0\} must assign an integer to each label, as in \{0: ",
         r"'id2label' with value \{'cat': 0\}",

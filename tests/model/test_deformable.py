@@ -192,7 +192,7 @@ def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_objec
     decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
     features, anchors, _ = select_proposals(Pyramid.of(decoder.projector(levels, None)), 4)
     heads = decoder.proposal_heads
-    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # (2, 15, 5) each
+    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # shape (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
     labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
     assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # labels have no effect in evaluation mode

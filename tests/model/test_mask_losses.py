@@ -195,7 +195,7 @@ def test_no_target_and_more_targets_than_queries(is_training: bool) -> None:
     total.backward()
     assert total.isfinite()
     assert not masks.grad[0].any()
-    assert masks.grad[1].flatten(1).any(dim=1).all()  # every query has a target
+    assert masks.grad[1].flatten(1).any(dim=1).all()  # every query is matched
     assert classes.grad.flatten(1).any(dim=1).all()
     nothing = F.cross_entropy(classes[0], torch.full((3,), 3))
     assert float(loss(masks[:1], classes[:1], targets[:1], labels[:1])) == pytest.approx(2 * float(nothing))

@@ -404,7 +404,7 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
                     others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
                     before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
                     actual = actual[torch.cat((before, mask[index].flatten(), after))]
-                elif actual.ndim > 1 and actual.shape != a[0].shape:  # maps
+                elif actual.ndim > 1 and actual.shape != a[0].shape:  # attention maps and patch maps
                     actual = actual[..., : a.shape[-2], : a.shape[-1]]
                     assert a.shape[-2] * 4 == p.shape[-2] * grids[index][0]
                 assert_close(actual, a[0], 3e-5, f"image {index}")

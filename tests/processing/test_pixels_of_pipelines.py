@@ -33,7 +33,7 @@ from ..helpers.images import noise
 from ..helpers.versions import needs_torchcodec
 
 
-SIZE = (12, 10)  # width and height
+SIZE = (12, 10)  # width, height
 ORIENTATION = 0x0112
 
 
