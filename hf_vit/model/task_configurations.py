@@ -107,7 +107,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         hidden_size: Width of the transposed convolutions.
         norm: Norm after each transposed convolution: "batch" (ViTPose), which in training depends on all images of
             the batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which does not, so that
-            accumulated gradients equal those of the whole batch. The training scripts use it for new heads.
+            accumulated gradients equal those of the whole batch. `hf-vit train` uses it for new heads.
         scale_factor: Upsampling factor of "simple" from patch grid to heatmap; "classic" always upsamples by 4.
         sigma: Standard deviation, in heatmap pixels, of the Gaussian around a keypoint in the target.
         flip_pairs: Pairs of keypoint indices that are swapped in a mirrored image, such as left and right eye.
@@ -258,8 +258,8 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         num_layers: Number of stages of "conv", each of which doubles the resolution, or of transformer blocks of
             "mask".
         norm: Norm of "linear": "batch" (DINOv2), which in training depends on all images of the batch, on all
-            processes; or "layer", which does not, so that accumulated gradients equal those of the whole batch. The
-            training scripts use it for new heads.
+            processes; or "layer", which does not, so that accumulated gradients equal those of the whole batch.
+            `hf-vit train` uses it for new heads.
         out_indices: Indices of the blocks whose tokens are concatenated as input of the head, by default the last one.
         cross_entropy_weight: Weight of the cross-entropy in the loss.
         dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.

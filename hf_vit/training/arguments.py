@@ -28,7 +28,6 @@ from ..options.field import (
 from ..options.resolve import Options, values_of
 
 
-MAX_WORKERS = 8  # default limit of worker processes
 regularization_option = partial(option, group="Regularization")
 LABEL_OPTIONS = ("label_column_name", "problem_type", "label_separator", "class_names")
 CLASS_POWERS = {"balanced": 1.0, "sqrt": 0.5, "none": 0.0}  # exponent of the inverse class frequency

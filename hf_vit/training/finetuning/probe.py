@@ -21,21 +21,12 @@ LEAST_COMPARED = 400  # minimum number of training images for a comparison on a 
 
 
 class Probe(NamedTuple):
-    """Linear classifier with weights (K, F), biases (K,) and its accuracy.
-
-    `accuracy` is computed from leave-one-out predictions of the training images, `held_out` from other images.
-    """
+    """Linear classifier with weights (K, F), biases (K,) and its leave-one-out accuracy on the training images."""
 
     weight: Tensor
     bias: Tensor
     accuracy: float
     num_images: int
-    held_out: float | None = None
-
-    def score(self, features: Tensor, classes: Tensor) -> float:
-        """Return the accuracy on images with features (M, F) and classes (M,)."""
-        logits = features.double() @ self.weight.T + self.bias
-        return float((logits.argmax(dim=1) == classes).double().mean())
 
     def __str__(self) -> str:
         return (

@@ -164,7 +164,7 @@ class Planner:
         passes = task.report_passes + (task.args.ema_decay is not None)
         num_chosen = task.count_choosing_images(needed_steps(task.defaults, facts) * batch)
         num_scored = round(passes * facts.num_scored) + num_chosen
-        num_probed = min(MOST_IMAGES, (facts.num_images or 0) + num_validated) if facts.start == "backbone" else 0
+        num_probed = min(MOST_IMAGES, facts.num_images or 0) if facts.start == "backbone" else 0
         trained, most_bytes = facts.num_images or 0, 10**9 * task.args.cache_gigabytes
         of_data = num_scored, num_validated, num_probed * task.defaults.probes
         budget = Budget(60 * minutes, *of_data, self.seconds, trained, batch, most_bytes)

@@ -268,19 +268,19 @@ class ImageClassification(SupervisedTask):
             start_from_probe(model.classifier, self.probe)
 
     def fit_probe(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> Probe:
-        """Return a linear probe of a model on the training images, with its accuracy on held-out images."""
-        batch_size = self.args.per_device_eval_batch_size
-        train = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size))
-        probe = fit_probe(*train, len(self.loaded.names))
+        """Return a linear probe of a model on the training images."""
+        batches = self.plain_batches(model, processor, MOST_IMAGES, self.args.per_device_eval_batch_size)
+        return fit_probe(*encode(model, batches), len(self.loaded.names))
+
+    @property
+    def can_choose_share(self) -> bool:
+        """Whether there are validation images that are not the reported ones."""
         splits = self.loaded.splits
-        if "validation" not in splits or not (self.options.holds_out or "test" in splits):
-            return probe
-        held_out = encode(model, self.plain_batches(model, processor, MOST_IMAGES, batch_size, "validation"))
-        return probe._replace(held_out=probe.score(*held_out))
+        return "validation" in splits and (self.options.holds_out or "test" in splits)
 
     def count_choosing_images(self, num_trained: int) -> int:
         """Return the number of held-out images evaluated for the choice between probe and fine-tuned model."""
-        is_choosing = self.options.probe_classifier and self.held_out_for and "validation" in self.loaded.splits
+        is_choosing = self.options.probe_classifier and self.can_choose_share
         return len(SHARES) * self.count_evaluated_images("validation") if is_choosing else 0
 
     def choose_inference(self, trainer: EvaluatorTrainer) -> None:
@@ -298,7 +298,7 @@ class ImageClassification(SupervisedTask):
         start = model.state_dict()
         tuned = {name: value.clone() for name, value in trainer.plain_model.state_dict().items()}
         chosen, found = USUAL_SHARE, ""
-        if self.probe.held_out is not None:
+        if self.can_choose_share:
             scores, losses = dict[float, float](), dict[float, np.ndarray]()
             for share in SHARES:
                 trainer.plain_model.load_state_dict(interpolate(start, tuned, share))
