@@ -146,13 +146,13 @@ class TaskArguments(SourceArguments):
             raise ValueError("skip_unreadable requires check_images=True. Change one of the two.")
         if self.model_name_or_path is not None and self.whiten_patches:
             raise ValueError(
-                f"--whiten_patches is for models from scratch, and --model_name_or_path {self.model_name_or_path} has "
-                "learned its patches. Leave one of the two out."
+                "--whiten_patches initializes the patch embedding of a new model, but --model_name_or_path "
+                f"{self.model_name_or_path} has a trained one. Remove one of the two options."
             )
         if self.model_name_or_path is not None and self.preset is not None:
             raise ValueError(
-                f"--preset {self.preset} is the size of a new model, and --model_name_or_path "
-                f"{self.model_name_or_path} a saved one, which has its size. Give one of the two."
+                f"--preset {self.preset} sets the size of a new model, but --model_name_or_path "
+                f"{self.model_name_or_path} already has a size. Remove one of the two options."
             )
 
     def overrides(self) -> dict[str, Any]:
@@ -164,17 +164,17 @@ class TaskArguments(SourceArguments):
         fields = dict(self.config_overrides or {})
         if from_data := sorted(FROM_DATA & fields.keys()):
             raise ValueError(
-                f"config_overrides has {', '.join(from_data)}: the classes are those of the data. Leave it out; "
-                "what labels are for is --problem_type."
+                f"config_overrides contains {', '.join(from_data)}, but the classes come from the data. Remove it. "
+                "The meaning of labels is set by --problem_type."
             )
         if self.image_size is not None:
             if "image_size" in fields:
-                raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
+                raise ValueError("--image_size is given twice. Remove it from --config_overrides.")
             fields["image_size"] = self.image_size
         options = fields.get(self.task_config) or {}
         given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
         if twice := sorted(given.keys() & options.keys()):
-            raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
+            raise ValueError(f"--{twice[0]} is given twice. Remove it from --config_overrides.")
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
     def given_options(self) -> dict[str, Any]:
@@ -209,8 +209,8 @@ class StreamArguments(TaskArguments):
         super().__post_init__()
         if self.streaming and self.max_train_samples is not None:
             raise ValueError(
-                f"max_train_samples={self.max_train_samples} is not supported for streams, whose images are not "
-                "known in advance. Leave it out, or --streaming."
+                f"max_train_samples={self.max_train_samples} is not supported for streams, because their length is "
+                "unknown. Remove it, or --streaming."
             )
 
 
@@ -305,22 +305,22 @@ class ClassificationArguments(StreamArguments):
         super().__post_init__()
         if self.probe_classifier and self.model_name_or_path is None:
             raise ValueError(
-                "probe_classifier=True needs features of a saved model: set model_name_or_path, or "
-                "probe_classifier=False."
+                "probe_classifier=True requires a saved model. Set model_name_or_path, or probe_classifier=False."
             )
         if self.class_names is not None and not self.streaming:
             raise ValueError(
-                f"class_names={self.class_names!r} is for --streaming: all labels are known without. Leave it out."
+                f"class_names={self.class_names!r} is only for --streaming. Without it, the class names are read from "
+                "the data. Remove it."
             )
         if self.streaming and (self.balanced_sampling or self.class_weights in CLASS_POWERS):
             raise ValueError(
-                f"balanced_sampling={self.balanced_sampling} and class_weights={self.class_weights} need all labels, "
-                "which a stream does not know. Leave them out, or give a file of weights."
+                f"balanced_sampling={self.balanced_sampling} and class_weights={self.class_weights} require the "
+                "labels of all images, which are unknown for a stream. Remove them, or give a file of weights."
             )
         if self.bce_target_threshold is not None and self.classification_loss != "bce":
             raise ValueError(
                 f"bce_target_threshold={self.bce_target_threshold} requires --classification_loss bce. Set it, or "
-                "leave the threshold out."
+                "remove the threshold."
             )
 
     def describe(self) -> dict[str, str]:

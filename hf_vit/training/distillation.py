@@ -189,8 +189,8 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
     needed, saved = ({name: list(weight.shape) for name, weight in part.items()} or "none" for part in weights)
     if needed != saved:
         raise ValueError(
-            f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Resume "
-            "with the --teacher and --distillation_type of its training, or start another one in another --output_dir."
+            f"The distillation weights of {checkpoint} do not match. Required: {needed}; saved: {saved}. Resume with "
+            "the original --teacher and --distillation_type, or start a new run in another --output_dir."
         )
 
 
@@ -201,20 +201,21 @@ def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, l
     """
     if args.n_gpu > 1:
         raise ValueError(
-            f"This process has {args.n_gpu} GPUs, and a teacher is on one alone. Start a process for each, torchrun "
-            f"--nproc_per_node {args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+            f"Distillation supports one GPU per process, but this process has {args.n_gpu}. Start one process per GPU "
+            f"with torchrun --nproc_per_node {args.n_gpu}, or use one GPU with CUDA_VISIBLE_DEVICES=0."
         )
     if args.fsdp or args.deepspeed:
-        raise ValueError("A teacher needs the whole student on each device. Leave out --fsdp and --deepspeed.")
+        raise ValueError("Distillation requires the whole student on each device. Remove --fsdp and --deepspeed.")
     if args.label_smoothing_factor and not has_soft_labels:
         raise ValueError(
-            f"label_smoothing_factor={args.label_smoothing_factor} takes the labels from the student, which learns "
-            "from them beside the teacher. Leave it out; --distillation_type soft smooths too."
+            f"label_smoothing_factor={args.label_smoothing_factor} moves the labels out of the model, but the loss of "
+            "the student needs them in addition to the teacher. Remove it; --distillation_type soft smooths labels "
+            "too."
         )
     if loss is not None:
         raise ValueError(
-            "A loss beside that of the model takes the labels from the student, which learns from them beside the "
-            "teacher. Leave out compute_loss_func (--classification_loss bce) or --class_weights."
+            "Distillation uses the loss of the student model and does not support another one. Remove "
+            "compute_loss_func (--classification_loss bce) or --class_weights."
         )
 
 
@@ -344,9 +345,11 @@ class DistillationArguments(Options):
         super().__post_init__()
         given = [name for name, value in vars(self).items() if value not in (None, False)]
         if self.teacher is None and given:
-            raise ValueError(f"--{given[0]} needs a teacher: --teacher path/to/model, or a name on the Hub.")
+            raise ValueError(f"--{given[0]} requires a teacher. Set --teacher to a path, or to a name on the Hub.")
         if self.distillation_temperature is not None and self.distillation_type != "soft":
-            raise ValueError("--distillation_temperature is of --distillation_type soft. Leave it out, or say that.")
+            raise ValueError(
+                "--distillation_temperature requires --distillation_type soft. Set it, or remove the temperature."
+            )
 
     @property
     def uses_token(self) -> bool:
@@ -375,8 +378,8 @@ def load_teacher(args: DistillationArguments, student_class: type[PreTrainedMode
     is_classifier = (kind := args.kind(student_class)) != "features"
     if is_classifier and not issubclass(student_class, HfViTForImageClassification):
         raise ValueError(
-            f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
-            "for. Say --distillation_type features."
+            f"--distillation_type {kind} requires a head for the distillation token, which {student_class.__name__} "
+            "does not have. Use --distillation_type features."
         )
     dtype = getattr(torch, args.teacher_dtype or "float32")
     return open_teacher(args.teacher, is_classifier, dtype, args.teacher_trust_remote_code)
@@ -405,8 +408,8 @@ def make_distillation(
     kind, alpha = args.kind(type(student)), ALPHA if args.distillation_alpha is None else args.distillation_alpha
     if kind != "features" and not student.config.use_distillation_token:
         raise ValueError(
-            f"--distillation_type {kind} needs a distillation token. Leave use_distillation_token out of "
-            "--config_overrides, or say --distillation_type features."
+            f"--distillation_type {kind} requires a distillation token. Remove use_distillation_token from "
+            "--config_overrides, or use --distillation_type features."
         )
     seeing = make_teacher(args.teacher, teacher, student, processor, args.teacher_trust_remote_code)
     if kind == "features":

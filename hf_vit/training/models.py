@@ -73,7 +73,7 @@ def load_model(
         model, processor = tune(model_class, args, list(names), facts, fresh)
         lacks_token = use_distillation_token and not model.config.use_distillation_token
         if lacks_token and "use_distillation_token" not in overrides:
-            logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
+            logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
             apply_geometry(model, use_distillation_token=True)
         model.config._name_or_path = args.model_name_or_path  # a rebuilt model does not have the name
         return model, processor
@@ -143,8 +143,8 @@ def compare_configs(checkpoint: str, model_class: type[PreTrainedModel], fields:
             pairs[name] = comparable(name, then[name]), comparable(name, value)
     if differing := [f"{name} {old} then, {new} now" for name, (old, new) in sorted(pairs.items()) if old != new]:
         raise ValueError(
-            f"The training of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
-            "with the same model and data, or start another training in another --output_dir."
+            f"The training run of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
+            "with the same model and data, or start a new run in another --output_dir."
         )
 
 
@@ -168,9 +168,8 @@ def tune(
     model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
     known = list(model.config.id2label.values())
     if names and known != names:
-        logger.warning(
-            f"The saved model knows the classes {shorten(known)}. It gets a fresh classifier for {shorten(names)}."
-        )
+        saved_head = "has no head" if is_fresh else f"has other classes ({shorten(known)})"
+        logger.warning(f"The saved model {saved_head}. A new head is added for {shorten(names)}.")
         left_out += CLASS_WEIGHTS
     if is_fresh and fresh:
         facts, left_out = join_options(fresh, facts), HEADS
@@ -191,16 +190,20 @@ def tune(
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Suppress reports about the weights of a checkpoint that is reported elsewhere."""
+    """Suppress reports and progress bars of a checkpoint that is loaded again."""
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel", __name__)
     levels = {each: each.level for each in map(logging.get_logger, names)}
+    shows_progress = logging.is_progress_bar_enabled()
     for each in levels:
         each.setLevel(logging.ERROR)
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         for each, level in levels.items():
             each.setLevel(level)
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def open_with_options(
@@ -233,10 +236,11 @@ def open_with_options(
         return model, (), is_fresh
     if all(any(part in name for part in QUERY_WEIGHTS) for name in of_head):
         logger.warning(
-            f"The saved model has other queries than {options}. It gets fresh ones; the rest of its head stays."
+            f"The queries of the saved model do not match {options}. They are replaced by new queries; the rest of "
+            "the head is kept."
         )
         return model, (), is_fresh
-    logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
+    logger.warning(f"The head of the saved model does not match {options}. It is replaced by a new head.")
     return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head)), True
 
 
@@ -274,7 +278,8 @@ def naming(name_or_path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"
+            f"{name_or_path!r} is not a model: no saved folder, file of weights or name on the Hub could be read: "
+            f"{error}"
         ) from error
 
 
@@ -295,8 +300,8 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
     size = processor.crop_size if processor.do_center_crop else processor.size
     if not size.height or not size.width:
         raise ValueError(
-            f"The image processor keeps the aspect ratio ({dict(size)}), and images of several sizes make no batch. "
-            "Give the height and width to train at: --image_size 224."
+            f"The image processor keeps the aspect ratio ({dict(size)}), so images have different sizes and do not "
+            "form a batch. Set the height and width of training images, for example --image_size 224."
         )
     return size.height, size.width
 

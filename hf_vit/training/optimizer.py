@@ -113,8 +113,8 @@ def make_parameter_groups(
     backbone = find_backbone(model)
     if backbone is None and (layer_decay, head_lr_multiplier) != (1.0, 1.0):
         raise ValueError(
-            f"layer_decay={layer_decay} and head_lr_multiplier={head_lr_multiplier} need to know backbone and head, "
-            f"but {type(model).__name__} has no HfViTModel in it. Leave them at 1."
+            f"layer_decay={layer_decay} and head_lr_multiplier={head_lr_multiplier} require an HfViTModel as "
+            f"backbone, which {type(model).__name__} does not have. Set both to 1."
         )
     numbers, head = number_layers(backbone)
     decayed = set(decayed_parameter_names(model))
@@ -138,7 +138,8 @@ def make_parameter_groups(
     ]
     if use_muon and not any(group["num_matrices"] for group in groups):
         raise ValueError(
-            f"use_muon=True is for the matrices of blocks, but {type(model).__name__} has none to train. Leave it out."
+            f"use_muon=True optimizes the matrices of encoder blocks, but {type(model).__name__} has none to train. "
+            "Remove it."
         )
     return groups
 
@@ -177,15 +178,15 @@ def freeze(model: nn.Module, prefixes: Sequence[str] = (), trainable_blocks: int
         if not matching:
             starts = dict.fromkeys(".".join(name.split(".")[:2]) for name in parameters)
             raise ValueError(
-                f"freeze: no parameter of {type(model).__name__} starts with {prefix!r}. It has {', '.join(starts)}, "
-                "and what model.named_parameters() lists below these."
+                f"freeze={prefix!r} matches no parameter of {type(model).__name__}. Parameter names start with "
+                f"{', '.join(starts)}; model.named_parameters() lists all."
             )
         for name in matching:
             parameters[name].requires_grad_(False)
     if trainable_blocks is not None:
         freeze_blocks(model, trainable_blocks)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError(f"Nothing of {type(model).__name__} is left to learn. Freeze less of it.")
+        raise ValueError(f"All parameters of {type(model).__name__} are frozen. Freeze fewer.")
     return frozen_modules(model)
 
 
@@ -193,10 +194,15 @@ def freeze_blocks(model: nn.Module, trainable_blocks: int) -> None:
     """Freeze the backbone of a model except for its last blocks and the final norm; see `freeze`."""
     backbone = find_backbone(model)
     if backbone is None:
-        raise ValueError(f"trainable_blocks={trainable_blocks}: {type(model).__name__} has no HfViTModel in it.")
+        raise ValueError(
+            f"trainable_blocks={trainable_blocks} requires an HfViTModel as backbone, which {type(model).__name__} "
+            "does not have. Remove it."
+        )
     blocks = list(backbone.encoder.layers)
     if trainable_blocks > len(blocks):
-        raise ValueError(f"trainable_blocks={trainable_blocks}, but the model has {len(blocks)} blocks.")
+        raise ValueError(
+            f"trainable_blocks={trainable_blocks} exceeds the {len(blocks)} blocks of the model. Use a smaller number."
+        )
     kept = blocks[: len(blocks) - trainable_blocks]
     for part in [backbone.embeddings, backbone.pre_norm, *kept] if trainable_blocks else [backbone]:
         part.requires_grad_(False)

@@ -168,16 +168,16 @@ def size_transforms(args: Any, model: nn.Module) -> list[BatchTransform]:
     name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
     vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
     if vit is None:
-        raise ValueError(f"{name} needs a model of hf_vit, whose positions follow the images: leave it out.")
+        raise ValueError(f"{name} requires a model of hf_vit, which supports several image sizes. Remove it.")
     for refused, reason in REFUSED.items():
         if isinstance(vit, refused):
-            raise ValueError(f"{name} does not go with {refused.__name__}, {reason}.")
+            raise ValueError(f"{name} does not support {refused.__name__}, {reason}. Remove it.")
     sizes = tuple(size_of(name, height, vit.config) for height in heights)
     last = to_pair(vit.config.image_size)
     if args.progressive_sizes and sizes[-1] != last:
         raise ValueError(
-            f"progressive_sizes={heights} must end at {last[0]}, the height of the images that the "
-            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size {heights[-1]}."
+            f"progressive_sizes={heights} must end at {last[0]}, the image height of the model "
+            f"(image_size={vit.config.image_size}). Add it, or set --image_size {heights[-1]}."
         )
     return [ImageSizes(sizes, is_drawn=not args.progressive_sizes)]
 
@@ -189,8 +189,8 @@ def size_of(name: str, height: int, config: HfViTConfig) -> Size:
         below = height // patch[0] * patch[0]
         fitting = " or ".join(str(near) for near in (below, below + patch[0]) if near)
         raise ValueError(
-            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). The "
-            f"nearest that fit: {fitting}."
+            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). "
+            f"Nearest valid values: {fitting}."
         )
     return size_for_height(height, to_pair(config.image_size), patch)
 
@@ -275,8 +275,8 @@ class PatchDropout:
     def __init__(self, rate: float, config: HfViTConfig) -> None:
         if config.window_size is not None:
             raise ValueError(
-                f"token_drop_rate={rate} leaves holes in the patch grid, where window_size={config.window_size} finds "
-                "no windows. Set token_drop_rate 0, or window_size null."
+                f"token_drop_rate={rate} removes patches, which window_size={config.window_size} does not support. "
+                "Set token_drop_rate to 0, or window_size to null."
             )
         self.rate = rate
         self.patch_size = to_pair(config.patch_size)
@@ -301,15 +301,16 @@ def training_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentat
     if isinstance(dataset, AugmentedDataset) and dataset.classes is not None:
         if repeats > 1:
             raise ValueError(
-                f"repeated_augmentations={repeats} draws images in a way of its own. Leave balanced_sampling out."
+                f"repeated_augmentations={repeats} and balanced_sampling both change the sampling of images. Remove "
+                "one of them."
             )
         return BalancedSampler(dataset)
     if repeats == 1:
         return None
     if not isinstance(dataset, AugmentedDataset):
         raise ValueError(
-            f"repeated_augmentations={repeats} needs images with numbers that are augmented by an "
-            f"AugmentedDataset, not {type(dataset).__name__}. Leave it out."
+            f"repeated_augmentations={repeats} requires an AugmentedDataset as training data, not "
+            f"{type(dataset).__name__}. Remove it."
         )
     return RepeatedAugmentationSampler(dataset, repeats, step_size)
 
@@ -339,9 +340,11 @@ def regularize(
     is_binary, is_multi = args.classification_loss == "bce", model.config.problem_type == MULTI
     given = {"label_smoothing_factor": label_smoothing, **args.given_values("Regularization"), "token_drop_rate": 0.0}
     if model.config.problem_type == REGRESSION and (wrong := {name: value for name, value in given.items() if value}):
-        raise ValueError(f"{wrong}: regression has no classes to mix, smooth or weigh. Leave it out.")
+        raise ValueError(f"Regression does not support options of classes: {wrong}. Remove them.")
     if is_binary and (is_multi or class_weights):
-        raise ValueError("classification_loss=bce has weights of one label per image, all the same. Leave it out.")
+        raise ValueError(
+            "classification_loss=bce supports neither class weights nor several labels per image. Remove it."
+        )
     if args.mixup_alpha or args.cutmix_alpha or is_binary or class_weights or (is_multi and label_smoothing):
         if not is_multi:
             model.config.problem_type = SINGLE
@@ -350,8 +353,8 @@ def regularize(
     if args.token_drop_rate:
         if isinstance(distillation, FeatureDistillation):
             raise ValueError(
-                f"token_drop_rate={args.token_drop_rate} drops patches whose features are to be learned. Set it to 0, "
-                "or take --distillation_type hard or soft."
+                f"token_drop_rate={args.token_drop_rate} removes patches, but feature distillation needs all of them. "
+                "Set it to 0, or use --distillation_type hard or soft."
             )
         transforms.append(PatchDropout(args.token_drop_rate, model.config))
     loss = WeightedLoss(class_weights, is_multi) if class_weights else None

@@ -236,7 +236,7 @@ def finish(training: Training) -> None:
         trainer.add_callback(StepReport(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     if not trainer.has_learned:
-        raise NoUpdateError(f"No step changed the weights, at --learning_rate {args.learning_rate:g}. Set it higher.")
+        raise NoUpdateError(f"No step changed the weights with --learning_rate {args.learning_rate:g}. Increase it.")
     task.choose_inference(trainer)  # before the model is saved
     if task.choice:
         report(task.choice)
@@ -371,13 +371,13 @@ def plan_evaluation(values: Mapping[str, Any]) -> tuple[Task, EvaluationArgument
     own = options_of(EvaluationArguments)
     for name, option in options_of(kinds["options"]).items():
         if name in values and name not in own and option["group"] not in EVALUATED:
-            raise ValueError(f"{name}={values[name]!r} is an option of trainings. Leave it out.")
+            raise ValueError(f"{name}={values[name]!r} applies only to training. Remove it.")
     options, args = build((kinds["options"], EvaluationArguments), values, **task_class.evaluation_defaults())
     if given := options.given_values("Training images"):
         name, value = next(iter(given.items()))
-        raise ValueError(f"{name}={value!r} is an option of trainings. Leave it out.")
+        raise ValueError(f"{name}={value!r} applies only to training. Remove it.")
     if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
-        raise ValueError(f"{useless[0]} is an option of trainings. Leave it out.")
+        raise ValueError(f"{useless[0]} applies only to training. Remove it.")
     args.name_output(options.sources)
     others = {name: kind() for name, kind in kinds.items() if name not in ("options", "args")}
     return task_class(options, args, **others), args
@@ -387,7 +387,7 @@ def find_task(values: Mapping[str, Any]) -> type[Task]:
     """Return the task of the model to evaluate."""
     model = values.get("model_name_or_path")
     if not model:
-        raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
+        raise ValueError("No model is given. Set --model_name_or_path to a path, or to a name on the Hub.")
     name = str(values.get("task") or task_of_model(os.fspath(model))).replace("_", "-")
     if name not in TASKS:
         raise ValueError(f"task={name!r} is unknown. Choose one of {', '.join(TASKS)}.")
@@ -404,8 +404,8 @@ def task_of_model(name_or_path: str) -> str:
         if any(part in architecture for part in (task.model_class.__name__.removeprefix("HfViT"), *task.published)):
             return name
     raise ValueError(
-        f"{name_or_path} was saved as {architecture}, which is of no task. If it has a trained head, say for what: "
-        f"--task, one of {', '.join(TASKS)}."
+        f"{name_or_path} was saved as {architecture}, which belongs to no task. If it has a trained head, set --task "
+        f"to one of {', '.join(TASKS)}."
     )
 
 

@@ -181,7 +181,10 @@ class HfViTTrainer(Trainer):
         prefixes, trainable_blocks = self.options.freeze or (), self.options.trainable_blocks
         if prefixes or trainable_blocks is not None:
             if self.model_init is not None:
-                raise ValueError("A model of model_init is built again, and nothing of it stays frozen. Give a model.")
+                raise ValueError(
+                    "freeze and trainable_blocks do not support model_init, which rebuilds the model. Pass a model "
+                    "instead."
+                )
             self.frozen = freeze(self.model, prefixes, trainable_blocks)
 
     def _add_callbacks(self) -> None:
@@ -218,7 +221,7 @@ class HfViTTrainer(Trainer):
         is_fsdp1 = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version == 1
         if self.is_deepspeed_enabled or is_fsdp1:
             raise ValueError(
-                f"{option} works under DDP and FSDP2, not under DeepSpeed or FSDP version 1. Leave it out, or use "
+                f"{option} supports DDP and FSDP2, but not DeepSpeed or FSDP version 1. Remove it, or use "
                 "--fsdp with --fsdp_config '{\"version\": 2}'."
             )
 
@@ -287,7 +290,7 @@ class HfViTTrainer(Trainer):
         check_adapter(self.model, checkpoint)
         state = read_state(checkpoint)
         if (step := stopped_early_at(state)) is not None:
-            logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
+            logger.warning(f"This run was ended by early stopping at step {step}, so no more steps are made.")
             self.args.max_steps = step
         self._resumed_step, self.has_learned = int(state["global_step"]), True
         known = read_conditions(checkpoint).get("lengths") or {0: state["max_steps"]}
@@ -311,8 +314,8 @@ class HfViTTrainer(Trainer):
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
             raise ExampleError(
-                f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it; "
-                f"left out, it would change the order of all others. {how_to_resume(self.args.output_dir)}"
+                f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it. If "
+                f"it is removed, the order of the other examples changes. {how_to_resume(self.args.output_dir)}"
             ) from error
         if self.model_accepts_loss_kwargs and batches and all("labels" in batch for batch in batches):
             if self.distillation is not None:

@@ -257,13 +257,11 @@ class HfViTTrainingArguments(TrainingArguments):
         try:
             super().__post_init__()
         except TypeError as error:  # for an unknown name in a mapping
-            raise ValueError(
-                f"An argument of transformers is invalid: {error}. Correct it, or leave it out."
-            ) from error
+            raise ValueError(f"An argument of transformers is invalid: {error}. Correct or remove it.") from error
         if os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_ADDR" in os.environ and self.world_size == 1:
             raise ValueError(
-                "accelerate launch starts one process on CPUs (MULTI_CPU, --cpu), where several are asked for. Use "
-                "torchrun --nproc_per_node N in its place."
+                "accelerate launch starts only one process on CPUs (MULTI_CPU, --cpu), but several are requested. "
+                "Use torchrun --nproc_per_node N instead."
             )
         check_optimization(self)
         self.check_combinations()
@@ -272,18 +270,18 @@ class HfViTTrainingArguments(TrainingArguments):
         """Raise `ValueError` for options that exclude each other, `ImportError` if peft is missing."""
         if self.minutes is not None and self.choose_defaults is False:
             raise ValueError(
-                f"minutes={self.minutes:g} chooses the number of steps, but choose_defaults=False disables it. "
-                "Give one of the two."
+                f"minutes={self.minutes:g} determines the number of steps, which choose_defaults=False disables. "
+                "Remove one of the two options."
             )
         if self.progressive_sizes and self.multi_scale_sizes:
             raise ValueError(
-                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both "
-                "set the size of training images. Give one of the two."
+                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both set "
+                "the size of training images. Remove one of them."
             )
         if self.ema_decay is not None and self.optim in SCHEDULE_FREE:
             raise ValueError(
-                f"The weights of optim={self.optim.value} are an average already, so that ema_decay={self.ema_decay} "
-                "would average twice. Leave one of the two out."
+                f"optim={self.optim.value} already averages the weights, so ema_decay={self.ema_decay} would average "
+                "them twice. Remove one of the two options."
             )
         if self.lora_rank is not None:
             check_packages("lora_rank", "peft", extra="peft")
@@ -327,12 +325,13 @@ def check_optimization(args: TrainingArguments) -> None:
     """Raise `ValueError` if optimizer options are incompatible with the arguments of transformers."""
     if training_options_of(args).use_muon and args.optim not in ADAMW:
         raise ValueError(
-            f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Leave one of them out."
+            f"use_muon=True requires AdamW for the other weights, not optim={args.optim.value}. Remove one of the two "
+            "options."
         )
     if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
         raise ValueError(
-            f"optim={args.optim.value} needs no schedule and does its own warm-up, but lr_scheduler_type="
-            f"{SchedulerType(args.lr_scheduler_type).value}. Say --lr_scheduler_type constant."
+            f"optim={args.optim.value} includes warm-up and needs no schedule, but "
+            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value}. Use --lr_scheduler_type constant."
         )
 
 
@@ -360,7 +359,7 @@ def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
     for change in changes or ():
         step, _, length = change.partition(":")
         if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
-            raise ValueError(f"length_changes={change!r} must be like 143:812: a step, and the steps from it on.")
+            raise ValueError(f"length_changes={change!r} must be a step and a new number of steps, such as 143:812.")
         found[int(step)] = int(length)
     return found
 
@@ -371,21 +370,23 @@ def check_library(args: TrainingArguments) -> None:
         raise ValueError(f"output_dir={args.output_dir!r} is not a folder. Give the path of a new or existing folder.")
     if args.max_steps < 1 and args.max_steps != -1:
         raise ValueError(
-            f"max_steps={args.max_steps} must be at least 1, or -1 for a training of num_train_epochs="
-            f"{args.num_train_epochs}."
+            f"max_steps={args.max_steps} must be at least 1, or -1 to train for "
+            f"num_train_epochs={args.num_train_epochs}."
         )
     known = ["none", "all", *sorted(INTEGRATION_TO_CALLBACK)]
     given = args.report_to or []
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"report_to={','.join(given)} has {', '.join(unknown)}. Choose among {', '.join(known)}.")
+        raise ValueError(
+            f"report_to={','.join(given)} contains the unknown {', '.join(unknown)}. Choose from {', '.join(known)}."
+        )
     available = {*get_available_reporting_integrations(), "flyte"}  # transformers does not list it
     if missing := [name for name in given if name in INTEGRATION_TO_CALLBACK and name not in available]:
         raise ImportError(
-            f"report_to={missing[0]} needs a package that is missing. Install it (pip install {missing[0]}), or leave "
-            "it out: --report_to none."
+            f"report_to={missing[0]} requires a package that is not installed. Run pip install {missing[0]}, or set "
+            "--report_to none."
         )
     if args.use_liger_kernel:
-        raise ValueError("use_liger_kernel=True supports language models only. Leave it out.")
+        raise ValueError("use_liger_kernel=True supports only language models. Remove it.")
     for name in (name for name in MAPPINGS if isinstance(vars(args).get(name), str)):
         text = vars(args)[name]
         if name in FILES and not text.startswith("{"):
@@ -400,8 +401,8 @@ def check_library(args: TrainingArguments) -> None:
     takes = signature(checkpoint).parameters.keys() - {"function", "args", "kwargs"}
     if unknown := [name for name in options if isinstance(options, dict) and name not in takes]:
         raise ValueError(
-            f"activation_checkpointing_kwargs={options} has {', '.join(unknown)}. Choose among "
-            f"{', '.join(sorted(takes))}, those of torch.utils.checkpoint."
+            f"activation_checkpointing_kwargs={options} contains the unknown {', '.join(unknown)}. Choose from "
+            f"{', '.join(sorted(takes))}, the arguments of torch.utils.checkpoint."
         )
 
 
@@ -415,8 +416,8 @@ def check_optimizer(args: TrainingArguments) -> None:
         optimizer = optimizer_class(layer.parameters(), **settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"There is no optimizer optim={args.optim.value} with optim_args={args.optim_args!r}: {error}. Write "
-            "options like momentum=0.9,nesterov=True."
+            f"optim={args.optim.value} does not accept optim_args={args.optim_args!r}: {error}. Write options like "
+            "momentum=0.9,nesterov=True."
         ) from error
     if args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
         options = {"num_decay_steps": 1, **options}
@@ -424,8 +425,8 @@ def check_optimizer(args: TrainingArguments) -> None:
         get_scheduler(args.lr_scheduler_type, optimizer, 0, 2, options)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"There is no schedule lr_scheduler_type={args.lr_scheduler_type.value} with lr_scheduler_kwargs="
-            f"{args.lr_scheduler_kwargs} at learning_rate={args.learning_rate:g}: {error}."
+            f"lr_scheduler_type={args.lr_scheduler_type.value} does not accept "
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs} with learning_rate={args.learning_rate:g}: {error}."
         ) from error
 
 
@@ -439,8 +440,7 @@ def check_training(
     batch_size = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and num_images < batch_size:
         raise ValueError(
-            f"{num_images} training images do not fill a batch of {batch_size}. Set "
-            "--per_device_train_batch_size lower."
+            f"{num_images} training images do not fill a batch of {batch_size}. Reduce --per_device_train_batch_size."
         )
     is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
     # The Trainer reads it at every evaluation, also if the best model is not requested.
@@ -450,12 +450,12 @@ def check_training(
     metric = args.metric_for_best_model and args.metric_for_best_model.removeprefix("eval_")
     if is_looked_up and metric and metric not in scores:
         raise ValueError(
-            f"There is no score {metric!r} to choose the best model by. Choose {', '.join(sorted(scores))}."
+            f"metric_for_best_model={metric!r} is not a score of this task. Choose from {', '.join(sorted(scores))}."
         )
     if not has_validation:
         if is_best_wanted:
             raise ValueError(
-                "Early stopping and the choice of the best model need validation images. Set --train_val_split 0.1."
+                "Early stopping and choosing the best model require validation images. Set --train_val_split 0.1."
             )
         args.eval_strategy = IntervalStrategy.NO
     patience = args.early_stopping_patience
@@ -471,7 +471,7 @@ def check_steps(args: HfViTTrainingArguments) -> None:
     }
     if missing := [option for option, missing in is_missing.items() if missing]:
         raise ValueError(
-            "A stream does not say how many images it has, and so no epochs, but "
-            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
-            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
+            f"A stream has no known length and therefore no epochs, but max_steps={args.max_steps}, "
+            f"save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Set {', '.join(missing)}."
         )

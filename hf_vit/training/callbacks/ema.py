@@ -72,8 +72,8 @@ class WeightAverage:
         }
         if len(found) < len(self.averages):
             raise ValueError(
-                f"{folder} has no average of {len(self.averages) - len(found)} of {len(self.averages)} weights. A "
-                "run that was started without --ema_decay resumes without it; or start a new run in another "
+                f"{folder} has no average of {len(self.averages) - len(found)} of {len(self.averages)} weights. If "
+                "the run was started without --ema_decay, resume it without. Otherwise start a new run in another "
                 "--output_dir."
             )
         for weight, value in found.items():
@@ -118,14 +118,14 @@ class AverageWeights(StatefulCallback):
         model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
         if not isinstance(model, PreTrainedModel) or model._hf_peft_config_loaded:
             raise ValueError(
-                f"ema_decay={self.decay} needs a whole model, but adapters or a model of class "
-                f"{type(model).__name__} are trained. Leave it out."
+                f"ema_decay={self.decay} supports neither adapters nor models of the class {type(model).__name__}. "
+                "Remove it."
             )
         self.average, self.processing_class = WeightAverage(model, self.decay), kwargs["processing_class"]
         if not self.is_fsdp and any(isinstance(weight, DTensor) for weight in self.average.averages):
             raise ValueError(
-                f"ema_decay={self.decay} cannot be saved for a model that was sharded when it was loaded. "
-                "Load it whole, and let the Trainer shard it: --fsdp."
+                f"ema_decay={self.decay} does not support a model that was sharded while loading. Load the whole "
+                "model, and shard it by the Trainer with --fsdp."
             )
 
     def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:

@@ -239,14 +239,16 @@ class FrozenFeatures:
         read, self.part = self._probe(batch)
         if not read.keys() - {"0"}:
             raise ValueError(
-                f"cached_views={self.options.cached_views}: the head modifies the tokens in every block. Leave the "
-                "option out."
+                f"cached_views={self.options.cached_views} is not supported, because the head modifies the tokens in "
+                "every block. Remove it."
             )
         self.read = {name: read[name][0] for name in sorted(read)}
         height, width = self.part.backbone.embeddings.patch_embeddings.grid(batch["pixel_values"])
         self.length = self.part.backbone.config.num_prefix_tokens + height * width
         if not isinstance(examples[0]["image"], Tensor) and "label" not in examples[0]:
-            raise ValueError("cached_views needs a transform that returns image tensors of the size of the model.")
+            raise ValueError(
+                "cached_views requires a transform that returns image tensors of the input size of the model."
+            )
         blank = torch.zeros(batch["pixel_values"].shape[1:], dtype=torch.uint8)
         self.collator = FeatureCollator(
             trainer.data_collator, blank, {name: one.shape for name, one in self.read.items()}
@@ -284,9 +286,9 @@ class FrozenFeatures:
         views, limit = self.options.cached_views, self.options.cache_gigabytes
         if self.size > limit * 10**9:
             raise ValueError(
-                f"The features of {len(self.source):,} images in {views} views take {format_bytes(self.size)}, and "
-                f"cache_gigabytes={limit:g}. Set it higher, or take fewer --cached_views, --cache_dtype float16, a "
-                "smaller --image_size, or 0 views to train without stored features."
+                f"The features of {len(self.source):,} images in {views} views take {format_bytes(self.size)}, more "
+                f"than cache_gigabytes={limit:g}. Increase it, or reduce --cached_views or --image_size, set "
+                "--cache_dtype float16, or set --cached_views 0 to train without stored features."
             )
 
     def _key(self, pixel_values: Tensor) -> str:
@@ -378,8 +380,8 @@ class FrozenFeatures:
         stored = states.to(self.dtype).flatten(1)
         if not stored.isfinite().all():
             raise ValueError(
-                f"Features go up to {float(states.abs().max()):g}, too much for cache_dtype="
-                f"{self.options.cache_dtype}. Set --cache_dtype float32."
+                f"Features have values up to {float(states.abs().max()):g}, too large for "
+                f"cache_dtype={self.options.cache_dtype}. Set --cache_dtype float32."
             )
         return pa.FixedSizeListArray.from_arrays(pa.array(stored.numpy(force=True).ravel()), stored.shape[1])
 

@@ -73,13 +73,13 @@ class Planner:
         self.overrides: Options = task.options.config_overrides or {}
         if task.args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
             raise ValueError(
-                f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
-                f"{given.get(lengths[0])} gives it. Leave one of the two out."
+                f"--minutes {task.args.minutes:g} determines the number of steps, so --{lengths[0]} "
+                f"{given.get(lengths[0])} cannot be given as well. Remove one of the two options."
             )
         if task.args.minutes is not None and isinstance(task.options, StreamArguments) and task.options.streaming:
             raise ValueError(
-                f"--minutes {task.args.minutes:g} plans epochs of images, of which a stream does not tell the number. "
-                "Give --max_steps in its place."
+                f"--minutes {task.args.minutes:g} requires a known number of images, which a stream does not have. "
+                "Use --max_steps instead."
             )
 
     @property
@@ -198,8 +198,9 @@ class Planner:
             choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
         if choice.steps < LEAST_STEPS:
             raise ValueError(
-                f"--minutes {minutes:g} leaves time for {choice.steps} of at least {LEAST_STEPS} steps, each of "
-                f"{choice.pace.step:.3g} s. Set --minutes higher, --image_size smaller, or --max_steps {LEAST_STEPS}."
+                f"--minutes {minutes:g} is too short: {choice.steps} steps of {choice.pace.step:.3g} s fit, and at "
+                f"least {LEAST_STEPS} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
+                f"{LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations, "views": choice.views}
@@ -274,6 +275,6 @@ def warn_of_few_steps(task: Task, steps: int) -> None:
     """Warn if training from scratch has too few steps."""
     if task.options.model_name_or_path is None and steps < TOO_FEW_STEPS:
         logger.warning(
-            f"{steps} steps from scratch are too few to learn much. Set --max_steps {task.defaults.steps}, or "
+            f"{steps} steps are too few to train a model from scratch. Set --max_steps {task.defaults.steps} or "
             "--minutes 10, or start from a trained model with --model_name_or_path."
         )

@@ -65,7 +65,7 @@ def without_links(folder: Path, files: list[Path]) -> list[Path]:
     links = {path for file in files for path in (file, file.parent) if path != folder and path.is_symlink()}
     if links:
         names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in links))
-        raise ValueError(f"{folder} holds symbolic links, which are not uploaded: {names}. Put files in their place.")
+        raise ValueError(f"{folder} contains symbolic links, which are not uploaded: {names}. Replace them by files.")
     return files
 
 
@@ -207,44 +207,50 @@ def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
 
 def _check_model(folder: Path) -> None:
     if not (folder / CONFIG_NAME).is_file():
-        raise ValueError(f"There is no {CONFIG_NAME} in {folder}, so no saved model. Save one: model.save_pretrained.")
+        raise ValueError(
+            f"{folder} is not a saved model: it has no {CONFIG_NAME}. Save a model there with model.save_pretrained."
+        )
     if pickles := sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLES):
         raise ValueError(
-            f"{folder} holds {', '.join(pickles)}: opening a pickle can run any code. Delete what belongs to the "
-            "training (training_args.bin, optimizer.pt), and re-save weights with save_pretrained, as safetensors."
+            f"{folder} contains pickles, which can run any code when opened: {', '.join(pickles)}. Delete those of "
+            "the training run (training_args.bin, optimizer.pt), and save weights as safetensors with "
+            "save_pretrained."
         )
     if missing := missing_weights(folder):
         raise ValueError(
-            f"{folder} has no weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
+            f"The weights {', '.join(missing)} are missing in {folder}. Save the model there again with "
+            "model.save_pretrained."
         )
     if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
         raise ValueError(
-            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
-            "processor that the model was trained with there too: image_processor.save_pretrained."
+            f"{folder} has no {IMAGE_PROCESSOR_NAME}, which pipelines require. Save the image processor of the "
+            "training run there with image_processor.save_pretrained."
         )
     auto_map = PreTrainedConfig.get_config_dict(folder)[0].get("auto_map")
-    advice = "Save the model there again with model.save_pretrained of hf_vit, which copies all its code."
+    advice = "Save the model there again with model.save_pretrained of hf_vit, which copies the code."
     if not auto_map:
-        raise ValueError(f"{folder / CONFIG_NAME} names no code (auto_map), so nobody could open the model. {advice}")
+        raise ValueError(
+            f"{folder / CONFIG_NAME} has no auto_map, so the model cannot be loaded without hf_vit. {advice}"
+        )
     needed = {f"{reference.split('.')[0]}.py" for reference in auto_map.values()}
     needed |= {f"{name}.py" for path in folder.glob("*.py") for name in get_relative_imports(path)}
     if missing := sorted(name for name in needed if not (folder / name).is_file()):
-        raise ValueError(f"{folder} has no code {', '.join(missing)}. {advice}")
+        raise ValueError(f"The code files {', '.join(missing)} are missing in {folder}. {advice}")
 
 
 def _check_card(card: Path) -> None:
     if not card.is_file():
         raise ValueError(
-            f"There is no model card {card}, which says what the model is, how good it is and under which license. "
-            "Write it with hf_vit.training.write_model_card, or by hand."
+            f"The model card {card} is missing. It describes the model, its scores and its license. Write it with "
+            "hf_vit.training.write_model_card, or by hand."
         )
     try:
         metadata = ModelCard.load(card).data.to_dict()
     except (ValueError, YAMLError) as error:
-        raise ValueError(f"The metadata between the lines --- at the top of {card} is invalid: {error}") from error
+        raise ValueError(f"The metadata of {card}, between two lines --- at its top, are invalid: {error}") from error
     if not metadata:
         raise ValueError(
-            f"{card} has no metadata, so the Hub shows neither license nor task. Put at least `license: …` and "
+            f"{card} has no metadata, from which the Hub reads license and task. Add at least `license: …` and "
             "`pipeline_tag: …` between two lines --- at its top, or write it with hf_vit.training.write_model_card."
         )
 
@@ -252,7 +258,7 @@ def _check_card(card: Path) -> None:
 def report_failure(upload: Future[Any]) -> None:
     """Log a warning if an upload during training has failed, which would go unnoticed otherwise."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
-        logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")
+        logger.warning(f"An upload failed: {error} Training continues. Missing files are uploaded at the end.")
 
 
 def names_of_paths(folder: Path) -> dict[str, str]:

@@ -197,13 +197,13 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
 def describe_options(options: Any) -> dict[str, str]:
     """Return the table rows of options that differ from a plain training run."""
     heights = ", ".join(map(str, options.progressive_sizes or options.multi_scale_sizes or ()))
-    change = "for equal shares of the steps" if options.progressive_sizes else "one drawn for each batch"
+    change = "for equal shares of the steps" if options.progressive_sizes else "one chosen at random for each batch"
     rows = (
         ("matrices of blocks", options.use_muon, "Muon"),
-        ("learning rate from layer to layer", options.layer_decay != 1, f"x {options.layer_decay:g}"),
+        ("learning rate decay per layer", options.layer_decay != 1, f"x {options.layer_decay:g}"),
         ("learning rate of heads", options.head_lr_multiplier != 1, f"x {options.head_lr_multiplier:g}"),
         ("frozen", options.freeze, ", ".join(options.freeze or ())),
-        ("blocks that learn", options.trainable_blocks is not None, f"the last {options.trainable_blocks}"),
+        ("trained blocks", options.trainable_blocks is not None, f"the last {options.trainable_blocks}"),
         ("average of the weights", options.ema_decay, f"exponential, decay {options.ema_decay}, in `ema/`"),
         ("image heights", heights, f"{heights} pixels, {change}"),
     )

@@ -290,8 +290,9 @@ class Task(ABC):
         inputs = signature(self.model_class.forward).parameters
         if unknown := {*(self.args.label_names or ())} - inputs.keys():
             raise ValueError(
-                f"label_names={self.args.label_names} has {', '.join(sorted(unknown))}, which is no input of "
-                f"{self.model_class.__name__}. Leave it out: the model knows its labels."
+                f"label_names={self.args.label_names} contains {', '.join(sorted(unknown))}, which "
+                f"{self.model_class.__name__}.forward does not accept. Remove label_names: labels are detected "
+                "automatically."
             )
 
     def load_data(self) -> list[str]:

@@ -35,7 +35,7 @@ from ..distillation import DistillationArguments
 from ..evaluator_trainer import CHOOSING, EvaluatorTrainer
 from ..finetuning.probe import LEAST_COMPARED, MOST_IMAGES, Probe, encode, fit_probe, prepare_probe, start_from_probe
 from ..lora import is_adapted
-from ..models import load_model, read_config_of
+from ..models import load_model, read_config_of, without_load_report
 from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
 from ..regularization import regularize
@@ -202,10 +202,7 @@ class ImageClassification(SupervisedTask):
     )
     defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
-    limits = (
-        "The model assigns one of {num_classes} classes to every image. It was trained on images of one dataset; "
-        "its scores mean little for other images."
-    )
+    limits = "The model assigns one of {num_classes} classes to every image." + SIMILAR_IMAGES
 
     options: ClassificationArguments
 
@@ -243,8 +240,8 @@ class ImageClassification(SupervisedTask):
         uses_token = self.distillation.uses_token
         if uses_token and self.problem_type != SINGLE:
             raise ValueError(
-                f"The data are for {self.problem_type}, but a teacher's classes are one of each image. Take "
-                "--distillation_type features, or leave the teacher out."
+                f"Distillation of class predictions supports one label per image, not {self.problem_type}. Use "
+                "--distillation_type features, or remove the teacher."
             )
         model, processor = load_classifier(self.options, self.loaded.names, uses_token, self.problem_type)
         if self.options.probe_classifier and self.problem_type == SINGLE:
@@ -293,7 +290,8 @@ class ImageClassification(SupervisedTask):
         """
         if self.probe is None or trainer.average is not None or is_adapted(trainer.model) or trainer.is_fsdp_enabled:
             return
-        model, _ = self.open_model()
+        with without_load_report():
+            model, _ = self.open_model()
         start_from_probe(model.classifier, self.probe)
         start = model.state_dict()
         tuned = {name: value.clone() for name, value in trainer.plain_model.state_dict().items()}
@@ -370,7 +368,7 @@ class ImageClassification(SupervisedTask):
         if self.problem_type == MULTI:
             limits = "The model predicts a probability for each of {num_classes} classes."
             return Usage("predict", stock, own.format(".sigmoid()")), limits + SIMILAR_IMAGES, "any of {} classes each"
-        limits = "The model predicts {num_classes} values, which hardly exceed the range of its training labels."
+        limits = "The model predicts {num_classes} values, which rarely exceed the range of the training labels."
         return Usage("predict", stock, own.format("")), limits + SIMILAR_IMAGES, "{} values"
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:

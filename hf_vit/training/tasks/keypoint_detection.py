@@ -187,8 +187,8 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     augment = staticmethod(KeypointAugmentation)
     limits = (
         "The model finds {num_classes} keypoints of one object in a given box. It predicts a position for every "
-        "keypoint, also for hidden ones; low scores indicate these. It was trained on objects of one dataset; "
-        "its scores mean little for other objects."
+        "keypoint, also for hidden ones; low scores indicate these. It was trained on one dataset. "
+        "Its scores may be much lower on other objects."
     )
     examples = "objects"
     parts = "objects with {} keypoints"

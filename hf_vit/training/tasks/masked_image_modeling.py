@@ -143,7 +143,7 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
     limits = (
         "The model predicts no classes. Use it as a starting point for fine-tuning, or for its features. Its "
-        "reconstructions are guesses from the visible patches."
+        "reconstructions are predictions from the visible patches."
     )
     defaults = MASKED_IMAGES
     argument_defaults: ClassVar[dict[str, Any]] = {

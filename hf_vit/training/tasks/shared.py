@@ -30,7 +30,7 @@ from .base import Task
 
 
 PLACES = 64  # rows and columns of the baseline map for images of several sizes
-SIMILAR_IMAGES = "It was trained on images of one dataset; its scores mean little for other images."
+SIMILAR_IMAGES = " It was trained on one dataset. Its scores may be much lower on other images."
 BATCH_OF_16 = {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 16}
 
 

@@ -212,7 +212,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
     data_meaning = ("thing_classes",)
-    limits = "The model knows {num_classes} classes, and finds at most one segment per query." + SIMILAR_IMAGES
+    limits = "The model has {num_classes} classes and predicts at most one segment per query." + SIMILAR_IMAGES
     defaults = UNIVERSAL
     argument_defaults: ClassVar[dict[str, Any]] = {**BATCH_OF_16, "metric_for_best_model": PQ_OR_MASK_AP}
 

@@ -363,9 +363,8 @@ class ImageTextContrast(Task):
     collator_class = ImageTextCollator
     augment = staticmethod(partial(cropped_example_augmentation, draw_caption))
     limits = (
-        "It compares images and short texts as those that it was trained on; its scores are for choosing among "
-        "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
-        "learned whatever bias they have."
+        "The model compares images with short texts. Its scores rank candidates and are not probabilities. A model "
+        "that was trained on few captions has a small vocabulary, and the biases of these captions."
     )
     pipeline = "zero-shot-image-classification"
     usage = Usage(
@@ -432,8 +431,8 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         else:
             if self.args.lora_rank is not None and text_name is None:
                 raise ValueError(
-                    f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower "
-                    "would start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
+                    f"lora_rank={self.args.lora_rank} requires a trained text tower, but a new one would be trained "
+                    "from scratch. Give a model with both towers (CLIP, SigLIP), or --text_model_name_or_path."
                 )
             tokenizer = make_tokenizer(args, chain.from_iterable(self.loaded.splits["train"]["captions"]))
             fields, text = args.config_overrides or {}, text_options(args, tokenizer)
@@ -450,7 +449,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
         if not isinstance(processor, HfViTProcessor):
             raise ValueError(
-                f"{name_or_path} has no tokenizer. Save the processor of the model there: save_pretrained."
+                f"{name_or_path} has no tokenizer. Save the processor of the model there with save_pretrained."
             )
         return processor
 
