@@ -1,6 +1,10 @@
-"""Run one in k parameter combinations of a thinned test by default, and the others with `-m nightly`."""
+"""Run part of the parameter combinations: one in k of thinned tests by default, one per test with `--first`."""
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first", action="store_true", help="run only the first parameter combination of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -11,20 +15,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the excluded combinations, and deselect them unless the command line requests them.
+    """Mark the excluded combinations as nightly, and deselect them unless the command line requests them.
 
     A combination is kept if the sum of its parameter indices is divisible by k. Each value of a parameter is therefore
     combined with one in k values of every other parameter.
     """
+    left_out = []
     for item in items:
-        marker = item.get_closest_marker("thinned")
-        if (
-            marker is not None
-            and isinstance(item, pytest.Function)
-            and sum(item.callspec.indices.values()) % marker.args[0]
-        ):
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        marker, number = item.get_closest_marker("thinned"), sum(item.callspec.indices.values())
+        is_nightly = marker is not None and number % marker.args[0]
+        if is_nightly:
             item.add_marker("nightly")
-    if "nightly" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
+        if (is_nightly and "nightly" not in config.option.markexpr) or (number and config.option.first):
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    excluded = set(left_out)
+    items[:] = [item for item in items if item not in excluded]

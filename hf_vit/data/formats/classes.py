@@ -56,9 +56,8 @@ class ClassList:
             )
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
-            raise ValueError(
-                f"Class names must not be empty or occur more than once (duplicates: {joined(twice)}). Rename them."
-            )
+            found = f"but {joined(twice)} occurs twice" if twice else "but one is empty"
+            raise ValueError(f"Class names must not be empty or occur more than once, {found}. Rename it.")
         if self.binary_masks and (len(self.names) != 2 or self.reduce_labels or self.colors):
             raise ValueError(
                 "binary_masks is for masks of 0 and 255 with two classes, without a palette and without "
