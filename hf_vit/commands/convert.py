@@ -7,6 +7,7 @@ Examples:
     hf-vit convert facebook/dinov2-base outputs/dinov2-base
     hf-vit convert facebook/vit-mae-base outputs/mae-384 --config_overrides '{"image_size": 384}'
     hf-vit convert outputs/digits outputs/digits-vit --to vit
+    hf-vit convert notebook.pth outputs/mine --num_attention_heads 8 --hidden_act gelu --norm_first true
     hf-vit convert --list
 """
 
@@ -33,6 +34,9 @@ def convert(
     config_overrides: dict[str, Any] | None = None,
     architecture: str | None = None,
     dataset_index: int | None = None,
+    num_attention_heads: int | None = None,
+    hidden_act: str | None = None,
+    norm_first: bool | None = None,
     dtype: Annotated[str | None, ("float32", "bfloat16", "float16")] = None,
     revision: str = "main",
     skip_parity: bool = False,
@@ -50,6 +54,9 @@ def convert(
         config_overrides: Configuration fields to change, as a JSON object.
         architecture: timm name of the architecture, for a timm weights file without a configuration.
         dataset_index: Index of the ViTPose+ expert to convert; by default the first.
+        num_attention_heads: Number of attention heads, for a weights file of a ViT on nn.TransformerEncoder.
+        hidden_act: Activation of the same, such as gelu or relu.
+        norm_first: The norm_first of the same.
         dtype: Data type of the saved weights; by default that of the checkpoint.
         revision: Branch, tag or commit on the Hub.
         skip_parity: Do not compare the outputs with the original implementation.
@@ -74,7 +81,10 @@ def convert(
         cure = "Choose an export layout with --to" if is_ours else "Convert it first, without --to"
         raise ValueError(f"{source} is {'already' if is_ours else 'not'} an hf_vit model. {cure}.")
     options = {"config_overrides": config_overrides, "architecture": architecture, "dataset_index": dataset_index}
-    options |= {"dtype": dtype, "task": task}
+    options |= {"dtype": dtype, "task": task, "norm_first": norm_first}
+    fields = {"num_attention_heads": num_attention_heads, "hidden_act": hidden_act}
+    if own := {name: value for name, value in fields.items() if value is not None}:
+        options["config_overrides"] = {**(config_overrides or {}), **own}
     given = {name: value for name, value in options.items() if value is not None}
     if to is None:
         convert_published(source, output, revision, given, skip_parity, write_anyway, report)
@@ -129,13 +139,14 @@ def convert_published(
     """
     before, hub, fields = peak_memory(), {"revision": revision}, given.get("config_overrides", {})
     opened = conversion.open_source(source, given.get("architecture"), given.get("dataset_index"), **hub)
-    converted = conversion.convert_checkpoint(opened, **fields)
+    order = {name: given[name] for name in ("norm_first",) if name in given}
+    converted = conversion.convert_checkpoint(opened, **fields, **order)
     report(f"{source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if skip_parity else report_parity(opened, converted, report)
     if not all(row.is_equal for row in rows) and not write_anyway:
         raise ValueError("Outputs differ from the source, so nothing was written. Use --write_anyway to save it.")
     converted.weights.clear()  # Free memory: the model below loads its own copy
-    options = {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
+    options = order | {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
     changes = fields | {name: given[name] for name in ("task", "dataset_index", "dtype") if name in given}
     model_class = conversion.TASKS[given["task"]] if "task" in given else converted.model_class
     with new_folder(output) as folder:

@@ -97,6 +97,7 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
     "clip": (1.0, BICUBIC, OPENAI),
+    "torch": (None, BILINEAR, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}),  # Resize and ToTensor of torchvision
 }
 
 

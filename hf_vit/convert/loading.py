@@ -20,6 +20,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.remote_code import class_path, list_tasks
 from ..model.task_configurations import TASK_CONFIGS, HfViTTextConfig
 from .families import FAMILIES
+from .families.torch_encoder import common_names
 from .family import Config, Family, Shapes
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
@@ -86,8 +87,9 @@ def convert_pretrained(
         model_class: Class of the model that will be loaded.
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
             contain (`num_attention_heads`, …); `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for a file of weights of timm or DeiT III; `dataset_index`, the index
-            of the expert of ViTPose+, 0 by default; the location on the Hub (`revision`, `token`, …); and further
+            ("vit_base_patch16_siglip_224", …), for a file of weights of timm or DeiT III; `norm_first` of
+            `nn.TransformerEncoderLayer`; `dataset_index`, the index of the expert of ViTPose+, 0 by default; the
+            location on the Hub (`revision`, `token`, …); and further
             arguments of `from_pretrained` (`dtype`, `device_map`, …).
 
     Returns:
@@ -107,7 +109,8 @@ def convert_pretrained(
     known -= {"dtype"}  # As an argument of `from_pretrained`, it is the dtype of the weights, not a field.
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
-    converted = convert_checkpoint(source, **overrides, **geometry)
+    named = {name: kwargs.pop(name) for name in ("norm_first",) if name in kwargs}
+    converted = convert_checkpoint(source, **overrides, **geometry, **named)
     config, weights = override(converted.config, overrides), converted.weights
     if issubclass(model_class, TASKS["zero-shot-image-classification"]):
         if "text_config" in overrides:
@@ -235,7 +238,12 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 
 def find_family(source: Source) -> Family:
-    """Returns the family of a checkpoint, found by its configuration or the names of its tensors."""
+    """Returns the family of a checkpoint, found by its configuration or the names of its tensors.
+
+    Tensors of a ViT on `nn.TransformerEncoder` are renamed.
+    """
+    if not source.config:
+        source.weights.rename(common_names(source.weights.shapes))
     if source.config and (configured := find_family_by_config(source.config)) is not None:
         return configured
     for family in FAMILIES:

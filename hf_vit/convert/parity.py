@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_masked_image_modeling import HfViTForMaskedImageModeling
 from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
+from .families.torch_encoder import MARK
 from .loading import Converted
 from .source import Source
 
@@ -33,7 +36,7 @@ TOLERANCE = 1e-4
 # final norm are compared instead.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
 # Model types whose source implementation supports only images of the native size, or only square images
-NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
+NATIVE_ONLY = {"nn.TransformerEncoder", "eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 
 
@@ -48,19 +51,23 @@ class NoReferenceError(ImportError):
     """Raised if the source implementation is not installed or unknown."""
 
 
-def open_reference(source: Source) -> Run:
-    """Opens a checkpoint with the library that it was published for; raises `NoReferenceError` if not possible."""
+def open_reference(source: Source, config: HfViTConfig) -> Run:
+    """Opens a checkpoint with the library that it was published for; raises `NoReferenceError` if not possible.
+
+    `config` is the converted configuration.
+    """
+    if MARK in source.weights.shapes:
+        return _open_torch_encoder(source, config)
     if "architecture" in source.config and not Path(source.name).is_file():
         return _open_timm(source)
     if "model_type" in source.config and not Path(source.name).is_file():
-        config = source.config
-        name = (config.get("architectures") or ["AutoModel"])[0]
+        name = (source.config.get("architectures") or ["AutoModel"])[0]
         if name not in dir(transformers):
             raise NoReferenceError(f"{source.name!r} was saved as {name}, which is not a class of transformers.")
         options = {"dtype": torch.float32, "trust_remote_code": False, **source.hub}
         model = getattr(transformers, name).from_pretrained(source.name, **options).eval()
-        run: Callable[..., Outputs] = RUNNERS.get(config["model_type"], run_plain)
-        chosen = {name: config[name] for name in ("dataset_index",) if name in config}
+        run: Callable[..., Outputs] = RUNNERS.get(source.config["model_type"], run_plain)
+        chosen = {name: source.config[name] for name in ("dataset_index",) if name in source.config}
         return lambda images: run(model, images, **chosen)
     raise NoReferenceError(f"{source.name!r} is a file of weights, which no installed library can load by itself.")
 
@@ -199,6 +206,35 @@ def _open_timm(source: Source) -> Run:
     return run
 
 
+def _open_torch_encoder(source: Source, config: HfViTConfig) -> Run:
+    """Builds the source model from layers of PyTorch."""
+    weights = {name: source.weights.read(name).float() for name in source.weights.shapes}
+    sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    options: Any = {"activation": ACT2FN[config.hidden_act], "layer_norm_eps": config.layer_norm_eps}
+    layer = nn.TransformerEncoderLayer(*sizes, batch_first=True, norm_first=True, **options)
+    encoder = nn.TransformerEncoder(layer, config.num_hidden_layers, enable_nested_tensor=False).eval()
+    encoder.layers.load_state_dict(
+        {name.removeprefix("torch_encoder."): value for name, value in weights.items() if "torch_encoder" in name}
+    )
+
+    def run(images: Tensor) -> Outputs:
+        patches = functional.unfold(images, to_pair(config.patch_size), stride=to_pair(config.patch_size))
+        tokens = patches.mT @ weights["patches.weight"].flatten(1).T + weights.get("patches.bias", 0)
+        if "cls_token" in weights:
+            tokens = torch.cat((weights["cls_token"].flatten()[None, None].expand(len(images), -1, -1), tokens), dim=1)
+        if "positions" in weights:
+            tokens[:, -weights["positions"].shape[-2] :] += weights["positions"]
+        norm = (weights["norm.weight"], weights["norm.bias"], config.layer_norm_eps)
+        tokens = functional.layer_norm(encoder(tokens), tokens.shape[-1:], *norm)
+        outputs = {"last_hidden_state": tokens}
+        if "classifier.weight" in weights:
+            pooled = tokens[:, 0] if config.pooling == "cls" else tokens.mean(1)
+            outputs["logits"] = functional.linear(pooled, weights["classifier.weight"], weights["classifier.bias"])
+        return outputs
+
+    return run
+
+
 @dataclass(frozen=True)
 class OutputParity:
     """Difference of one output between the source and the converted model.
@@ -236,13 +272,13 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
         NoReferenceError: if the source implementation is not installed, or cannot be identified.
         ValueError: if the models have no output in common.
     """
-    run_source = open_reference(source)
+    run_source = open_reference(source, converted.config)
     model = converted.model_class.from_pretrained(
         None, config=converted.config, state_dict=converted.weights, dtype=torch.float32
     ).eval()
     model_type = source.config.get("model_type", "")
     skipped = NOT_COMPARED.get(model_type, set())
-    for size in sizes(converted.config, model_type):
+    for size in sizes(converted.config, "nn.TransformerEncoder" if MARK in source.weights.shapes else model_type):
         images = torch.randn(1, converted.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected = run_source(images)

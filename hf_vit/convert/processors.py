@@ -78,6 +78,11 @@ def default_image_processor_options(source: Source, **given: Any) -> dict[str, A
         options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)
     elif family.images:
         options = original_image_processor_options(family.images, native.image_size)
+        if family.images == "torch":
+            logger.warning(
+                f"{source.name!r} does not contain the image transform. Images are scaled to [0, 1], as by ToTensor. "
+                "If the model was trained with Normalize, set image_mean and image_std in preprocessor_config.json."
+            )
     else:
         logger.warning(f"{source.name!r} has no image processor options. The defaults of its model family are used.")
         if "model_type" in source.config:

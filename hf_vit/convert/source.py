@@ -51,6 +51,7 @@ class Weights:
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
         self._temporary_files: dict[Path, Any] = {}
+        self._stored_name: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             for name, shape, tensor in _open(file):
@@ -75,7 +76,19 @@ class Weights:
         for file in map(self.file_of, names):
             if file not in self._temporary_files:
                 self._temporary_files[file] = _open_safetensors(file)
-        return [self._temporary_files[self.file_of(name)].get_tensor(name) for name in names]
+        stored = [self._stored_name.get(name, name) for name in names]
+        return [
+            self._temporary_files[self.file_of(name)].get_tensor(other)
+            for name, other in zip(names, stored, strict=True)
+        ]
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives tensors other names."""
+        for name, new in names.items():
+            self._stored_name[new] = name
+            self._file_of[new] = self._file_of.pop(name)
+            self.shapes[new] = self.shapes.pop(name)
+            self._tensors[new] = self._tensors.pop(name)
 
     def release(self) -> None:
         """Frees the memory of the tensors returned by `read_temporary`."""

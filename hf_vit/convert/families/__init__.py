@@ -9,6 +9,7 @@ from .lw_detr import LW_DETR
 from .meta import DINOV3_FILE, META_FILE
 from .open_clip import CLIP_FILE, OPEN_CLIP, OPEN_CLIP_SIGLIP
 from .timm_vit import TIMM
+from .torch_encoder import TORCH_ENCODER
 from .vit import DEIT, DEIT_ONE_HEAD, IJEPA, VIT, VIT_MAE, VIT_MSN, YOLOS
 from .vitpose import VITPOSE
 
@@ -21,7 +22,7 @@ FAMILIES: tuple[Family, ...] = (
     *(YOLOS, LW_DETR, EOMT, EOMT_DINOV3, DPT_SEGMENTATION, DPT, DEPTH_ANYTHING, VITPOSE),
     *(TIMM, OPEN_CLIP_SIGLIP, OPEN_CLIP),
     # For files without a configuration, the first family whose `marks` are present is used.
-    *(GOOGLE, BIG_VISION, DINOV3_FILE, META_FILE, CLIP_FILE),
+    *(GOOGLE, BIG_VISION, DINOV3_FILE, META_FILE, CLIP_FILE, TORCH_ENCODER),
 )
 
 __all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT", "list_families"]
