@@ -1,11 +1,21 @@
 """Floating-point operations of a model, and peak throughput of GPUs."""
 
+from typing import Any, NamedTuple
+
 import torch
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .model.configuration_hf_vit import HfViTConfig
+from .model.configuration_hf_vit import HfViTConfig, to_pair
 from .model.modeling_hf_vit import HfViTModel
+from .model.pretrained import HfViTPreTrainedModel
+from .model.task_depth_estimation import HfViTForDepthEstimation
+from .model.task_image_classification import HfViTForImageClassification
+from .model.task_keypoint_detection import HfViTForKeypointDetection
+from .model.task_object_detection import HfViTForObjectDetection
+from .model.task_semantic_segmentation import HfViTForSemanticSegmentation
+from .model.task_universal_segmentation import HfViTForUniversalSegmentation
 
 
 # Peak throughput in 10^12 operations per second: bfloat16 and float16 with float32 accumulation, without sparsity.
@@ -30,6 +40,16 @@ PEAK_TFLOPS = {
     "RTX 3090": 71.0,
 }
 
+SINGLE_IMAGE = (
+    *(HfViTModel, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTForUniversalSegmentation),
+    *(HfViTForDepthEstimation, HfViTForObjectDetection, HfViTForKeypointDetection),
+)
+# Outputs that a table of stages shows
+OUTPUTS = {
+    *("pooler_output", "logits", "predicted_depth", "pred_boxes", "heatmaps", "masks_queries_logits"),
+    "class_queries_logits",
+}
+
 
 def peak_flops(device_name: str) -> float | None:
     """Return the peak bfloat16 operations per second of a `torch.cuda` device name, or None if it is unknown."""
@@ -52,11 +72,74 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
         ValueError: if the model does not accept the image size.
     """
     with torch.device("meta"):
-        model = HfViTModel(config).eval().requires_grad_(False)
+        model = HfViTModel(config)
+    return count_flops(model, height, width)[0].get("Global", 0)
+
+
+def count_flops(model: HfViTPreTrainedModel, height: int, width: int) -> tuple[dict[str, int], Any]:
+    """Return the operations of each module by name for one image, "Global" for all, and the output of the model.
+
+    Args:
+        model: A model that takes images only, with weights on the meta device. It is not usable afterwards.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+    """
     # transformers reads the values of window masks, which meta tensors do not have. The weights can be arbitrary.
-    device = "meta" if config.window_size is None else "cpu"
-    image = torch.zeros(1, config.num_channels, height, width, device=device)
+    device = "meta" if model.config.window_size is None else "cpu"
+    image = torch.zeros(1, model.config.num_channels, height, width, device=device)
     # Plain matrix products: fused attention kernels are not counted on all devices or by all torch versions.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model.to_empty(device=device)(image)
-    return int(counter.get_total_flops())
+        outputs = model.eval().requires_grad_(False).to_empty(device=device)(image)
+    return {name: int(sum(counts.values())) for name, counts in counter.get_flop_counts().items()}, outputs
+
+
+class Stage(NamedTuple):
+    """Stage of a model: its name, output shape, and numbers of parameters and operations."""
+
+    name: str
+    shape: str
+    parameters: int
+    operations: int
+
+
+def describe_stages(model: HfViTPreTrainedModel, height: int, width: int) -> list[Stage]:
+    """Return the stages of a model for one image.
+
+    Args:
+        model: A model with weights on the meta device, which is not usable afterwards. Models that take texts or
+            several views are described without their head.
+        height: Height of the image in pixels, a multiple of the patch height.
+        width: Width of the image in pixels, a multiple of the patch width.
+    """
+    if not isinstance(model, SINGLE_IMAGE):
+        model = model.base_model
+    config, backbone = model.config, model.base_model
+    counts, outputs = count_flops(model, height, width)
+    prefix = type(model).__name__ + ("" if backbone is model else f".{model.base_model_prefix}")
+
+    def size(part: nn.Module) -> int:
+        return sum(weight.numel() for weight in part.parameters())
+
+    rows, columns = (side // patch for side, patch in zip((height, width), to_pair(config.patch_size), strict=True))
+    patches = backbone.embeddings.patch_embeddings
+    tokens = f"({rows * columns + config.num_prefix_tokens}, {config.hidden_size})"
+    shape = f"({rows * columns}, {config.hidden_size})"
+    stages = [
+        Stage("image", f"({config.num_channels}, {height}, {width})", 0, 0),
+        Stage(
+            f"patches, {rows} x {columns}",
+            shape,
+            size(patches),
+            counts.get(f"{prefix}.embeddings.patch_embeddings", 0),
+        ),
+        Stage("prefix tokens and positions", tokens, size(backbone.embeddings) - size(patches), 0),
+    ]
+    for number, block in enumerate(backbone.encoder.layers):
+        operations = counts.get(f"{prefix}.encoder.layers.{number}", 0)
+        stages.append(Stage(f"block {number + 1}", tokens, size(block), operations))
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor) and name in OUTPUTS}
+    shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in tensors.items())
+    parameters = size(model) - sum(stage.parameters for stage in stages)
+    operations = counts["Global"] - sum(stage.operations for stage in stages)
+    name = "norm and pooling" if backbone is model else "norm, pooling and head"
+    return [*stages, Stage(name, shapes, parameters, operations)]

@@ -11,7 +11,7 @@ Examples:
     hf-vit convert --list
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +62,7 @@ def convert(
         skip_parity: Do not compare the outputs with the original implementation.
         write_anyway: Write the model even if its outputs differ from the original implementation.
         list: List the supported model families and exit.
-        report: Function that receives progress messages.
+        report: Receives progress messages.
 
     Raises:
         ValueError: if the checkpoint cannot be converted, its outputs differ, or an option does not apply.
@@ -73,34 +73,48 @@ def convert(
         return
     if source is None or output is None:
         raise ValueError("Source and output are required: hf-vit convert SOURCE OUTPUT. --help lists the options.")
-    check_fields(config_overrides or {})
     check_new_folder(output)
-    config = read_config(source, revision=revision)
-    is_ours = config.get("model_type") == "hf_vit"
-    if is_ours == (to is None):
-        cure = "Choose an export layout with --to" if is_ours else "Convert it first, without --to"
-        raise ValueError(f"{source} is {'already' if is_ours else 'not'} an hf_vit model. {cure}.")
-    options = {"config_overrides": config_overrides, "architecture": architecture, "dataset_index": dataset_index}
-    options |= {"dtype": dtype, "task": task, "norm_first": norm_first}
-    fields = {"num_attention_heads": num_attention_heads, "hidden_act": hidden_act}
-    if own := {name: value for name, value in fields.items() if value is not None}:
-        options["config_overrides"] = {**(config_overrides or {}), **own}
-    given = {name: value for name, value in options.items() if value is not None}
+    config = read_convertible(source, revision, to)
+    fields = given_options(num_attention_heads=num_attention_heads, hidden_act=hidden_act) | (config_overrides or {})
+    check_fields(fields)
+    options = {"architecture": architecture, "dataset_index": dataset_index, "norm_first": norm_first, "task": task}
+    given = given_options(config_overrides=fields or None, dtype=dtype, **options)
     if to is None:
         convert_published(source, output, revision, given, skip_parity, write_anyway, report)
-        return
-    if given:
+    elif given:
         raise ValueError(f"--to exports a model unchanged. Leave out {', '.join(f'--{name}' for name in given)}.")
-    export_hf_vit_model(source, output, to, revision, "HfViTForImageClassification" in config["architectures"])
-    report(f"Saved {output} in the layout {to!r}.")
+    else:
+        export_hf_vit_model(source, output, to, revision, config["architectures"], report)
 
 
-def export_hf_vit_model(source: str, output: Path, layout: str, revision: str, is_classifier: bool) -> None:
+def given_options(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_convertible(source: str, revision: str, layout: str | None) -> Mapping[str, Any]:
+    """Return the configuration of a model; raise `ValueError` unless either it is an hf_vit model or `layout` is None.
+
+    Its fields are empty for a file of weights.
+    """
+    config = read_config(source, revision=revision)
+    is_ours = config.get("model_type") == "hf_vit"
+    if is_ours == (layout is None):
+        cure = "Choose an export layout with --to" if is_ours else "Convert it first, without --to"
+        raise ValueError(f"{source} is {'already' if is_ours else 'not'} an hf_vit model. {cure}.")
+    return config
+
+
+def export_hf_vit_model(
+    source: str, output: Path, layout: str, revision: str, architectures: Sequence[str], report: Callable[[str], None]
+) -> None:
     """Export an hf_vit model to the layout of another library."""
+    is_classifier = "HfViTForImageClassification" in architectures
     model_class = conversion.TASKS["image-classification" if is_classifier else "features"]
     model = model_class.from_pretrained(source, revision=revision)
     image_processor = HfViTImageProcessor.from_pretrained(source, revision=revision)
     conversion.export_checkpoint(model, output, layout, image_processor)
+    report(f"Saved {output} in the layout {layout!r}.")
 
 
 def report_parity(source: Source, converted: Converted, report: Callable[[str], None]) -> list[OutputParity]:

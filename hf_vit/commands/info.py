@@ -3,7 +3,7 @@
 Examples:
     hf-vit info
     hf-vit info outputs/photos
-    hf-vit info facebook/dinov2-small
+    hf-vit info facebook/dinov2-small --image 224x160
 """
 
 import os
@@ -23,9 +23,10 @@ from packaging.version import Version
 
 from .. import __version__
 from ..extras import install_command
+from ..flops import Stage, describe_stages
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import read_config
+from ..model.pretrained import HfViTPreTrainedModel, read_config
 from ..options.names import PACKAGE, named_recipes
 from ..training.errors import format_bytes
 from ..training.lora import count_parameters
@@ -37,19 +38,49 @@ CONSTRAINTS = (PACKAGE / "constraints.txt", PACKAGE.parent / ".ci" / "constraint
 MOST_NAMES = 12  # Maximum number of listed class names
 
 
-def info(model: str | None = None, *, report: Callable[[str], None] = print) -> None:
+def info(model: str | None = None, *, image: str | None = None, report: Callable[[str], None] = print) -> None:
     """Report on the installation or on a model.
 
     Args:
         model: Folder or weights file of a saved model, or name on the Hub; by default the installation is described.
+        image: Height and width of an image in pixels, such as 224x160: also print the shape, parameters and operations
+            of each stage of the model.
         report: Function that receives lines of text.
 
     Raises:
         OSError: if the model does not exist.
-        ValueError: if the model cannot be opened.
+        ValueError: if the model cannot be opened, or does not accept the image size.
     """
     for line in describe_installation() if model is None else describe_model(model):
         report(line)
+    if image is not None:
+        if model is None:
+            raise ValueError(
+                "--image describes the stages of a model. Give a model: hf-vit info MODEL --image 224x160"
+            )
+        for line in stage_table(read_config(model), image):
+            report(line)
+
+
+def stage_table(content: dict[str, Any], image: str) -> list[str]:
+    """Return the lines of a table of stages, given the content of a config.json and the image size as text."""
+    if content.get("model_type") != "hf_vit":
+        raise ValueError(f"--image {image} needs a model of hf_vit. Convert it first: hf-vit convert SOURCE OUTPUT")
+    height, _, width = image.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise ValueError(f"--image {image} must be height and width in pixels, such as 224x160.")
+    model = empty_model(HfViTConfig.from_dict(content))
+    stages = describe_stages(model, int(height), int(width))
+    parameters, operations = (sum(column) for column in zip(*(stage[2:] for stage in stages), strict=True))
+    rows = [("stage", "output shape", "parameters", "GFLOPs")]
+    rows += [
+        (name, shape, f"{size:,}", f"{count / 1e9:.3f}")
+        for name, shape, size, count in [*stages, Stage("total", "", parameters, operations)]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}" for row in rows
+    ]
 
 
 def describe_installation() -> Iterator[str]:
@@ -125,11 +156,8 @@ def describe_model(name_or_path: str) -> Iterator[str]:
 def describe_hf_vit_model(content: dict[str, Any]) -> Iterator[str]:
     """Yield the task, size and geometry of an hf_vit model, given the content of its config.json."""
     config = HfViTConfig.from_dict(content)
-    architecture = str((config.architectures or ["HfViTModel"])[0])
-    task = next((name for name, task in TASKS.items() if task.model_class.__name__ == architecture), None)
-    model_class = HfViTModel if task is None else TASKS[task].model_class
-    with torch.device("meta"):
-        model = model_class(config)
+    model = empty_model(config)
+    task = next((name for name, task in TASKS.items() if task.model_class is type(model)), None)
     if task is not None:
         yield f"Task: {task}"
     image, patch = ("{}x{} pixels".format(*to_pair(size)) for size in (config.image_size, config.patch_size))
@@ -137,6 +165,15 @@ def describe_hf_vit_model(content: dict[str, Any]) -> Iterator[str]:
         f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers, hidden size "
         f"{config.hidden_size}, images of {image}, patches of {patch}"
     )
+
+
+def empty_model(config: HfViTConfig) -> HfViTPreTrainedModel:
+    """Return the model of a configuration on the meta device."""
+    architecture = str((config.architectures or ["HfViTModel"])[0])
+    classes = (task.model_class for task in TASKS.values())
+    model_class = next((found for found in classes if found.__name__ == architecture), HfViTModel)
+    with torch.device("meta"):
+        return model_class(config)
 
 
 def describe_scores(name_or_path: str) -> Iterator[str]:

@@ -280,6 +280,11 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         return height // patch_height, width // patch_width
 
     @property
+    def num_patches(self) -> int:
+        """Number of patches of an image of the native size, without CLS and other prefix tokens."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    @property
     def rotary_grid_size(self) -> tuple[int, int]:
         """Rows and columns spanned by rotary positions with `rope_coordinates="scaled_index"` on every image."""
         return self.grid_size if self.rope_grid_size is None else to_pair(self.rope_grid_size)

@@ -162,6 +162,14 @@ def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_p
     assert make_trainer(TASK, streets, tmp_path / "given", *options).model.options.max_depth == 70
 
 
+def test_a_depth_format_sets_units_range_and_crop(streets: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(TASK, streets, tmp_path / "out", "--depth_format", "kitti")
+    metric = trainer.evaluator.metric
+    assert (trainer.model.options.max_depth, metric.max_depth, metric.crop) == (80, 80, "garg")
+    metric = make_trainer(TASK, streets, tmp_path / "given", "--depth_format", "kitti", "--max_eval_depth", "50")
+    assert (metric.model.options.max_depth, metric.evaluator.metric.max_depth) == (50, 50)
+
+
 def test_depths_out_of_range_are_refused_unless_the_range_is_given(
     streets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

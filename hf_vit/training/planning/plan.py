@@ -191,15 +191,15 @@ class Planner:
         if views and not choice.views:  # too many images to store features
             views, paces = 0, {}
             choice = budget.choose(sizes, needed, measure)
-        starts_as_probe = facts.start == "backbone" and task.defaults.probes
+        starts_as_probe, least = facts.start == "backbone" and task.defaults.probes, LEAST_STEPS
         if choice.steps < LEAST_STEPS and starts_as_probe and not is_settled("trainable_blocks", self.given):
-            frozen = {"trainable_blocks": 0}  # train the head alone, which already is a linear probe
+            frozen, least = {"trainable_blocks": 0}, 1  # train the head alone, which already is a linear probe
             choice = budget.choose(sizes[:1], LEAST_STEPS, measure)
             choice = choice._replace(steps=min(choice.steps, LEAST_STEPS))
-        if choice.steps < LEAST_STEPS:
+        if choice.steps < least:
             raise ValueError(
                 f"--minutes {minutes:g} is too short: {choice.steps} steps of {choice.pace.step:.3g} s fit, and at "
-                f"least {LEAST_STEPS} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
+                f"least {least} are needed. Increase --minutes, reduce --image_size, or set --max_steps "
                 f"{LEAST_STEPS}."
             )
         evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations

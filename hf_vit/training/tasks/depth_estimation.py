@@ -31,6 +31,12 @@ Alignment = Literal["median", "scale_shift"]
 NUM_MAPS, NUM_PIXELS = 200, 4096  # sampled depth maps per split, and sampled pixels per map
 # Candidate ranges in meters: 10 is usual for rooms, 80 for KITTI. Larger depths probably have another unit.
 MAX_DEPTHS = (10, 20, 30, 50, 80, 100, 150, 200, 300)
+# Units per meter, largest depth in meters, and evaluated crop of well-known datasets
+DEPTH_FORMATS: dict[str, dict[str, Any]] = {
+    "kitti": {"depth_scale": 256.0, "max_eval_depth": 80.0, "eval_crop": "garg"},
+    "nyu": {"depth_scale": 1000.0, "max_eval_depth": 10.0, "eval_crop": "eigen"},
+    "tum": {"depth_scale": 5000.0, "max_eval_depth": 10.0},
+}
 FEW_DROPPED, MOST_DROPPED = 0.01, 0.5  # shares of valid pixels outside the range
 
 
@@ -132,6 +138,9 @@ class DepthArguments(DenseArguments):
     depth_scale: float | None = data_option(
         None, "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters.", POSITIVE
     )
+    depth_format: Literal["kitti", "nyu", "tum"] | None = data_option(
+        None, "Set the units per meter, the range and the evaluated crop to those of a well-known dataset."
+    )
     head: str | None = model_option(
         None, "Head: dpt, conv or linear; by default dpt, or that of the saved model.", essential=True
     )
@@ -148,6 +157,12 @@ class DepthArguments(DenseArguments):
     max_eval_depth: float | None = evaluation_option(
         None, "Largest evaluated depth, in meters; by default the max_depth of the model.", POSITIVE
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in DEPTH_FORMATS.get(self.depth_format or "", {}).items():
+            if vars(self)[name] is None:
+                setattr(self, name, value)
 
 
 @dataclass
@@ -188,7 +203,9 @@ print(result["predicted_depth"])  # (height, width)""",
         return super().note_data()
 
     def options_of_fresh_head(self) -> dict[str, Any]:
-        """Return the range of the training depths."""
+        """Return the range of the training depths, or that of their format."""
+        if self.options.depth_format is not None:
+            return {"max_depth": self.options.max_eval_depth}
         return {"max_depth": choose_max_depth(self.depths["train"])}
 
     def open_evaluator(self, model: PreTrainedModel, processor: Any) -> BaseEvaluator:
