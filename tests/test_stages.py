@@ -1,0 +1,47 @@
+"""The table of stages that `hf-vit info MODEL --image` prints."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
+from hf_vit.commands.info import info
+from hf_vit.flops import describe_stages
+
+from .helpers.models import small_config
+
+
+def block_operations(config: HfViTConfig, length: int) -> int:
+    """Return the operations of the matrix products of a block for `length` tokens."""
+    width, inner = config.hidden_size, config.intermediate_size
+    return 2 * length * (4 * width**2 + 2 * width * inner) + 4 * length**2 * width
+
+
+@pytest.mark.parametrize("model_class", [HfViTModel, HfViTForImageClassification, HfViTForZeroShotImageClassification])
+def test_stages_have_the_parameters_and_operations_of_the_model(model_class: type[HfViTModel]) -> None:
+    config = small_config(image_size=32, patch_size=8, num_register_tokens=2)
+    with torch.device("meta"):
+        model = model_class(config)
+    whole = model if model_class is not HfViTForZeroShotImageClassification else model.base_model
+    size, blocks = sum(weight.numel() for weight in whole.parameters()), config.num_hidden_layers
+    stages = describe_stages(model, 16, 40)
+    assert sum(stage.parameters for stage in stages) == size
+    assert [stage.name for stage in stages[3:-1]] == [f"block {number + 1}" for number in range(blocks)]
+    assert {stage.shape for stage in stages[2:-1]} == {f"({10 + 3}, {config.hidden_size})"}
+    assert [stage.operations for stage in stages[3:-1]] == [block_operations(config, 13)] * blocks
+    assert stages[1].operations == 2 * 10 * config.num_channels * 64 * config.hidden_size
+    assert config.num_patches == 16
+
+
+def test_the_command_prints_stages_and_refuses_what_is_no_size(tmp_path: Path) -> None:
+    HfViTForImageClassification(small_config(image_size=32, patch_size=8)).save_pretrained(tmp_path / "saved")
+    lines = list[str]()
+    info(str(tmp_path / "saved"), image="16x40", report=lines.append)
+    assert any(line.startswith("patches, 2 x 5") for line in lines)
+    assert lines[-1].startswith("total")
+    for size, message in (("16", "must be height and width"), ("17x40", "not a multiple of the patch height 8")):
+        with pytest.raises(ValueError, match=message):
+            info(str(tmp_path / "saved"), image=size, report=lines.append)
+    with pytest.raises(ValueError, match="Give a model"):
+        info(image="16x40", report=lines.append)
