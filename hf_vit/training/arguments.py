@@ -130,6 +130,12 @@ class TaskArguments(SourceArguments):
         essential=True,
         synonyms="imgsz img_size input_size resolution size",
     )
+    image_mean: list[float] | None = model_option(
+        None, "Mean of each color channel, for values from 0 to 1; by default 0.5, or that of the saved model."
+    )
+    image_std: list[float] | None = model_option(
+        None, "Standard deviation of each color channel; by default 0.5, or that of the saved model."
+    )
     config_overrides: dict[str, Any] | None = model_option(
         None, 'Fields of HfViTConfig to change, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'
     )

@@ -69,8 +69,10 @@ def load_model(
             options = token | overrides | join_options(fresh, facts, overrides) | name_labels(names)
             config = HfViTConfig.from_preset(args.preset or "small", **options)
             model = model_class(config)
-            return model, HfViTImageProcessor.for_model(model)
+            return model, HfViTImageProcessor.for_model(model, **color_options(args))
         model, processor = tune(model_class, args, list(names), facts, fresh)
+        if colors := color_options(args):
+            processor = type(processor).from_dict(processor.to_dict() | colors)
         lacks_token = use_distillation_token and not model.config.use_distillation_token
         if lacks_token and "use_distillation_token" not in overrides:
             logger.warning("The saved model has no distillation token. A new token and a new head for it are added.")
@@ -79,6 +81,15 @@ def load_model(
         return model, processor
     except StrictDataclassError as error:
         raise misfit(error) from error
+
+
+def color_options(args: TaskArguments) -> dict[str, Any]:
+    """Return the given options of the image processor that normalize colors."""
+    given = {"image_mean": args.image_mean, "image_std": args.image_std}
+    options: dict[str, Any] = {
+        name: values if len(values) > 1 else values[0] for name, values in given.items() if values
+    }
+    return {**options, "do_normalize": True} if options else {}
 
 
 def misfit(error: StrictDataclassError) -> ValueError:
