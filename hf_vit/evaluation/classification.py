@@ -114,11 +114,11 @@ class ClassificationMetric(LogitsMetric):
         """Return the scores of all images added so far."""
         return image_classification_metrics(self._all())
 
-    def losses(self) -> np.ndarray:
-        """Return the cross-entropy of each image, (M,) float64."""
-        logits, labels = self._all()
-        losses = F.cross_entropy(torch.from_numpy(logits).double(), torch.from_numpy(labels), reduction="none")
-        return losses.numpy()
+    def losses(self, class_weights: Sequence[float] | None = None) -> np.ndarray:
+        """Return the cross-entropy of each image, (M,) float64, times the weight of its class if weights are given."""
+        logits, labels = (torch.from_numpy(values) for values in self._all())
+        losses = F.cross_entropy(logits.double(), labels, reduction="none")
+        return (losses if class_weights is None else losses * torch.tensor(class_weights)[labels]).numpy()
 
     def confusion_matrix(self) -> np.ndarray:
         """Return the number of images by true and predicted class, (K, K) int64."""

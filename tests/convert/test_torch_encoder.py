@@ -89,7 +89,11 @@ def test_a_converted_model_has_the_logits_of_its_source(
         (ConvolutionViT(), {**GELU, "intermediate_size": 768}, "768 contradicts the weights, which have .*=2048"),
         (nn.ModuleList([ConvolutionViT().encoder_blocks, nn.Conv2d(3, 16, 4)]), GELU, "no LayerNorm after the last"),
         (nn.ModuleList([ConvolutionViT(), nn.Linear(10, 2)]), GELU, "have the same role"),
-        (nn.ModuleDict({"vit": ConvolutionViT(), "patch_scale": nn.ParameterList([torch.ones(3)])}), GELU, "patch_scale.0 is unknown"),
+        (
+            nn.ModuleDict({"vit": ConvolutionViT(), "patch_scale": nn.ParameterList([torch.ones(3)])}),
+            GELU,
+            "patch_scale.0 is unknown",
+        ),
     ],
     ids=["required", "post-norm", "width", "norm", "two heads", "unknown"],
 )

@@ -3,7 +3,7 @@
 Shapes: M images, F features, K classes, B batch, C channels, H W pixels.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,11 +27,13 @@ class Probe(NamedTuple):
     bias: Tensor
     accuracy: float
     num_images: int
+    is_weighted: bool = False  # whether images count by the weight of their class
 
     def __str__(self) -> str:
+        weighted = ", weighted by class" if self.is_weighted else ""
         return (
-            f"Linear probe: {self.accuracy:.1%} of {self.num_images:,} training images right, each left out in turn; "
-            "the classifier starts from it."
+            f"Linear probe: {self.accuracy:.1%} of {self.num_images:,} training images right{weighted}, each left out "
+            "in turn; the classifier starts from it."
         )
 
 
@@ -56,36 +58,44 @@ def encode(model: HfViTForImageClassification, batches: Iterable[Mapping[str, An
     return torch.cat(features), torch.cat(classes)
 
 
-def fit_probe(features: Tensor, classes: Tensor, num_classes: int) -> Probe:
+def fit_probe(
+    features: Tensor, classes: Tensor, num_classes: int, class_weights: Sequence[float] | None = None
+) -> Probe:
     """Fit ridge regression to one-hot classes; leave-one-out predictions choose the penalty and the logit scale.
 
     Args:
         features: (M, F).
         classes: (M,) int64 class numbers from 0.
         num_classes: K.
+        class_weights: Weight of the images of each class (K,), None for equal weights.
 
     Source: the closed form of the leave-one-out residual, e.g. https://hastie.su.domains/ElemStatLearn, section 7.10.
     """
     features = features.double()
-    mean, deviation = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
+    weights = torch.tensor(class_weights or [1.0] * num_classes, dtype=torch.float64)[classes].clamp_min(1e-6)
+    weights = (weights / weights.mean())[:, None]  # (M, 1)
+    root, mean = weights.sqrt(), (weights * features).mean(dim=0)
+    variance = (weights * (features - mean) ** 2).sum(dim=0) / (len(features) - 1)
+    deviation = variance.sqrt().clamp_min(1e-6)
     targets = F.one_hot(classes, num_classes).double()  # (M, K)
-    share = targets.mean(dim=0)
-    left, values, right = torch.linalg.svd((features - mean) / deviation, full_matrices=False)
-    projected = left.T @ (targets - share)  # (min(M, F), K)
+    share = (weights * targets).mean(dim=0)
+    left, values, right = torch.linalg.svd(root * (features - mean) / deviation, full_matrices=False)
+    projected = left.T @ (root * (targets - share))  # (min(M, F), K)
     best, accuracy, scores = PENALTIES[0], -1.0, targets
     for penalty in PENALTIES:
         shrinkage = values**2 / (values**2 + penalty)
-        fitted = share + left @ (shrinkage[:, None] * projected)
-        leverage = 1 / len(classes) + (left**2) @ shrinkage
+        fitted = share + left @ (shrinkage[:, None] * projected) / root
+        leverage = weights[:, 0] / len(classes) + (left**2) @ shrinkage
         left_out = targets - (targets - fitted) / (1 - leverage).clamp_min(1e-6)[:, None]  # (M, K)
-        right_share = float((left_out.argmax(dim=1) == classes).double().mean())
+        right_share = float((weights[:, 0] * (left_out.argmax(dim=1) == classes)).mean())
         if right_share > accuracy:
             best, accuracy, scores = penalty, right_share, left_out
-    losses = torch.stack([F.cross_entropy(scale * scores, classes) for scale in SCALES])
+    losses = torch.stack([F.cross_entropy(scale * scores, classes, reduction="none") for scale in SCALES])
+    losses = (losses * weights[:, 0]).mean(dim=1)
     scale = SCALES[losses.argmin()]
     shrunk = (values / (values**2 + best))[:, None] * projected
     weight = scale * (right.T @ shrunk).T / deviation  # (K, F)
-    return Probe(weight, scale * share - weight @ mean, accuracy, len(classes))
+    return Probe(weight, scale * share - weight @ mean, accuracy, len(classes), class_weights is not None)
 
 
 @torch.no_grad()

@@ -267,7 +267,13 @@ class ImageClassification(SupervisedTask):
     def fit_probe(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> Probe:
         """Return a linear probe of a model on the training images."""
         batches = self.plain_batches(model, processor, MOST_IMAGES, self.args.per_device_eval_batch_size)
-        return fit_probe(*encode(model, batches), len(self.loaded.names))
+        return fit_probe(*encode(model, batches), len(self.loaded.names), self.class_weights)
+
+    @property
+    def class_weights(self) -> list[float] | None:
+        """Weight of the images of each class, None for equal weights."""
+        given = self.options.class_weights or ("balanced" if self.options.balanced_sampling else None)
+        return None if given is None else choose_weights(given, self.loaded.names, self.count_labels)
 
     @property
     def can_choose_share(self) -> bool:
@@ -302,7 +308,10 @@ class ImageClassification(SupervisedTask):
                 trainer.plain_model.load_state_dict(interpolate(start, tuned, share))
                 scored = trainer.predict(trainer.eval_dataset, metric_key_prefix=CHOOSING).metrics
                 assert isinstance(trainer.evaluator.metric, ClassificationMetric)
-                scores[share], losses[share] = scored[f"{CHOOSING}_accuracy"], trainer.evaluator.metric.losses()
+                scores[share], losses[share] = (
+                    scored[f"{CHOOSING}_accuracy"],
+                    trainer.evaluator.metric.losses(self.class_weights),
+                )
             chosen = choose_share(losses)
             found = (
                 f" Accuracy on held-out images: {scores[0.0]:.1%} of the linear probe, {scores[1.0]:.1%} of the "
@@ -319,8 +328,7 @@ class ImageClassification(SupervisedTask):
         """Return the teacher, the batch transforms and the loss as trainer arguments."""
         arguments = super().training_arguments(model, processor)
         smoothing, distillation = self.args.label_smoothing_factor, arguments["distillation"]
-        given = self.options.class_weights
-        weights = None if given is None else choose_weights(given, self.loaded.names, self.count_labels)
+        weights = None if self.options.class_weights is None else self.class_weights
         return {**arguments, **regularize(model, self.options, smoothing, distillation, weights)}
 
     def count_labels(self) -> np.ndarray:
