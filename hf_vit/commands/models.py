@@ -93,6 +93,7 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
         hf-vit predict outputs/rooms folder_of_images --output_dir outputs/depths
         hf-vit predict outputs/animals folder_of_images --picture animals.png > animals.jsonl
         hf-vit predict outputs/poses folder_of_images --boxes animals.jsonl --picture poses.png
+        hf-vit predict openai/clip-vit-base-patch32 folder_of_images --labels cat "a red car"
     """
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise ValueError(

@@ -31,14 +31,14 @@ from ..model.remote_code import raising_remote_code_error
 from ..options.field import COUNT, PROBABILITY
 from ..outputs import check_outputs, check_writable, record_outputs
 from ..visualize.figures import arrange_pages, arrange_tiles
-from .writers import Writer, find_writer
+from .writers import ZERO_SHOT, Writer, find_writer
 
 
 logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-BATCHED = {"image-classification", "keypoint-detection"}  # Other pipelines choose their own batch size.
+BATCHED = {"image-classification", ZERO_SHOT, "keypoint-detection"}  # Other pipelines choose their own batch size.
 MAX_TILES = 100  # Maximum number of images in `picture`.
 PICTURE = "_picture.png"  # File name suffix for the picture of one image.
 
@@ -54,6 +54,7 @@ def predict_files(
     threshold: Annotated[float | None, PROBABILITY] = None,
     nms_threshold: Annotated[float | None, PROBABILITY] = None,
     boxes: Path | None = None,
+    labels: Sequence[str] | None = None,
     subtask: Annotated[str | None, ("panoptic", "instance", "semantic")] = None,
     optimize: bool = False,
     trust_remote_code: bool = False,
@@ -68,19 +69,18 @@ def predict_files(
         picture: File for a picture of the first 100 images; further pages are named `name-2.png` and so on.
         top_k: Number of labels per image, most likely first.
         batch_size: Number of images (classification) or objects (keypoints) per forward pass of a model of hf_vit.
-        threshold: Lowest score of a segment, object or keypoint; by default that chosen in training, or 0.5 (segments,
-            objects).
+        threshold: Lowest score of a segment, object or keypoint; by default that chosen in training, else 0.5.
         nms_threshold: Overlap (IoU) above which the lower-scored of two objects of a class is removed.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
+        labels: Texts to choose from, for an image-text model, such as cat "a red car".
         subtask: "panoptic", "instance" or "semantic"; by default that of the image processor.
         optimize: Whether to optimize a model of hf_vit for this machine first, see `optimize_for_inference`.
         trust_remote_code: Whether to run Python code that comes with the model; hf_vit and transformers need none.
         overwrite: Whether to replace files of an earlier run. Other files and inputs are never replaced.
 
     Yields:
-        For each image, a JSON-compatible dictionary with `file`, the prediction and, with `output_dir`, the list of
-        files in `written`. Without a score above the threshold, it contains the `best_score`; for an unreadable file,
-        it contains `error`.
+        For each image, a JSON-compatible dictionary with `file`, the prediction, and the files in `written`. It has
+        the `best_score` if no score is above the threshold, and `error` if a file cannot be read.
 
     Raises:
         ImportError: if a package for pictures is missing.
@@ -90,12 +90,12 @@ def predict_files(
     _check_places(output_dir, picture)
     sources = find_sources(inputs)
     files = [source.file for source in sources]
-    given = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask, "top_k": top_k}
+    given: dict[str, Any] = {"threshold": threshold, "nms_threshold": nms_threshold, "subtask": subtask}
+    given |= {"top_k": top_k, "candidate_labels": None if labels is None else list(labels)}
     writer = _find_writer(model, given, boxes, draws=bool(output_dir or picture))
     boxes_of = None if boxes is None else read_box_file(boxes, files)
     pipe = _open_pipeline(model, writer.pipeline, batch_size, optimize, trust_remote_code)
-    pages, stems, planned = _plan_outputs(writer, files, output_dir, picture)
-    check_outputs(planned, [*files, *filter(None, [boxes])], overwrite)
+    pages, stems = _plan_outputs(writer, files, output_dir, picture, boxes, overwrite)
     options, tiles = _call_options(writer, pipe, given), list[Image.Image]()
     missed = list[float | None]()  # Best score of each image if none reaches the threshold, else None
     for line in _lines(pipe, writer, options, Inputs(sources, boxes_of, pipe), stems, tiles, bool(picture)):
@@ -128,14 +128,18 @@ def _find_writer(model: str, given: Mapping[str, Any], boxes: Path | None, *, dr
     name, writer = (config.get("architectures") or [None])[0], find_writer(config, given["subtask"])
     if boxes is not None and (writer is None or writer.pipeline != "keypoint-detection"):
         raise ValueError(f"--boxes {boxes} requires a model for keypoint detection, but {model} has another task.")
+    labels = given["candidate_labels"]
+    if (labels is not None) != (writer is not None and writer.pipeline == ZERO_SHOT):
+        has = "a model of images and texts: give the texts to choose from, --labels cat dog"
+        raise ValueError(f"{model} is {has if labels is None else 'no model of images and texts. Remove --labels'}.")
     if nms_threshold is not None and name != "HfViTForObjectDetection":
         raise ValueError(f"--nms_threshold {nms_threshold} requires HfViTForObjectDetection, but {model} is a {name}.")
     if writer is None:
         raise ValueError(
             f"{model} was saved as {name}, which is not supported. Give a model for image classification, "
-            "segmentation, depth estimation, object detection or keypoint detection."
+            "segmentation, depth estimation, object detection, keypoint detection or zero-shot classification."
         )
-    if draws and writer.pipeline != "image-classification":
+    if draws and writer.pipeline not in ("image-classification", ZERO_SHOT):
         check_packages("A picture of the predictions", "matplotlib", "scipy")
     return writer
 
@@ -162,14 +166,24 @@ def _call_options(writer: Writer, pipe: Pipeline, given: Mapping[str, Any]) -> d
 
 
 def _plan_outputs(
-    writer: Writer, files: Sequence[Path], output_dir: Path | None, picture: Path | None
-) -> tuple[list[Path], list[Path], list[Path]]:
-    """Returns the files for pages of the picture, the path prefix for each image's files, and all possible files."""
+    writer: Writer,
+    files: Sequence[Path],
+    output_dir: Path | None,
+    picture: Path | None,
+    boxes: Path | None,
+    overwrite: bool,
+) -> tuple[list[Path], list[Path]]:
+    """Returns the files for pages of the picture and the path prefix for each image's files.
+
+    Raises:
+        ValueError: if an input, or a file of an earlier run without `overwrite`, would be replaced.
+    """
     numbers = ["", *(f"-{number}" for number in range(2, min(len(files), MAX_TILES) + 1))]
     pages = [] if picture is None else [picture.with_stem(picture.stem + number) for number in numbers]
     stems = [] if output_dir is None else [output_dir / name for name in name_outputs(files)]
     of_images = [stem.with_name(stem.name + ending) for stem in stems for ending in (*writer.files, PICTURE)]
-    return pages, stems, [*pages, *of_images]
+    check_outputs([*pages, *of_images], [*files, *filter(None, [boxes])], overwrite)
+    return pages, stems
 
 
 class Source(NamedTuple):

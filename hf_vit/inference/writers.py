@@ -24,6 +24,7 @@ from ..visualize.objects import draw_boxes, draw_keypoints
 Part = dict[str, Any]  # Segment of an image: "label", "score" and "mask", a black and white image.
 Numbered = Callable[[Sequence[Part], Config], list[tuple[int, Part]]]  # Assigns a mask value to each segment.
 
+ZERO_SHOT = "zero-shot-image-classification"
 THRESHOLD = 0.5  # Lowest score of a segment or an object, if neither the caller nor the model configuration sets one.
 OVERLAP_THRESHOLD = 0.8  # Minimum visible fraction of a segment's mask, as in evaluation during training.
 NO_CLASS = 255  # Value in masks
@@ -280,6 +281,9 @@ METRIC_DEPTH = replace(
     files={**RELATIVE_DEPTH.files, "_depth.png": write_millimeters},
 )
 # Writers by part of the model class name
+_TEXTS = Writer(
+    ZERO_SHOT, lambda answer, _: {**answer[0], "labels": answer}, draw_label, options={"candidate_labels": None}
+)
 WRITERS: Mapping[str, Writer] = {
     "ForImageClassification": Writer(
         "image-classification", lambda answer, _: {**answer[0], "top_k": answer}, draw_label, options={"top_k": None}
@@ -306,4 +310,5 @@ WRITERS: Mapping[str, Writer] = {
         options={"threshold": None},
         task_config="keypoint_config",
     ),
+    **dict.fromkeys(("ForZeroShotImageClassification", "CLIPModel", "SiglipModel", "Siglip2Model"), _TEXTS),
 }

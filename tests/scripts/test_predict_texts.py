@@ -1,0 +1,67 @@
+"""`hf-vit predict` with image-text models and the texts to choose from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import pipeline
+
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForZeroShotImageClassification,
+    HfViTImageProcessor,
+    HfViTProcessor,
+)
+from hf_vit.inference.predict import predict_files
+from hf_vit.training import train_tokenizer
+
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+LABELS = ["cat", "a red car", "dog"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an image-text model, a classifier and two photos."""
+    folder = tmp_path_factory.mktemp("place")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    image_processor = HfViTImageProcessor.for_model(small_config())
+    processor = HfViTProcessor(image_processor, train_tokenizer([*LABELS, "this is a photo of"] * 3, 300, 20))
+    model = HfViTForZeroShotImageClassification(small_config(text_config={**shape, **processor.text_options()}))
+    draw_weights(model)
+    model.save_pretrained(folder / "texts")
+    processor.save_pretrained(folder / "texts")
+    HfViTForImageClassification(small_config()).save_pretrained(folder / "classes")
+    image_processor.save_pretrained(folder / "classes")
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_lines_have_the_scores_of_the_pipeline_and_a_picture_is_drawn(place: Path, tmp_path: Path) -> None:
+    photos = [place / "0.png", place / "1.png"]
+    lines = list(predict_files(str(place / "texts"), photos, labels=LABELS, picture=tmp_path / "labeled.png"))
+    classify = pipeline("zero-shot-image-classification", model=str(place / "texts"))
+    for line, answer in zip(lines, classify([str(photo) for photo in photos], candidate_labels=LABELS), strict=True):
+        assert line["label"] == answer[0]["label"]
+        assert [entry["label"] for entry in line["labels"]] == [entry["label"] for entry in answer]
+        assert line["score"] == pytest.approx(answer[0]["score"], abs=1e-6)
+    assert (tmp_path / "labeled.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "message"),
+    [
+        ("texts", None, "texts is a model of images and texts: give the texts to choose from, --labels cat dog"),
+        ("classes", LABELS, "classes is no model of images and texts. Remove --labels"),
+    ],
+)
+def test_labels_are_given_to_image_text_models_only(
+    place: Path, model: str, labels: list[str] | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(predict_files(str(place / model), [place / "0.png"], labels=labels))
