@@ -10,6 +10,7 @@ from typing import Any
 from .. import pretraining
 from ..inference.export import export_model
 from ..inference.predict import predict_files
+from ..inference.search import search_images
 from ..training.run import evaluate as run_evaluation
 from ..training.run import run
 from ..training.tasks import TASKS
@@ -109,3 +110,16 @@ def predict(model: str, *, report: Callable[[str], None], **options: Any) -> Non
             report(json.dumps(line, allow_nan=False))
     if errors:
         raise ValueError(f"{errors} of {total} files cannot be read as images.")
+
+
+@wraps(search_images, assigned=())
+def search(*args: Any, report: Callable[[str], None], **options: Any) -> None:
+    """Rank images by their similarity to a text, with an image-text model such as CLIP.
+
+    Prints one line of JSON per image, most similar first. The features of images are stored in the cache of datasets.
+
+    Examples:
+        hf-vit search openai/clip-vit-base-patch32 folder_of_images "a dog on grass" --picture found.png
+    """
+    for line in search_images(*args, **options):
+        report(json.dumps(line))

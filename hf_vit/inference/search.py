@@ -1,0 +1,132 @@
+"""Search images by text, with an index of image features that later searches reuse."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import datasets
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+from transformers.utils import logging
+
+from ..convert import load_processor
+from ..data.fingerprint import digest, digest_weights
+from ..model.task_zero_shot_image_classification import HfViTForZeroShotImageClassification
+from ..options.field import COUNT
+from ..outputs import check_outputs, record_outputs
+from ..visualize.figures import arrange_pages, draw_label_tile
+from .predict import Source, find_sources
+
+
+logger = logging.get_logger(__name__)
+INDEX_FOLDER = "hf_vit_features"  # in the cache of datasets, as for the stored features of training
+
+
+def search_images(
+    model: str,
+    inputs: Path,
+    text: str,
+    *,
+    top_k: Annotated[int, COUNT] = 20,
+    batch_size: Annotated[int, COUNT] = 16,
+    picture: Path | None = None,
+    overwrite: bool = False,
+) -> list[dict[str, Any]]:
+    """Rank images by their similarity to a text.
+
+    The features of images are stored in the cache of datasets, by the content of each file and by the model. Only new
+    or changed images are encoded in later searches.
+
+    Args:
+        model: Folder of a saved image-text model, or name on the Hub, such as CLIP or SigLIP.
+        inputs: Folder of images, image file, parquet file, tar file or table with images.
+        text: What to search for, such as "a dog on grass".
+        top_k: Number of images.
+        batch_size: Number of images per forward pass.
+        picture: File for a contact sheet of the images found.
+        overwrite: Replace the contact sheet of an earlier run.
+
+    Returns:
+        A dictionary with `file` and `score`, the cosine similarity in [-1, 1], per image, most similar first.
+
+    Raises:
+        OSError: if there is no such model or file.
+        ValueError: if there are no images, or the model does not compare images with texts.
+    """
+    sources = find_sources([inputs])
+    check_outputs([] if picture is None else [picture], [source.file for source in sources], overwrite)
+    encoder = HfViTForZeroShotImageClassification.from_pretrained(model).eval()
+    processor: Any = load_processor(encoder, model, patch_size=encoder.config.patch_size)
+    if not hasattr(processor, "tokenizer"):
+        raise ValueError(f"{model} has no tokenizer, so texts cannot be searched. Give an image-text model.")
+    sources, features = index_images(encoder, processor.image_processor, sources, batch_size)
+    tokens = processor.tokenizer([text], return_tensors="pt", padding=True, truncation=True)
+    with torch.no_grad():
+        query = F.normalize(encoder.get_text_features(**tokens).pooler_output[0].double(), dim=0)
+    scores = features @ query
+    ranked = scores.argsort(descending=True, stable=True)[:top_k].tolist()
+    if picture is not None:
+        tiles = [
+            draw_label_tile(sources[number].decode(), f"{scores[number]:.3f}", sources[number].file.name)
+            for number in ranked
+        ]
+        for page in arrange_pages(tiles)[:1]:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            page.save(picture)
+            record_outputs([picture])
+    return [{"file": str(sources[number].file), "score": round(float(scores[number]), 6)} for number in ranked]
+
+
+def index_images(
+    model: HfViTForZeroShotImageClassification, processor: Any, sources: Sequence[Source], batch_size: int
+) -> tuple[list[Source], Tensor]:
+    """Return the readable images and their normalized features (M, E) float64, computed or read from the index."""
+    key = digest([digest_weights(model), processor.to_json_string()])
+    file = Path(datasets.config.HF_DATASETS_CACHE) / INDEX_FOLDER / f"search-{key}.safetensors"
+    known: dict[str, np.ndarray] = load_file(file) if file.is_file() else {}
+    contents = [(source, name) for source in sources if (name := name_of_content(source)) is not None]
+    missing = list({name: source for source, name in contents if name not in known}.items())
+    broken = set[str]()
+    progress = logging.tqdm(total=len(missing), desc="Encoding images", unit=" images", disable=not missing)
+    with progress, torch.no_grad():
+        for start in range(0, len(missing), batch_size):
+            batch = dict(missing[start : start + batch_size])
+            images = {name: image for name, source in batch.items() if (image := decoded(source)) is not None}
+            broken |= batch.keys() - images.keys()
+            if images:
+                inputs = processor(images=list(images.values()), return_tensors="pt")
+                vectors = F.normalize(model.get_image_features(**inputs).pooler_output.float(), dim=-1).numpy()
+                known |= dict(zip(images, vectors, strict=True))
+            progress.update(len(batch))
+    if missing:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        save_file(known, part)
+        part.replace(file)
+    found = [(source, name) for source, name in contents if name not in broken]
+    if not found:
+        raise ValueError("None of the images can be read.")
+    return [source for source, _ in found], torch.from_numpy(np.stack([known[name] for _, name in found])).double()
+
+
+def name_of_content(source: Source) -> str | None:
+    """Return a digest of an encoded image, or None with a warning if it cannot be read."""
+    try:
+        content = source.read()
+        return digest([Path(content).read_bytes() if isinstance(content, str) else content])
+    except OSError as error:
+        logger.warning(f"Skipping {source.file}, which cannot be read: {error}")
+        return None
+
+
+def decoded(source: Source) -> Any:
+    """Return an image, or None with a warning if it cannot be decoded."""
+    try:
+        return source.decode()
+    except Exception as error:  # Decoders raise many types of errors.
+        logger.warning(f"Skipping {source.file}, which cannot be read as an image: {error}")
+        return None

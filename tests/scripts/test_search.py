@@ -1,0 +1,85 @@
+"""`hf-vit search`: ranking, the stored index, and its errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForZeroShotImageClassification,
+    HfViTImageProcessor,
+    HfViTProcessor,
+)
+from hf_vit.commands.models import search
+from hf_vit.inference.search import search_images
+from hf_vit.training import train_tokenizer
+
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+COLORS = ("red", "green", "blue")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of an image-text model and three photos, with an empty index."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    image_processor = HfViTImageProcessor.for_model(small_config())
+    processor = HfViTProcessor(image_processor, train_tokenizer([*COLORS] * 9, 280, 20))
+    model = HfViTForZeroShotImageClassification(small_config(text_config={**shape, **processor.text_options()}))
+    draw_weights(model)
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    (tmp_path / "photos").mkdir()
+    for color in COLORS:
+        Image.new("RGB", (40, 50), color).save(tmp_path / "photos" / f"{color}.png")
+    return tmp_path
+
+
+def encoded_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that will contain the number of images of each later forward pass."""
+    counts, plain = list[int](), HfViTForZeroShotImageClassification.get_image_features
+
+    def counting(self: Any, pixel_values: torch.Tensor, **options: Any) -> Any:
+        counts.append(len(pixel_values))
+        return plain(self, pixel_values, **options)
+
+    monkeypatch.setattr(HfViTForZeroShotImageClassification, "get_image_features", counting)
+    return counts
+
+
+def test_images_are_ranked_by_cosine_similarity_and_encoded_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, lines = encoded_images(monkeypatch), list[str]()
+    search(str(place / "model"), place / "photos", "red", picture=place / "found.png", report=lines.append)
+    found = [json.loads(line) for line in lines]
+    model = HfViTForZeroShotImageClassification.from_pretrained(place / "model").eval()
+    processor = HfViTProcessor.from_pretrained(place / "model")
+    images = [Image.open(line["file"]) for line in found]
+    with torch.no_grad():
+        outputs = model(**processor(text=["red"], images=images, return_tensors="pt"))
+    expected = torch.cosine_similarity(outputs.image_embeds, outputs.text_embeds)
+    torch.testing.assert_close(torch.tensor([line["score"] for line in found]), expected, rtol=0, atol=1e-5)
+    assert [line["score"] for line in found] == sorted((line["score"] for line in found), reverse=True)
+    assert (place / "found.png").is_file()
+    counts.clear()
+    Image.new("RGB", (40, 50), "green").save(place / "photos" / "copy.png")
+    Image.new("RGB", (40, 50), "white").save(place / "photos" / "white.png")
+    assert len(search_images(str(place / "model"), place / "photos", "blue", top_k=4)) == 4
+    assert counts == [1]  # "copy.png" has the content of a known image
+
+
+def test_unreadable_images_are_skipped_and_other_models_refused(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (place / "photos" / "broken.png").write_bytes(b"no image")
+    assert len(search_images(str(place / "model"), place / "photos", "red")) == 3
+    assert "broken.png, which cannot be read" in caplog.text
+    HfViTForImageClassification(small_config()).save_pretrained(place / "classes")
+    HfViTImageProcessor.for_model(small_config()).save_pretrained(place / "classes")
+    with pytest.raises(ValueError, match=r"trained for another task|no tokenizer"):
+        search_images(str(place / "classes"), place / "photos", "red")
