@@ -176,7 +176,8 @@ def describe_hardware(device: torch.device) -> str:
     if cpuinfo.is_file():
         models = [line.partition(":")[2] for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         name = models[0].strip() if models else name
-    return f"{name}, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"{name}, {count} thread{'s' if count > 1 else ''}"
 
 
 def describe_recipe(trainer: Trainer) -> dict[str, str]:
