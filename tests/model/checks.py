@@ -49,10 +49,10 @@ def training_gradients(model: nn.Module, pixel_values: Tensor, **given: Any) -> 
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def replace_flash_attention(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+def replace_flash_attention(monkeypatch: pytest.MonkeyPatch, drops_padding: bool = False) -> list[tuple[Any, Any]]:
     """Let PyTorch compute flash attention, whose kernel runs on GPUs only; return the shapes of queries and masks.
 
-    A mask (B, L) is that of the keys; if there are fewer queries, they use its end. Padded queries have no result.
+    A mask (B, L) is that of the keys; if there are fewer queries, they use its end. Padded queries may have no result.
     """
     seen = []
 
@@ -60,7 +60,7 @@ def replace_flash_attention(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
         seen.append((tuple(query.shape), None if mask is None else tuple(mask.shape)))
         allowed = None if mask is None else mask[:, None, None, :].bool()
         attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
-        if mask is not None:
+        if mask is not None and drops_padding:
             attended = attended.where(mask[:, None, -query.shape[2] :, None].bool(), 0)
         return attended.transpose(1, 2), None
 

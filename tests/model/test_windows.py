@@ -110,7 +110,7 @@ def test_attentions_of_a_window_are_zero_outside() -> None:
 
 
 def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = replace_flash_attention(monkeypatch)
+    seen = replace_flash_attention(monkeypatch, drops_padding=True)
     flash, sdpa = build(variant="windows"), build(variant="windows")
     flash.config._attn_implementation = "flash_attention_2"
     for grid in ((4, 6), GRID):
