@@ -13,17 +13,14 @@ from hf_vit import HfViTForUniversalSegmentation
 from hf_vit.model.task_universal_segmentation import mask_probabilities, universal_segmentation_loss
 
 from ..helpers.models import pixels, small_config
+from .checks import assert_same
 from .test_dense_models import build_head, targets
-from .test_modeling import assert_same
 
 
 def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
-    assert mask_probabilities(0.0, 3) == [1.0] * 3
-    assert mask_probabilities(1.0, 3) == [0.0] * 3
-    # The schedule has 5.5 parts. The first block anneals during the second part; each later block starts 1.5 parts
-    # later.
-    chances = mask_probabilities(1.5 / 5.5, 3)
-    assert chances == pytest.approx([0.5**0.9, 1.0, 1.0])
+    assert [mask_probabilities(progress, 3) for progress in (0.0, 1.0)] == [[1.0] * 3, [0.0] * 3]
+    # Of 5.5 parts, the first block anneals during the second one; each later block starts 1.5 parts later.
+    assert mask_probabilities(1.5 / 5.5, 3) == pytest.approx([0.5**0.9, 1.0, 1.0])
     for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
         assert all(a <= b for a, b in zip(after, before, strict=True))
         assert sorted(after) == after
@@ -37,10 +34,9 @@ def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
     assert not torch.equal(free.masks_queries_logits, masked.masks_queries_logits)
     model.save_pretrained(tmp_path)
     assert_same(HfViTForUniversalSegmentation.from_pretrained(tmp_path)(images), free)
-    copied = build_head("universal")
-    copied.load_state_dict(model.state_dict())
-    assert_same(copied(images), free)
     half = build_head("universal")
+    half.load_state_dict(model.state_dict())
+    assert_same(half(images), free)
     # At 45 %, the second of the two blocks always uses masks and the first one rarely does.
     half.anneal_masks(0.45)
     assert half.universal_segmentation_head.masked_blocks == [False, True]
@@ -52,18 +48,15 @@ def test_masked_queries_see_their_own_masks_only() -> None:
     model = build_head("universal", attn_implementation="eager")
     images = pixels(model.config)
     outputs = model(images, output_attentions=True, output_hidden_states=True)
-    head = model.universal_segmentation_head
     for block in (1, 2):
-        tokens = model.model.norm(outputs.hidden_states[block]) if block > 1 else None
         attention = outputs.attentions[block]  # (2, 4, 22, 22)
         assert (attention[:, :, :17] > 0).all()  # CLS and patch tokens attend to all tokens
         assert (attention[:, :, 17:, [0, *range(17, 22)]] > 0).all()
-        if tokens is None:
-            continue
-        masks, _ = head(tokens, (4, 4))
-        own = nn.functional.interpolate(masks, size=(4, 4), mode="bilinear").flatten(2) > 0
-        assert 0.1 < own.double().mean() < 0.9
-        assert torch.equal((attention[:, :, 17:, 1:17] > 0), own[:, None].expand(-1, 4, -1, -1))
+    # `attention` is that of the last block.
+    masks, _ = model.universal_segmentation_head(model.model.norm(outputs.hidden_states[2]), (4, 4))
+    own = nn.functional.interpolate(masks, size=(4, 4), mode="bilinear").flatten(2) > 0
+    assert 0.1 < own.double().mean() < 0.9
+    assert torch.equal((attention[:, :, 17:, 1:17] > 0), own[:, None].expand(-1, 4, -1, -1))
 
 
 def test_queries_are_set_free_by_chance_in_training() -> None:
@@ -95,12 +88,8 @@ def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress:
         predictions.clear()
         total = model.train(is_training)(**batch).loss
         torch.set_rng_state(states[-1])  # the loss draws random points
-        own = [
-            universal_segmentation_loss(
-                *prediction, batch["mask_labels"], batch["class_labels"], model.options, is_training
-            )
-            for prediction in predictions
-        ]
+        labels = batch["mask_labels"], batch["class_labels"]
+        own = [universal_segmentation_loss(*pair, *labels, model.options, is_training) for pair in predictions]
         return [float(total), *map(float, own)]
 
     total, *own = losses(is_training=False)

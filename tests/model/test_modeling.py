@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
 from PIL import Image
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoBackbone,
     AutoImageProcessor,
@@ -24,12 +22,12 @@ from transformers import (
     SwinModel,
     pipeline,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as logging_of_the_library
 
 from hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
@@ -37,100 +35,100 @@ from hf_vit import (
     HfViTPreTrainedModel,
 )
 from hf_vit.model.configuration_hf_vit import to_pair
-from hf_vit.model.encoder import HfViTDropPath
 
 from ..helpers.golden import GOLDEN, golden_values
 from ..helpers.models import MODEL_CLASSES, VARIANTS, pixels, small_config
-from ..helpers.references import assert_close, draw_weights
+from ..helpers.references import assert_close
 from ..helpers.versions import needs_chosen_states
-
-
-TASK_CLASSES = MODEL_CLASSES[2:]
-NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles the others
-HEADS = (
-    "classifier.",
-    "segmentation_head.",
-    "universal_segmentation_head.",
-    "detection_head",
-    "depth_head.",
-    "keypoint_head.",
+from .checks import (
+    assert_same,
+    build,
+    check_checkpointing,
+    check_compiled,
+    check_saved,
+    check_spread,
+    check_tuple_output,
+    replace_flash_attention,
+    training_gradients,
+    values,
 )
+
+
+ALL_CLASSES = [*MODEL_CLASSES, HfViTForMaskedImageModeling]
+TASK_CLASSES = ALL_CLASSES[2:]
+NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # `test_dense_models.py` compiles the others
+TASKS = ("segmentation", "universal_segmentation", "depth", "keypoint", "masked_image_modeling")
+HEADS = ("classifier.", "detection_head", *(f"{task}_head." for task in TASKS))
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
-slow_flex_attention = pytest.param("flex_attention", marks=pytest.mark.slow)
 # Compiled flex attention kernels need AVX512: torch 2.14 generates C++ code that does not compile without vector
 # instructions, and that reads masks out of bounds and crashes with AVX2.
 COMPILES_KERNELS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrides: Any) -> Any:
-    model = model_class(small_config(variant, **overrides))
-    draw_weights(model)
-    return model.eval()
-
-
-def values(outputs: Any) -> list[Tensor]:
-    """Return all tensors of an output."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    parts = outputs.values() if isinstance(outputs, dict) else outputs
-    return [value for part in parts for value in values(part)]
-
-
-def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
-    actual, expected = values(actual), values(expected)
-    assert len(actual) == len(expected)
-    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        assert_close(a, e, tolerance, f"output {index}")
-
-
-def training_gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.stack([value.float().square().mean() for value in values(model(images))]).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @all_classes
 @all_variants
-def test_saved_model_is_the_same(model_class: type[Any], variant: str, tmp_path: Path) -> None:
+def test_outputs_of_every_model(model_class: type[Any], variant: str, tmp_path: Path) -> None:
+    """Compare outputs after saving, as a tuple and of images one by one; check hidden states and attentions."""
     model = build(model_class, variant)
-    model.save_pretrained(tmp_path)
-    reloaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, reloaded.state_dict()[name]), name
-    images = pixels(model.config)
-    assert_same(reloaded(images), model(images))
+    config, given = model.config, {"pixel_values": pixels(model.config)}
+    check_saved(model, given, tmp_path)
+    check_tuple_output(model, {**given, "output_hidden_states": True})
+    plain = model(**given)
+    assert (plain.hidden_states, plain.attentions) == (None, None)
+    images = pixels(config, batch=3, grid=(3, 5))
+    together = model(images, output_hidden_states=True)
+    for index in range(3):
+        alone = model(images[index : index + 1], output_hidden_states=True)
+        for a, t in zip(values(alone), values(together), strict=True):
+            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
+    model.set_attn_implementation("eager")
+    outputs = model(**given, output_hidden_states=True, output_attentions=True)
+    length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
+    # Queries join the last two of three blocks.
+    num_queries = 5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
+    lengths = [length, length + num_queries, length + num_queries]
+    sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
+    assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
+    assert [tuple(a.shape) for a in outputs.attentions] == [(2, heads, length, length) for length in lengths]
+    kept = [*outputs.hidden_states, *outputs.attentions]
+    for tensor in kept:
+        tensor.retain_grad()
+    values(outputs)[0].square().sum().backward()
+    assert all(tensor.grad is not None for tensor in kept)
+    for attention in outputs.attentions:
+        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:3]))
 
 
-def test_folder_holds_safetensors_and_no_pickle(tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path, max_shard_size="20kB")
-    suffixes = {path.suffix for path in tmp_path.iterdir()}
-    assert suffixes == {".safetensors", ".json", ".py"}
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 2
+@pytest.mark.slow
+def test_compiled_flex_attention_equals_others() -> None:
+    """Compile windows, full attention, and a mask of padding; in other tests the kernels are not compiled."""
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 2:] = False
+    for variant, given, tolerance in (("windows", {"patch_attention_mask": mask}, 3e-5), ("rotary", {}, 1e-5)):
+        options = {"variant": variant, "num_hidden_layers": 2}
+        eager, flex = (build(**options, attn_implementation=name) for name in ("eager", "flex_attention"))
+        with torch.no_grad(), torch.compiler.set_stance("default" if COMPILES_KERNELS else "force_eager"):
+            actual, expected = (model(pixels(eager.config), **given) for model in (flex, eager))
+        kept = nn.functional.pad(mask.flatten(1), (eager.config.num_prefix_tokens, 0), value=True)
+        assert_close(actual.pooler_output, expected.pooler_output, tolerance, "pooled")
+        assert_close(actual.last_hidden_state[kept], expected.last_hidden_state[kept], tolerance, "tokens")
 
 
-def test_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
+def test_sharded_checkpoint_is_the_same_and_holds_no_pickle(tmp_path: Path) -> None:
     model = build()
     model.save_pretrained(tmp_path, max_shard_size="20kB")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".json", ".py"}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
     images = pixels(model.config)
     assert_same(HfViTModel.from_pretrained(tmp_path)(images), model(images))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_checkpoint_keeps_its_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
-    build().to(dtype).save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118
-    assert HfViTModel.from_pretrained(tmp_path).dtype == dtype
-
-
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("source", MODEL_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("target", MODEL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.thinned(7)
+@pytest.mark.parametrize("source", ALL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("target", ALL_CLASSES, ids=lambda c: c.__name__)
 def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type[Any], tmp_path: Path) -> None:
     model = build(source)
     model.save_pretrained(tmp_path)
@@ -146,13 +144,12 @@ def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type
     assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
 
 
-@all_classes
-def test_architecture_that_is_no_vit_is_refused(model_class: type[Any], tmp_path: Path) -> None:
-    SwinModel(SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)).save_pretrained(
-        tmp_path
-    )
-    with pytest.raises(ValueError, match=r"model type 'swin' \(SwinModel\).* Supported model types are .*\bvit\b"):
-        model_class.from_pretrained(tmp_path)
+def test_architecture_that_is_no_vit_is_refused(tmp_path: Path) -> None:
+    config = SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)
+    SwinModel(config).save_pretrained(tmp_path)
+    for model_class in MODEL_CLASSES:
+        with pytest.raises(ValueError, match=r"type 'swin' \(SwinModel\).* Supported model types are .*\bvit\b"):
+            model_class.from_pretrained(tmp_path)
 
 
 def test_pickle_is_never_opened(tmp_path: Path) -> None:
@@ -164,12 +161,6 @@ def test_pickle_is_never_opened(tmp_path: Path) -> None:
         HfViTModel.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="loaded only from safetensors"):
         HfViTModel.from_pretrained(tmp_path, use_safetensors=False)
-
-
-def test_overrides_at_loading_are_checked(tmp_path: Path) -> None:
-    build().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="not divisible by num_attention_heads=5"):
-        HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +178,18 @@ def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
 
 
-@all_classes
-def test_overrides_that_change_shapes_are_refused(model_class: type[Any], tmp_path: Path) -> None:
-    build(model_class).save_pretrained(tmp_path)
+def test_overrides_that_change_shapes_are_refused(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path)
     message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) in the checkpoint and \(1, 1, 64\) in the model"
     with pytest.raises(ValueError, match=message):
-        model_class.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
+        HfViTModel.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
     with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) in the checkpoint and \(40,\) in the model"):
-        model_class.from_pretrained(tmp_path, intermediate_size=40)
-    assert model_class.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
+        HfViTModel.from_pretrained(tmp_path, intermediate_size=40)
+    assert HfViTModel.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
+    with pytest.raises(ValueError, match="not divisible by num_attention_heads=5"):
+        HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
+    with pytest.raises(ValueError, match="num_labels=0"):
+        HfViTForImageClassification(small_config(num_labels=0))
 
 
 def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
@@ -241,30 +235,7 @@ def test_initialization_covers_every_weight(variant: str) -> None:
                 assert tensor.std() == pytest.approx(0.05, rel=4 / math.sqrt(tensor.numel())), name
 
 
-@pytest.mark.thinned(2)
-@all_classes
-@all_variants
-def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> None:
-    model = build(model_class, variant, attn_implementation="eager")
-    config = model.config
-    outputs = model(pixels(config), output_hidden_states=True, output_attentions=True)
-    length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
-    num_queries = (
-        5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
-        # Queries join the last two of three blocks.
-    )
-    lengths = [length, length + num_queries, length + num_queries]
-    sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
-    assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
-    assert [tuple(a.shape) for a in outputs.attentions] == [(2, heads, length, length) for length in lengths]
-    for attention in outputs.attentions:
-        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:3]))
-    plain = model(pixels(config))
-    assert plain.hidden_states is None
-    assert plain.attentions is None
-
-
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @needs_chosen_states
 @pytest.mark.parametrize("chosen", [[1, -1], [0], 2, (-4, 9)], ids=str)
 @pytest.mark.parametrize("apply_layernorm", [True, False])
@@ -278,12 +249,6 @@ def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, cho
     found = model(images, output_hidden_states=chosen).hidden_states
     assert [state is not None for state in found] == [number in kept for number in range(4)]
     assert all(torch.equal(found[number], states[number]) for number in kept)
-
-
-def test_last_hidden_state_is_the_normalized_last_one() -> None:
-    model = build()
-    outputs = model(pixels(model.config), output_hidden_states=True)
-    assert torch.equal(model.norm(outputs.hidden_states[-1]), outputs.last_hidden_state)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
@@ -308,16 +273,7 @@ def test_attentions_under_every_implementation(
 
 @pytest.mark.parametrize("variant", ["plain", "rotary"])
 def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel runs on GPUs only; a replacement checks the mask (B, L) and returns (B, L, n, d)."""
-    masks = []
-
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
-        masks.append(None if mask is None else tuple(mask.shape))
-        allowed = None if mask is None else mask[:, None, None, :].bool()
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
-        return attended.transpose(1, 2), None
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    seen = replace_flash_attention(monkeypatch)
     flash, sdpa = build(variant=variant), build(variant=variant)
     flash.config._attn_implementation = "flash_attention_2"
     images = pixels(flash.config)
@@ -326,79 +282,38 @@ def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.Mo
     assert_same(flash(images), sdpa(images), 1e-6)
     assert_same(flash(images, patch_attention_mask=mask), sdpa(images, patch_attention_mask=mask), 1e-5)
     length = flash.config.num_prefix_tokens + 16
-    assert masks == [None] * 3 + [(2, length)] * 3
-
-
-@all_classes
-def test_gradients_reach_hidden_states_and_attentions(model_class: type[Any]) -> None:
-    model = build(model_class, attn_implementation="eager")
-    outputs = model(pixels(model.config), output_hidden_states=True, output_attentions=True)
-    kept = [*outputs.hidden_states, *outputs.attentions]
-    for tensor in kept:
-        tensor.retain_grad()
-    values(outputs)[0].square().sum().backward()
-    assert all(tensor.grad is not None for tensor in kept)
+    assert [shape for _, shape in seen] == [None] * 3 + [(2, length)] * 3
 
 
 def test_attentions_by_configuration() -> None:
     model = build()
     model.config.output_attentions = True
     assert len(model(pixels(model.config)).attentions) == 3
-    assert len(build(output_attentions=True)(pixels(model.config)).attentions) == 3
+    outputs = build(output_attentions=True)(pixels(model.config), output_hidden_states=True)
+    assert len(outputs.attentions) == 3
+    assert torch.equal(model.norm(outputs.hidden_states[-1]), outputs.last_hidden_state)
 
 
-@all_classes
-def test_tuple_output(model_class: type[Any]) -> None:
-    model = build(model_class)
-    images, options = pixels(model.config), {"output_hidden_states": True}
-    expected = model(images, **options)
-    as_tuple = model(images, return_dict=False, **options)
-    assert isinstance(as_tuple, tuple)
-    assert_same(as_tuple, expected)
-    model.config.return_dict = False
-    assert isinstance(model(images, **options), tuple)
-    assert_same(model(images, **options), expected)
-
-
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @all_classes
 @all_variants
-def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) -> None:
-    model = build(model_class, variant)
-    images = pixels(model.config, batch=3, grid=(3, 5))
-    together = model(images, output_hidden_states=True)
-    for index in range(3):
-        alone = model(images[index : index + 1], output_hidden_states=True)
-        for a, t in zip(values(alone), values(together), strict=True):
-            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
-
-
-@pytest.mark.thinned(4)
-@all_classes
-@all_variants
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", slow_flex_attention])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
 def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
     model = build(model_class, variant, attn_implementation=implementation)
     if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
-        # Flex attention does not support a mask per query.
-        model.anneal_masks(1.0)
+        model.anneal_masks(1.0)  # flex attention does not support a mask per query
     config = model.config
-    patch = to_pair(config.patch_size)
-    grids = [(2, 5), (4, 3), (4, 5)]
+    patch, grids = to_pair(config.patch_size), [(2, 5), (4, 3), (4, 5)]
     images = [pixels(config, batch=1, grid=grid) for grid in grids]
     batch = torch.zeros(3, config.num_channels, 4 * patch[0], 5 * patch[1])
     mask = torch.zeros(3, 4, 5, dtype=torch.bool)
     for index, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
         batch[index, :, : image.shape[2], : image.shape[3]] = image[0]
         mask[index, :rows, :columns] = True
-    # One variant covers compiled windows and full attention. The others run flex attention without kernels but with
-    # the same masks.
-    compiles = COMPILES_KERNELS and model_class is HfViTModel and variant == "windows"
-    with torch.no_grad(), torch.compiler.set_stance("default" if compiles else "force_eager"):
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         padded = model(batch, patch_attention_mask=mask)
         for index, image in enumerate(images):
-            alone = model(image)
-            for a, p in zip(values(alone), values(padded), strict=True):
+            for a, p in zip(values(model(image)), values(padded), strict=True):
                 actual = p[index]
                 if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # patch and prefix tokens
                     others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
@@ -412,14 +327,9 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
 
 def test_forward_leaves_its_inputs_alone() -> None:
     model = build(HfViTForImageClassification, "mask")
-    images = pixels(model.config)
-    inputs = {
-        "pixel_values": images,
-        "labels": torch.tensor([1, 4]),
-        "patch_attention_mask": torch.ones(2, 4, 4).bool(),
-    }
-    kept = copy.deepcopy(inputs)
-    config = model.config.to_dict()
+    inputs = {"pixel_values": pixels(model.config), "labels": torch.tensor([1, 4])}
+    inputs["patch_attention_mask"] = torch.ones(2, 4, 4).bool()
+    kept, config = copy.deepcopy(inputs), model.config.to_dict()
     model(**inputs)
     assert all(torch.equal(inputs[name], kept[name]) for name in kept)
     assert model.config.to_dict() == config
@@ -428,25 +338,27 @@ def test_forward_leaves_its_inputs_alone() -> None:
 def test_masked_patches_do_not_matter() -> None:
     model = build(variant="mask")
     images = pixels(model.config)
-    mask = torch.zeros(2, 16, dtype=torch.bool)
-    mask[:, 5] = True  # the patch in the second row and second column
+    mask = torch.arange(16).expand(2, -1) == 5  # the patch in the second row and second column
     changed = images.clone()
     changed[:, :, 8:16, 8:16] += 1
     assert_same(model(changed, bool_masked_pos=mask), model(images, bool_masked_pos=mask))
     assert not torch.equal(model(changed).last_hidden_state, model(images).last_hidden_state)
+    with pytest.raises(ValueError, match=r"\(2, 16\), not \(2, 9\)"):
+        model(images, bool_masked_pos=torch.zeros(2, 9))
 
 
-@pytest.mark.parametrize("flag", [None, True, False])
-def test_positions_follow_the_image_whatever_the_flag(flag: bool | None) -> None:
+def test_positions_follow_the_image_whatever_the_flag() -> None:
     model = build()
     images = pixels(model.config, grid=(5, 3))
-    assert_same(model(images, interpolate_pos_encoding=flag), model(images))
+    for flag in (None, True, False):
+        assert_same(model(images, interpolate_pos_encoding=flag), model(images))
 
 
 def test_golden_outputs() -> None:
     """Outputs and gradients equal those saved by `python -m tests.helpers.golden`."""
-    assert golden_values().keys() == GOLDEN.keys()
-    for name, value in golden_values().items():
+    actual = golden_values()
+    assert actual.keys() == GOLDEN.keys()
+    for name, value in actual.items():
         # Releases of torch differ only in the last digits of the float32 resampling of positions.
         assert value == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-8), name
 
@@ -462,86 +374,56 @@ def test_sdpa_equals_eager_forward_and_backward(variant: str) -> None:
         assert_close(gradient, expected[name], 1e-9, name) if expected[name].abs().max() > 1e-12 else None
 
 
-@pytest.mark.slow
-def test_flex_attention_equals_eager() -> None:
-    eager, flex = (build(variant="rotary", attn_implementation=name) for name in ("eager", "flex_attention"))
-    with torch.no_grad(), torch.compiler.set_stance("default" if COMPILES_KERNELS else "force_eager"):
-        assert_same(flex(pixels(eager.config)), eager(pixels(eager.config)), 1e-5)
-
-
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @all_classes
 @all_variants
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(model_class: type[Any], variant: str, reentrant: bool) -> None:
-    model = build(model_class, variant, drop_path_rate=0.0).train()
-    images = pixels(model.config)
-    expected = training_gradients(model, images)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    assert model.is_gradient_checkpointing
-    model.enable_input_require_grads()
-    actual = training_gradients(model, images)
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        # Gradients of several levels may be summed in another order.
-        assert_close(actual[name], gradient, 2e-6, name)
+    model = build(model_class, variant, drop_path_rate=0.0)
+    check_checkpointing(model, {"pixel_values": pixels(model.config)}, reentrant)
 
 
 @all_variants
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_close(variant: str, dtype: torch.dtype) -> None:
-    model = build(HfViTForImageClassification, variant)
-    images = pixels(model.config, grid=(3, 5))
-    expected = model(images).logits
-    with torch.autocast("cpu", dtype):
-        autocast = model(images).logits
-    half = model.to(dtype)(images).logits  # the model casts its input
-    assert half.dtype == dtype
-    for actual in (autocast, half):
-        assert torch.isfinite(actual).all()
-        assert_close(actual.float(), expected, 0.1, "logits")
+def test_half_precision_is_close(variant: str) -> None:
+    images = pixels(small_config(variant), grid=(3, 5))
+    expected = build(HfViTForImageClassification, variant)(images).logits
+    for dtype in (torch.bfloat16, torch.float16):
+        model = build(HfViTForImageClassification, variant)
+        with torch.autocast("cpu", dtype):
+            autocast = model(images).logits
+        half = model.to(dtype)(images).logits  # the model casts its input
+        assert half.dtype == dtype
+        for actual in (autocast, half):
+            assert torch.isfinite(actual).all()
+            assert_close(actual.float(), expected, 0.1, "logits")
 
 
-@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
-def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) -> None:
-    model = build(model_class, variant)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
-    sizes = [pixels(model.config, grid=grid) for grid in ((4, 4), (3, 5))]
-    with torch.no_grad():
-        expected = [model(images) for images in sizes]
-        for images in sizes:
-            compiled(images)
-        with torch.compiler.set_stance("fail_on_recompile"):
-            for images, outputs in zip(sizes, expected, strict=True):
-                assert_same(compiled(images), outputs, 1e-6)
-
-
-@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_compiles_whole_with_hidden_states_and_attentions(model_class: type[Any], implementation: str) -> None:
-    model = build(model_class, attn_implementation=implementation)
-    options = {"output_hidden_states": True, "output_attentions": True}
-    images = pixels(model.config)
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        outputs = compiled(images, **options)
-        assert_same(outputs, model(images, **options), 1e-6)
-    assert len(outputs.hidden_states) == 4
-    assert len(outputs.attentions) == 3
+@pytest.mark.parametrize(
+    ("model_class", "variant", "options"),
+    [
+        (HfViTModel, "siglip", {"window_size": 2, "global_attention_layers": [1]}),
+        (HfViTModel, "rotary", {}),
+        (HfViTBackbone, "sincos", {"attn_implementation": "eager"}),
+        (HfViTForImageClassification, "registers", {"attn_implementation": "eager"}),
+    ],
+    ids=["windows", "rotary", "sincos", "registers"],
+)
+def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str, options: dict[str, Any]) -> None:
+    model = build(model_class, variant, num_hidden_layers=2, **options)
+    grids = ((4, 4), (3, 5)) if variant in ("siglip", "registers") else ((3, 5),)
+    sizes = [{"pixel_values": pixels(model.config, grid=grid)} for grid in grids]
+    returns_all = "attn_implementation" in options
+    check_compiled(model, sizes, output_hidden_states=returns_all, output_attentions=returns_all)
 
 
 def test_compiles_with_a_mask_in_parts() -> None:
-    model = build(variant="rms")
+    model = build(variant="rms", num_hidden_layers=2)
     mask = torch.ones(2, 4, 4, dtype=torch.bool)
     mask[0, 2:] = False
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
-        inputs = {"pixel_values": pixels(model.config), "patch_attention_mask": mask}
-        assert_same(compiled(**inputs), model(**inputs), 1e-5)
+        given = {"pixel_values": pixels(model.config), "patch_attention_mask": mask}
+        assert_same(torch.compile(model, backend="aot_eager")(**given), model(**given), 1e-5)
 
 
 def test_mean_of_many_patches_does_not_overflow() -> None:
@@ -553,38 +435,24 @@ def test_mean_of_many_patches_does_not_overflow() -> None:
 
 
 def test_compiled_training_equals_eager() -> None:
-    model = build(HfViTForImageClassification, "rotary").train()
-    images, labels = pixels(model.config), torch.tensor([0, 3])
+    model = build(HfViTForImageClassification, num_hidden_layers=2).train()
+    given = {"pixel_values": pixels(model.config), "labels": torch.tensor([0, 3])}
     torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    model(images, labels=labels).loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    compiled(images, labels=labels).loss.backward()
+    expected = training_gradients(model, **given)
+    training_gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), **given)
     for name, parameter in model.named_parameters():
         assert_close(parameter.grad, expected[name], 1e-5, name)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @all_classes
 @pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
 def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
     model = build(model_class, variant)
-    model.save_pretrained(tmp_path)
-    images = pixels(model.config, grid=(3, 5))
-    expected = model(images)
-    assert_same(model_class.from_pretrained(tmp_path, device_map="auto")(images), expected)
-    prefix = "" if model.base_model is model else "model."
-    places = {name: "disk" for name, _ in model.named_children() if name not in ("model", "encoder")}
-    places |= {f"{prefix}{name}": "cpu" for name, _ in model.base_model.named_children() if name != "encoder"}
-    places |= {f"{prefix}encoder.layers.{index}": "disk" if index == 1 else "cpu" for index in range(3)}
-    offloaded = dispatch_model(
-        copy.deepcopy(model), device_map=places, main_device="cpu", offload_dir=tmp_path / "offload", force_hooks=True
-    )
-    assert_same(offloaded(images), expected)
+    check_spread(model, {"pixel_values": pixels(model.config, grid=(3, 5))}, tmp_path)
 
 
-def test_encoder_runs_in_ranges() -> None:
+def test_encoder_runs_in_ranges_and_does_not_turn_queries() -> None:
     model = build(variant="rotary")
     images = pixels(model.config)
     tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
@@ -592,13 +460,7 @@ def test_encoder_runs_in_ranges() -> None:
     halfway = model.encoder(tokens, rotary=rotary, stop=2)
     assert torch.equal(model.encoder(halfway, rotary=rotary, start=2), expected)
     assert torch.equal(model.encoder(tokens, rotary=rotary, start=1, stop=1), tokens)
-
-
-def test_queries_behind_the_patches_are_not_turned() -> None:
-    model = build(variant="rotary")
-    images = pixels(model.config)
-    tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
-    # Queries have no positions, so their order has no effect. Rotary positions would change that.
+    # Queries behind the patches have no positions, so their order has no effect. Rotary positions would change that.
     queries = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     outputs = model.encoder(torch.cat((tokens, queries), dim=1), rotary=rotary)
     swapped = model.encoder(torch.cat((tokens, queries.flip(1)), dim=1), rotary=rotary)
@@ -606,53 +468,36 @@ def test_queries_behind_the_patches_are_not_turned() -> None:
     assert_close(swapped[:, :-3], outputs[:, :-3], 1e-5, "image tokens")
 
 
-def test_drop_path_drops_whole_images_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    drop_path = HfViTDropPath(0.25).train()
-    dropped = drop_path(torch.ones(4000, 2, 3))
-    assert sorted(dropped.unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
-    assert (dropped.flatten(1).std(dim=1) == 0).all()
-    assert dropped.mean() == pytest.approx(1, abs=0.05)
-    assert torch.equal(drop_path.eval()(torch.ones(2, 2, 3)), torch.ones(2, 2, 3))
-
-
 @pytest.mark.parametrize("option", ["hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_dropout_acts_in_training_only(option: str, implementation: str) -> None:
-    model = build(attn_implementation=implementation, **{option: 0.5})
-    images = pixels(model.config)
-    assert_same(model(images), model(images))
-    model.train()
-    assert not torch.equal(model(images).last_hidden_state, model(images).last_hidden_state)
+def test_dropout_acts_in_training_only(option: str) -> None:
+    images = pixels(small_config())
+    for implementation in ("eager", "sdpa"):
+        model = build(attn_implementation=implementation, **{option: 0.5})
+        assert_same(model(images), model(images))
+        model.train()
+        assert not torch.equal(model(images).last_hidden_state, model(images).last_hidden_state)
 
 
-def test_backbone_stages() -> None:
-    config = small_config("registers", out_features=["stem", "stage2", "stage3"])
-    backbone = HfViTBackbone(config)
-    draw_weights(backbone)
-    backbone.eval()
-    images = pixels(config, grid=(3, 5))
+def test_backbone_stages_and_options() -> None:
+    backbone = build(HfViTBackbone, "registers", out_features=["stem", "stage2", "stage3"])
+    images = pixels(backbone.config, grid=(3, 5))
     outputs = backbone(images, output_hidden_states=True)
     assert backbone.channels == [32, 32, 32]
-    assert backbone.out_indices == config.out_indices == [0, 2, 3]
+    assert backbone.out_indices == backbone.config.out_indices == [0, 2, 3]
     for index, feature_map in zip((0, 2, 3), outputs.feature_maps, strict=True):
         # Skip the CLS, distillation and two register tokens.
         expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]
         for row in range(3):
             for column in range(5):
                 assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])
-
-
-def test_backbone_options() -> None:
     backbone = build(HfViTBackbone, apply_layernorm=False, reshape_hidden_states=False, out_indices=[1, -1])
-    outputs = backbone(pixels(backbone.config), output_hidden_states=True)
-    assert torch.equal(outputs.feature_maps[0], outputs.hidden_states[1])
-    assert torch.equal(outputs.feature_maps[1], outputs.hidden_states[3])
+    outputs = backbone(images, output_hidden_states=True)
+    assert all(map(torch.equal, outputs.feature_maps, outputs.hidden_states[1::2]))
     for choose in (backbone.config, backbone):
         choose.out_indices = [2]
-        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[2])
+        assert torch.equal(backbone(images).feature_maps[0], outputs.hidden_states[2])
         choose.out_features = ["stage1"]
-        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[1])
+        assert torch.equal(backbone(images).feature_maps[0], outputs.hidden_states[1])
 
 
 def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
@@ -672,7 +517,7 @@ def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
     assert torch.equal(normed.model.norm.weight, model.model.norm.weight)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @all_classes
 @all_variants
 def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant: str) -> None:
@@ -687,10 +532,9 @@ def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for step in range(2):
-        torch.stack([value.square().mean() for value in values(model(images * (1 + step)))]).sum().backward()
+        training_gradients(model, images * (1 + step))
         assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
         optimizer.step()
-        optimizer.zero_grad()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -699,14 +543,13 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
     torch.manual_seed(0)
     model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).train()
     images, labels = pixels(model.config, batch=5), torch.arange(5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
-    for _ in range(60):
-        loss = model(images, labels=labels).loss
-        loss.backward()
+    for _ in range(30):
+        losses.append(model(images, labels=labels).loss)
+        losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
     # Initial predictions are close to uniform.
     assert losses[0] < math.log(5) + 2
     assert losses[-1] < 0.05
@@ -714,56 +557,31 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "error", "message"),
     [
-        ({"pixel_values": None}, "pixel_values is missing"),
-        ({"pixel_values": torch.zeros(3, 32, 32)}, "Add the batch dimension"),
-        ({"pixel_values": torch.zeros(1, 1, 32, 32)}, "1 channels, but the model takes 3"),
-        ({"pixel_values": torch.zeros(1, 3, 36, 32)}, "height 36 .* 32 or 40"),
-        ({"pixel_values": torch.zeros(1, 3, 32, 7)}, "width 7 .* values: 8"),
-        ({"pixel_values": torch.zeros(1, 3, 0, 32)}, "height 0"),
-        ({"pixel_values": torch.zeros(1, 3, 32, 32), "bool_masked_pos": torch.zeros(1, 16)}, "use_mask_token=True"),
-        (
-            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.ones(1, 3, 4).bool()},
-            r"columns of patches\) = \(1, 4, 4\), not \(1, 3, 4\)",
-        ),
-        (
-            {"pixel_values": torch.zeros(2, 3, 32, 32), "patch_attention_mask": torch.ones(1, 4, 4).bool()},
-            r"columns of patches\) = \(2, 4, 4\), not \(1, 4, 4\)",
-        ),
-        (
-            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.eye(4).bool()[None]},
-            "image 0 is not a filled rectangle",
-        ),
-        (
-            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.zeros(1, 4, 4).bool()},
-            "image 0 is not a filled rectangle",
-        ),
+        ({"pixel_values": None}, ValueError, "pixel_values is missing"),
+        ({"pixel_values": torch.zeros(3, 32, 32)}, ValueError, "Add the batch dimension"),
+        ({"pixel_values": torch.zeros(1, 1, 32, 32)}, ValueError, "1 channels, but the model takes 3"),
+        ({"pixel_values": torch.zeros(1, 3, 36, 32)}, ValueError, "height 36 .* 32 or 40"),
+        ({"pixel_values": torch.zeros(1, 3, 32, 7)}, ValueError, "width 7 .* values: 8"),
+        ({"pixel_values": torch.zeros(1, 3, 0, 32)}, ValueError, "height 0"),
+        ({"pixel_values": [torch.zeros(3, 32, 32)]}, TypeError, r'return_tensors="pt"'),
+        ({"pixel_values": torch.zeros(1, 3, 32, 32).numpy()}, TypeError, r'return_tensors="pt"'),
+        ({"bool_masked_pos": torch.zeros(1, 16)}, ValueError, "use_mask_token=True"),
+        ({"patch_attention_mask": torch.ones(1, 3, 4) > 0}, ValueError, r"patches\) = \(1, 4, 4\), not \(1, 3, 4\)"),
+        ({"patch_attention_mask": torch.ones(2, 4, 4) > 0}, ValueError, r"patches\) = \(1, 4, 4\), not \(2, 4, 4\)"),
+        ({"patch_attention_mask": torch.eye(4)[None] > 0}, ValueError, "image 0 is not a filled rectangle"),
+        ({"patch_attention_mask": torch.zeros(1, 4, 4) > 0}, ValueError, "image 0 is not a filled rectangle"),
     ],
+    ids=range(13),
 )
-def test_bad_input_is_refused(inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()(**inputs)
-
-
-@pytest.mark.parametrize("pixel_values", [[torch.zeros(3, 32, 32)], torch.zeros(1, 3, 32, 32).numpy()])
-def test_what_is_no_tensor_is_refused(pixel_values: Any) -> None:
-    with pytest.raises(TypeError, match=r'return_tensors="pt"'):
-        build()(pixel_values)
-
-
-def test_wrong_mask_length_is_refused() -> None:
-    model = build(variant="mask")
-    with pytest.raises(ValueError, match=r"\(2, 16\), not \(2, 9\)"):
-        model(pixels(model.config), bool_masked_pos=torch.zeros(2, 9))
-
-
-def test_a_classifier_needs_labels() -> None:
-    with pytest.raises(ValueError, match="num_labels=0"):
-        HfViTForImageClassification(small_config(num_labels=0))
+def test_bad_input_is_refused(inputs: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()(**{"pixel_values": torch.zeros(1, 3, 32, 32), **inputs})
 
 
 def test_classes_carry_what_the_library_reads() -> None:
+    supported = ("sdpa", "flash_attn", "flex_attn", "attention_backend")
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
         assert model_class.main_input_name == "pixel_values"
@@ -771,40 +589,37 @@ def test_classes_carry_what_the_library_reads() -> None:
         assert model_class.accepts_loss_kwargs is False
         takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
         assert takes_count is ("count_items" in vars(model_class))
-        assert model_class._supports_sdpa
-        assert model_class._supports_flash_attn
-        assert model_class._supports_flex_attn
-        assert model_class._supports_attention_backend
+        assert all(getattr(model_class, f"_supports_{name}") for name in supported)
         assert model_class._can_compile_fullgraph
         assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"num_hidden_layers": 5}, "initialized randomly: encoder.layers.3"),
-        ({"use_gated_mlp": True}, "initialized randomly: encoder.layers.0.mlp.down"),
-        ({"use_pre_layernorm": True}, "initialized randomly: pre_norm"),
-        ({"use_qk_norm": True}, "initialized randomly: encoder.layers.0.attention.key_norm"),
-        ({"layerscale_value": 1.0}, "initialized randomly: encoder.layers.0.layer_scale1"),
-        ({"key_bias": False}, "initialized randomly: encoder.layers.0.attention.query_bias"),
-        ({"norm_type": "rmsnorm"}, "not used: encoder.layers.0.norm1.bias"),
-        ({"position_embedding_type": "none"}, "not used: embeddings.position_embeddings"),
-        ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) in the checkpoint"),
-    ],
-)
+OVERRIDES = {
+    "initialized randomly: encoder.layers.3": {"num_hidden_layers": 5},
+    "initialized randomly: encoder.layers.0.mlp.down": {"use_gated_mlp": True},
+    "initialized randomly: pre_norm": {"use_pre_layernorm": True},
+    "initialized randomly: encoder.layers.0.attention.key_norm": {"use_qk_norm": True},
+    "initialized randomly: encoder.layers.0.layer_scale1": {"layerscale_value": 1.0},
+    "initialized randomly: encoder.layers.0.attention.query_bias": {"key_bias": False},
+    "not used: encoder.layers.0.norm1.bias": {"norm_type": "rmsnorm"},
+    "not used: embeddings.position_embeddings": {"position_embedding_type": "none"},
+    r"embeddings.cls_token is \(1, 1, 32\) in the checkpoint": {"hidden_size": 64},
+}
+
+
+@pytest.mark.thinned(7)
+@pytest.mark.parametrize("problem", OVERRIDES)
 @all_classes
 def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
-    model_class: type[Any], options: dict[str, Any], problem: str, tmp_path: Path
+    model_class: type[Any], problem: str, tmp_path: Path
 ) -> None:
     model_class(small_config()).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=problem.replace(": ", r": (model\.)?")):
-        model_class.from_pretrained(tmp_path, **options)
-    model_class.from_pretrained(tmp_path, **options, ignore_mismatched_sizes=True)
+        model_class.from_pretrained(tmp_path, **OVERRIDES[problem])
+    model_class.from_pretrained(tmp_path, **OVERRIDES[problem], ignore_mismatched_sizes=True)
 
 
-@all_classes
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
 def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
     model = model_class(small_config())
     model.save_pretrained(tmp_path)
@@ -813,17 +628,6 @@ def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path
     expected = model.base_model.encoder.layers[1].state_dict()
     actual = shorter.base_model.encoder.layers[1].state_dict()
     assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
-
-
-def test_auto_classes_change_the_geometry_too(tmp_path: Path) -> None:
-    model = HfViTForImageClassification(small_config()).eval()
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=64, num_channels=1)
-    model.resize_position_embeddings(64)
-    model.resize_input_channels(1)
-    images = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(loaded(images).logits, model(images).logits)
-    assert loaded.config.image_size == 64
 
 
 def test_the_collector_of_cycles_is_as_it_was_after_loading(tmp_path: Path) -> None:

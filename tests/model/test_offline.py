@@ -1,9 +1,12 @@
 """A name that is not a folder raises an error quickly if the Hub cannot be reached."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 import hf_vit
 from hf_vit.data import load_image_classification
@@ -23,29 +26,19 @@ def _closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
 
 
-def test_a_missing_model_is_reported_within_seconds(tmp_path: Path) -> None:
+def test_missing_models_and_data_are_reported_within_seconds(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    opens: list[Callable[[str], Any]] = [
+        read_config,
+        lambda name: open_encoder(name, ["mean"], "cpu"),
+        hf_vit.HfViTModel.from_pretrained,
+        lambda name: hf_vit.predict(name, [tmp_path / "photo.png"]),
+    ]
     start = time.monotonic()
     for name in ("outputs", "user/model"):
-        with pytest.raises(OSError, match=MISSING.format(name)):
-            read_config(name)
-        with pytest.raises(OSError, match=MISSING.format(name)):
-            open_encoder(name, ["mean"], "cpu")
-        with pytest.raises(OSError, match=MISSING.format(name)):
-            hf_vit.HfViTModel.from_pretrained(name)
-        with pytest.raises(OSError, match=MISSING.format(name)):
-            hf_vit.predict(name, [_photo(tmp_path)])
-    assert time.monotonic() - start < 10
-
-
-def _photo(folder: Path) -> Path:
-    from PIL import Image
-
-    Image.new("RGB", (8, 8)).save(folder / "photo.png")
-    return folder / "photo.png"
-
-
-def test_missing_data_are_reported_within_seconds(tmp_path: Path) -> None:
-    start = time.monotonic()
+        for open_model in opens:
+            with pytest.raises(OSError, match=MISSING.format(name)):
+                open_model(name)
     message = r"There is no file or folder 'user/pets'\. .* Cannot reach 'user/pets' on the Hub"
     with pytest.raises(FileNotFoundError, match=message):
         load_image_classification("user/pets")

@@ -21,180 +21,72 @@ from ..helpers.models import SMALL
 
 # Value of each field that config.json does not name. Files of all versions depend on these values, so new defaults
 # belong in a preset or in the training options, which are saved explicitly.
+# fmt: off
 DEFAULTS: dict[str, dict[str, Any]] = {
     "backbone": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "drop_path_rate": 0.0,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-06,
-        "image_size": 224,
-        "patch_size": 16,
-        "patch_padding": 0,
-        "num_channels": 3,
-        "qkv_bias": True,
-        "key_bias": True,
-        "proj_bias": True,
-        "mlp_bias": True,
-        "use_gated_mlp": False,
-        "use_pre_layernorm": False,
-        "use_qk_norm": False,
-        "norm_type": "layernorm",
-        "layerscale_value": None,
-        "use_cls_token": True,
-        "use_distillation_token": False,
-        "num_register_tokens": 0,
-        "use_mask_token": False,
-        "position_embedding_type": "learned",
-        "prefix_has_position": True,
-        "position_interpolation": "bicubic",
-        "position_interpolation_offset": 0.0,
-        "position_antialias": False,
-        "rope_theta": 100.0,
-        "rope_coordinates": "centered",
-        "rope_grid_size": None,
-        "window_size": None,
-        "global_attention_layers": (),
-        "pooling": "cls",
-        "norm_after_pooling": False,
-        "use_pooler": False,
-        "apply_layernorm": True,
-        "reshape_hidden_states": True,
-        "_out_features": None,
-        "_out_indices": None,
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0,
+        "initializer_range": 0.02, "layer_norm_eps": 1e-06, "image_size": 224, "patch_size": 16, "patch_padding": 0,
+        "num_channels": 3, "qkv_bias": True, "key_bias": True, "proj_bias": True, "mlp_bias": True,
+        "use_gated_mlp": False, "use_pre_layernorm": False, "use_qk_norm": False, "norm_type": "layernorm",
+        "layerscale_value": None, "use_cls_token": True, "use_distillation_token": False, "num_register_tokens": 0,
+        "use_mask_token": False, "position_embedding_type": "learned", "prefix_has_position": True,
+        "position_interpolation": "bicubic", "position_interpolation_offset": 0.0, "position_antialias": False,
+        "rope_theta": 100.0, "rope_coordinates": "centered", "rope_grid_size": None, "window_size": None,
+        "global_attention_layers": (), "pooling": "cls", "norm_after_pooling": False, "use_pooler": False,
+        "apply_layernorm": True, "reshape_hidden_states": True, "_out_features": None, "_out_indices": None,
     },
     "segmentation_config": {
-        "head": "conv",
-        "hidden_size": 256,
-        "num_layers": 2,
-        "norm": "batch",
-        "out_indices": None,
-        "cross_entropy_weight": 1.0,
-        "dice_weight": 0.0,
-        "focal_weight": 0.0,
-        "focal_gamma": 2.0,
-        "class_weights": None,
-        "semantic_loss_ignore_index": 255,
-        "use_auxiliary_head": False,
+        "head": "conv", "hidden_size": 256, "num_layers": 2, "norm": "batch", "out_indices": None,
+        "cross_entropy_weight": 1.0, "dice_weight": 0.0, "focal_weight": 0.0, "focal_gamma": 2.0,
+        "class_weights": None, "semantic_loss_ignore_index": 255, "use_auxiliary_head": False,
         "auxiliary_loss_weight": 0.4,
     },
     "universal_segmentation_config": {
-        "num_queries": 200,
-        "num_blocks": None,
-        "num_upscale_blocks": 2,
-        "class_weight": 2.0,
-        "mask_weight": 5.0,
-        "dice_weight": 5.0,
-        "no_object_weight": 0.1,
-        "train_num_points": 12544,
-        "oversample_ratio": 3.0,
-        "importance_sample_ratio": 0.75,
-        "score_threshold": None,
+        "num_queries": 200, "num_blocks": None, "num_upscale_blocks": 2, "class_weight": 2.0, "mask_weight": 5.0,
+        "dice_weight": 5.0, "no_object_weight": 0.1, "train_num_points": 12544, "oversample_ratio": 3.0,
+        "importance_sample_ratio": 0.75, "score_threshold": None,
     },
     "depth_config": {
-        "head": "dpt",
-        "out_indices": None,
-        "neck_hidden_sizes": (96, 192, 384, 768),
-        "reassemble_factors": (4, 2, 1, 0.5),
-        "readout_type": "project",
-        "fusion_hidden_size": 256,
-        "head_hidden_size": 32,
-        "doubles_resolution": False,
-        "depth_estimation_type": "metric",
-        "max_depth": 10.0,
-        "min_depth": 0.001,
-        "num_bins": 256,
-        "loss": None,
-        "silog_lambda": 0.5,
-        "gradient_loss_weight": 0.5,
+        "head": "dpt", "out_indices": None, "neck_hidden_sizes": (96, 192, 384, 768),
+        "reassemble_factors": (4, 2, 1, 0.5), "readout_type": "project", "fusion_hidden_size": 256,
+        "head_hidden_size": 32, "doubles_resolution": False, "depth_estimation_type": "metric", "max_depth": 10.0,
+        "min_depth": 0.001, "num_bins": 256, "loss": None, "silog_lambda": 0.5, "gradient_loss_weight": 0.5,
     },
     "detection_config": {
-        "decoder": "deformable",
-        "num_queries": 100,
-        "num_layers": None,
-        "num_blocks": None,
-        "use_mid_position_embeddings": False,
-        "hidden_size": 256,
-        "num_attention_heads": 8,
-        "num_points": 2,
-        "scale_factors": (1.0,),
-        "out_indices": None,
-        "projector_norm": "layer",
-        "num_groups": 13,
-        "class_loss": None,
-        "bbox_weight": 5.0,
-        "giou_weight": 2.0,
-        "score_threshold": None,
+        "decoder": "deformable", "num_queries": 100, "num_layers": None, "num_blocks": None,
+        "use_mid_position_embeddings": False, "hidden_size": 256, "num_attention_heads": 8, "num_points": 2,
+        "scale_factors": (1.0,), "out_indices": None, "projector_norm": "layer", "num_groups": 13, "class_loss": None,
+        "bbox_weight": 5.0, "giou_weight": 2.0, "score_threshold": None,
     },
     "keypoint_config": {
-        "head": "classic",
-        "hidden_size": 256,
-        "norm": "batch",
-        "scale_factor": 4,
-        "sigma": 2.0,
-        "flip_pairs": (),
-        "skeleton": (),
-        "oks_sigmas": None,
-        "score_threshold": None,
+        "head": "classic", "hidden_size": 256, "norm": "batch", "scale_factor": 4, "sigma": 2.0, "flip_pairs": (),
+        "skeleton": (), "oks_sigmas": None, "score_threshold": None,
     },
     "masked_image_modeling_config": {
-        "objective": "mae",
-        "mask_ratio": None,
-        "mask_type": "random",
-        "mask_unit": 1,
-        "norm_pix_loss": True,
-        "decoder_hidden_size": 512,
-        "decoder_num_hidden_layers": 8,
-        "decoder_num_attention_heads": 16,
+        "objective": "mae", "mask_ratio": None, "mask_type": "random", "mask_unit": 1, "norm_pix_loss": True,
+        "decoder_hidden_size": 512, "decoder_num_hidden_layers": 8, "decoder_num_attention_heads": 16,
         "decoder_intermediate_size": 2048,
     },
     "joint_embedding_config": {
-        "objective": "lejepa",
-        "projector_hidden_size": 2048,
-        "embedding_size": 64,
-        "gaussian_weight": 0.05,
-        "num_slices": 256,
-        "num_prototypes": 1024,
-        "student_temperature": 0.1,
-        "teacher_temperature": 0.05,
-        "patch_weight": 1.0,
-        "koleo_weight": 0.1,
+        "objective": "lejepa", "projector_hidden_size": 2048, "embedding_size": 64, "gaussian_weight": 0.05,
+        "num_slices": 256, "num_prototypes": 1024, "student_temperature": 0.1, "teacher_temperature": 0.05,
+        "patch_weight": 1.0, "koleo_weight": 0.1,
     },
     "text_config": {
-        "encoder_config": None,
-        "vocab_size": 49408,
-        "hidden_size": 512,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "intermediate_size": 2048,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 77,
-        "is_causal": True,
-        "pooling": None,
-        "eos_token_id": 49407,
-        "pad_token_id": None,
+        "encoder_config": None, "vocab_size": 49408, "hidden_size": 512, "num_hidden_layers": 12,
+        "num_attention_heads": 8, "intermediate_size": 2048, "hidden_act": "gelu", "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 77, "is_causal": True, "pooling": None, "eos_token_id": 49407, "pad_token_id": None,
     },
-    "contrastive_config": {
-        "loss": "sigmoid",
-        "projection_dim": 512,
-    },
+    "contrastive_config": {"loss": "sigmoid", "projection_dim": 512},
 }
+# fmt: on
 # config.json of every model class, written by version 0.1.0 without options at their defaults.
 SAVED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "helpers" / "saved_configurations.json").read_text()
 )
 # Small sizes for large defaults, without the configurations of the tasks.
 BACKBONE = {name: value for name, value in SMALL.items() if name not in TASK_CONFIGS}
-
-
-def model_class(name: str) -> type[HfViTPreTrainedModel]:
-    return getattr(hf_vit, name)
 
 
 def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
@@ -207,18 +99,15 @@ def options_in(config: dict[str, Any], field: str) -> dict[str, Any]:
 def test_no_default_ever_changes(name: str) -> None:
     inherited = {field.name for field in fields(transformers.PreTrainedConfig)} | TASK_CONFIGS.keys()
     options = fields(TASK_CONFIGS.get(name, HfViTConfig))
-    defaults = {option.name: option.default for option in options if option.name not in inherited}
-    assert defaults == DEFAULTS[name]
+    assert {option.name: option.default for option in options if option.name not in inherited} == DEFAULTS[name]
 
 
 def test_what_none_stands_for_never_changes() -> None:
     assert DEFAULTS.keys() == {"backbone", *TASK_CONFIGS}
     shares = [HfViTMaskedImageModelingConfig(objective=objective).masked_share for objective in ("mae", "simmim")]
     assert shares == [0.75, 0.6]
-    assert [HfViTTextConfig(encoder_config=tower).effective_pooling for tower in (None, {"model_type": "bert"})] == [
-        "eos",
-        "first",
-    ]
+    towers = [HfViTTextConfig(encoder_config=tower) for tower in (None, {"model_type": "bert"})]
+    assert [tower.effective_pooling for tower in towers] == ["eos", "first"]
     starts = [HfViTContrastiveConfig(loss=loss) for loss in ("sigmoid", "softmax")]
     assert [start.initial_scale for start in starts] == [math.log(10), math.log(1 / 0.07)]
 
@@ -244,14 +133,14 @@ def test_every_class_is_among_them() -> None:
     assert classes == SAVED.keys()
     assert {field for used in MODEL_TASK_CONFIGS.values() for field in used} == TASK_CONFIGS.keys()
     for name, used in MODEL_TASK_CONFIGS.items():
-        assert issubclass(model_class(name), HfViTPreTrainedModel)
+        assert issubclass(getattr(hf_vit, name), HfViTPreTrainedModel)
         assert len(used) == len(set(used))
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_model_names_all_options_of_its_task(name: str, tmp_path: Path) -> None:
     used = MODEL_TASK_CONFIGS.get(name, ())
-    model = model_class(name)(HfViTConfig(**BACKBONE, **{field: SMALL[field] for field in used}))
+    model = getattr(hf_vit, name)(HfViTConfig(**BACKBONE, **{field: SMALL[field] for field in used}))
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     backbone = {field.lstrip("_") for field in DEFAULTS["backbone"]}

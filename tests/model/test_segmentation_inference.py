@@ -13,7 +13,7 @@ from hf_vit.model.task_semantic_segmentation import overlapping_stride, segment_
 from ..helpers.images import noise
 from ..helpers.models import pixels
 from ..helpers.references import assert_close
-from .test_modeling import build
+from .checks import build
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +25,24 @@ def probabilities(logits: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False).softmax(dim=1)
 
 
-@pytest.mark.parametrize("window", [None, 48, (32, 40), (64, 64)])
-def test_a_window_that_covers_the_image_is_the_plain_forward(model: Any, window: Any) -> None:
+def test_a_window_that_covers_the_image_is_the_plain_forward(model: Any) -> None:
     images = pixels(model.config, grid=(4, 5))
-    logits = model.segment(images, window_size=window).logits
-    assert logits.shape == (2, 5, 32, 40)
-    assert_close(logits.exp(), probabilities(model(images).logits, (32, 40)), 1e-5, "probabilities")
+    expected = probabilities(model(images).logits, (32, 40))
+    for window in (None, 48, (32, 40), (64, 64)):
+        logits = model.segment(images, window_size=window).logits
+        assert logits.shape == (2, 5, 32, 40)
+        assert_close(logits.exp(), expected, 1e-5, "probabilities")
 
 
-@pytest.mark.parametrize(("size", "window", "stride"), [(40, 16, 8), (40, 16, 16), (16, 16, 8), (72, 24, 16)])
-def test_windows_leave_no_gap_and_end_with_the_image(size: int, window: int, stride: int) -> None:
-    starts = window_starts(size, window, stride)
-    assert starts[0] == 0
-    assert starts[-1] == size - window
-    assert set().union(*(range(start, start + window) for start in starts)) == set(range(size))
-    assert len(starts) == len(set(starts))
+def test_windows_leave_no_gap_and_end_with_the_image() -> None:
+    for size, window, stride in ((40, 16, 8), (40, 16, 16), (16, 16, 8), (72, 24, 16)):
+        starts = window_starts(size, window, stride)
+        assert (starts[0], starts[-1]) == (0, size - window)
+        assert set().union(*(range(start, start + window) for start in starts)) == set(range(size))
+        assert len(starts) == len(set(starts))
+    # The default stride is two thirds of a window.
+    assert overlapping_stride((48, 64), (8, 16)) == (32, 32)
+    assert overlapping_stride((8, 8), (8, 8)) == (8, 8)
 
 
 def test_overlapping_windows_are_averaged() -> None:
@@ -65,27 +68,13 @@ def test_large_images_are_seen_in_windows(model: Any) -> None:
     assert_close(windows.exp().sum(dim=1), torch.ones(2, 48, 56), 1e-5, "sum")
 
 
-def test_default_stride_is_two_thirds_of_a_window() -> None:
-    assert overlapping_stride((48, 64), (8, 16)) == (32, 32)
-    assert overlapping_stride((8, 8), (8, 8)) == (8, 8)
-
-
-def test_mirrored_image_gives_the_mirrored_result(model: Any) -> None:
-    images = pixels(model.config, grid=(3, 5))
-    flipped = model.segment(images.flip(-1), flip=True).logits
-    assert_close(flipped.flip(-1), model.segment(images, flip=True).logits, 1e-5, "logits")
-    assert not torch.allclose(model.segment(images.flip(-1)).logits.flip(-1), model.segment(images).logits, atol=1e-3)
-
-
 def test_scaled_and_mirrored_copies_by_hand(model: Any) -> None:
     images = pixels(model.config, grid=(4, 4))
     large = F.interpolate(images, size=(48, 48), mode="bilinear", align_corners=False, antialias=True)
-    expected = torch.zeros(2, 5, 32, 32)
-    for copy in (images, large):
-        expected += probabilities(model(copy).logits, (32, 32))
-        expected += probabilities(model(copy.flip(-1)).logits.flip(-1), (32, 32))
+    logits = [own for copy in (images, large) for own in (model(copy).logits, model(copy.flip(-1)).logits.flip(-1))]
+    expected = sum(probabilities(own, (32, 32)) for own in logits)
     actual = model.segment(images, scales=(1.0, 1.5), flip=True).logits.exp()
-    assert_close(actual, expected.detach() / 4, 1e-5, "probabilities")
+    assert_close(actual, expected / 4, 1e-5, "probabilities")
 
 
 @pytest.mark.parametrize(("scale", "size"), [(0.5, (16, 24)), (1.0, (32, 40)), (1.2, (40, 48)), (0.01, (8, 8))])
@@ -102,10 +91,8 @@ def test_copies_have_whole_patches(scale: float, size: tuple[int, int]) -> None:
 
 
 def test_double_precision_and_impossible_classes_stay() -> None:
-    def forward(images: Tensor) -> Tensor:
-        return torch.tensor([0.0, -1000.0], dtype=torch.float64)[:, None, None].expand(1, 2, 2, 2)
-
-    logits = segment_copies(forward, torch.zeros(1, 3, 8, 8), (8, 8), [1.0], flip=True)
+    own = torch.tensor([0.0, -1000.0], dtype=torch.float64)[:, None, None].expand(1, 2, 2, 2)
+    logits = segment_copies(lambda images: own, torch.zeros(1, 3, 8, 8), (8, 8), [1.0], flip=True)
     assert logits.dtype == torch.float64
     assert logits.isfinite().all()
 
@@ -145,12 +132,8 @@ def test_scaled_copies_of_half_precision(dtype: torch.dtype) -> None:
     logits = model.to(dtype).segment(images.to(dtype), **options).logits
     assert logits.dtype == torch.float32
     assert_close(logits.exp(), expected, 0.1, "probabilities")
-
-
-def test_training_mode_is_refused() -> None:
-    model = build(HfViTForSemanticSegmentation).train()
     with pytest.raises(ValueError, match=r"In training mode, results are random .* Call model\.eval\(\)"):
-        model.segment(pixels(model.config))
+        model.train().segment(images)
 
 
 @pytest.mark.parametrize(

@@ -45,20 +45,15 @@ def test_cross_entropy_is_the_mean_of_torchs_own_over_each_image(class_weights: 
     logits, labels = batch()
     weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
     upsampled = F.interpolate(logits, scale_factor=2, mode="bilinear", align_corners=False)
-    expected = torch.stack(
-        [
-            F.cross_entropy(upsampled[i : i + 1], labels[i : i + 1], weights, ignore_index=IGNORED)
-            for i in range(len(labels))
-        ]
-    ).mean()
+    pairs = zip(upsampled.split(1), labels.split(1), strict=True)
+    expected = torch.stack([F.cross_entropy(*pair, weights, ignore_index=IGNORED) for pair in pairs]).mean()
     actual = loss(logits, labels, class_weights=class_weights)
     assert float(actual) == pytest.approx(float(expected), rel=1e-12)
     gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("gamma", [0, 0.5, 2.0])
-@pytest.mark.parametrize("class_weights", [None, CLASS_WEIGHTS])
+@pytest.mark.parametrize(("gamma", "class_weights"), [(0, CLASS_WEIGHTS), (0.5, None), (2.0, CLASS_WEIGHTS)])
 def test_focal_loss_by_hand(gamma: float, class_weights: list[float] | None) -> None:
     logits, labels = batch()
     means = []
@@ -78,11 +73,9 @@ def test_dice_loss_by_hand() -> None:
     logits, labels = batch()
     means = []
     for image, target in zip(probabilities(logits), labels.numpy(), strict=True):
-        counted = target != IGNORED
-        scores = []
+        scores, counted = [], target != IGNORED
         for number in np.unique(target[counted]):
-            truth = target[counted] == number
-            predicted = image[counted][:, number]
+            truth, predicted = target[counted] == number, image[counted][:, number]
             scores.append(1 - 2 * predicted[truth].sum() / (predicted.sum() + truth.sum()))
         means.append(np.mean(scores))
     actual = loss(logits, labels, cross_entropy_weight=0.0, dice_weight=0.7)
@@ -104,7 +97,7 @@ ALL = {"cross_entropy_weight": 1.0, "dice_weight": 1.0, "focal_weight": 1.0, "fo
 
 def test_loss_of_a_batch_is_the_mean_of_those_of_its_images() -> None:
     logits, labels = batch(5)
-    alone = [float(loss(logits[i : i + 1], labels[i : i + 1], **ALL)) for i in range(5)]
+    alone = [float(loss(*pair, **ALL)) for pair in zip(logits.split(1), labels.split(1), strict=True)]
     assert len(set(alone)) == 5
     assert float(loss(logits, labels, **ALL)) == pytest.approx(np.mean(alone), rel=1e-12)
 
@@ -129,10 +122,8 @@ def test_an_image_in_which_no_pixel_counts_adds_exactly_zero(scale: float) -> No
     assert float(total) == pytest.approx(float(loss(logits[:1], labels[:1], class_weights=CLASS_WEIGHTS, **ALL)) / 2)
     total.backward()
     assert logits.grad.isfinite().all()
-    assert logits.grad[0].any()
-    assert not logits.grad[1].any()
-    nothing = loss(logits[1:], labels[1:], **ALL)
-    assert float(nothing) == 0
+    assert [bool(own.any()) for own in logits.grad] == [True, False]
+    assert float(loss(logits[1:], labels[1:], **ALL)) == 0
 
 
 def test_half_precision_logits_are_compared_in_float32() -> None:

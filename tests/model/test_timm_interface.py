@@ -1,5 +1,7 @@
 """Tests of the methods that timm and DINOv2 also provide, compared with timm, and of the model lists."""
 
+import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Any]:
-    """Return a small timm model, and the converted model."""
+@pytest.fixture(params=ARCHITECTURES, scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Any]:
+    """Return a small model of timm, and the converted one."""
     architecture, options = ARCHITECTURES[request.param]
     theirs = timm.create_model(architecture, **{**SMALL, "depth": 3, **options}).eval()
     draw_weights(theirs)
-    save_for_hf(theirs, tmp_path, safe_serialization=True)
-    return theirs, HfViTForImageClassification.from_pretrained(tmp_path).eval()
+    folder = tmp_path_factory.mktemp("timm")
+    save_for_hf(theirs, folder, safe_serialization=True)
+    return theirs, HfViTForImageClassification.from_pretrained(folder).eval()
 
 
 def images() -> Tensor:
@@ -45,7 +48,7 @@ def assert_alike(ours: Any, theirs: Any) -> None:
 
 
 @torch.no_grad()
-def test_features_and_head_are_those_of_timm(pair: tuple[nn.Module, Any]) -> None:
+def test_features_head_and_their_names_are_those_of_timm(pair: tuple[nn.Module, Any]) -> None:
     theirs, ours = pair
     features = ours.forward_features(images())
     assert_alike(features, theirs.forward_features(images()))
@@ -54,29 +57,6 @@ def test_features_and_head_are_those_of_timm(pair: tuple[nn.Module, Any]) -> Non
     assert_alike(ours.model.forward_head(features), ours.forward_head(features, pre_logits=True))
     if ours.distillation_classifier is None:  # timm averages the CLS and the distillation token
         assert_alike(ours.forward_head(features, pre_logits=True), theirs.forward_head(features, pre_logits=True))
-
-
-@pytest.mark.thinned(3)
-@torch.no_grad()
-@pytest.mark.parametrize("n", [1, 2, 3, [0, 2], [-1, 0], (1,)])
-@pytest.mark.parametrize("norm", [True, False])
-def test_intermediate_layers_are_those_of_timm(pair: tuple[nn.Module, Any], n: Any, norm: bool) -> None:
-    theirs, ours = pair
-    for reshape in (False, True):
-        options = {"n": n, "norm": norm, "reshape": reshape}
-        assert_alike(
-            ours.get_intermediate_layers(images(), **options), theirs.get_intermediate_layers(images(), **options)
-        )
-        found = ours.get_intermediate_layers(images(), return_prefix_tokens=True, **options)
-        expected = theirs.get_intermediate_layers(images(), return_prefix_tokens=True, **options)
-        if ours.config.num_prefix_tokens:
-            assert_alike(found, expected)
-        else:
-            assert_alike([patches for patches, _ in found], expected)
-
-
-def test_feature_info_is_that_of_timm(pair: tuple[nn.Module, Any]) -> None:
-    theirs, ours = pair
     for mine, its in zip(ours.feature_info, theirs.feature_info, strict=True):
         assert (mine["num_chs"], mine["reduction"]) == (its["num_chs"], its["reduction"])
         assert type(ours.get_submodule(mine["module"])).__name__ == "HfViTLayer"
@@ -85,8 +65,26 @@ def test_feature_info_is_that_of_timm(pair: tuple[nn.Module, Any]) -> None:
 
 
 @torch.no_grad()
-def test_a_new_classifier_takes_the_place_of_the_old_one(pair: tuple[nn.Module, Any], tmp_path: Path) -> None:
+def test_intermediate_layers_are_those_of_timm(pair: tuple[nn.Module, Any]) -> None:
     theirs, ours = pair
+    for n, norm, reshape in (
+        (1, True, True),
+        (2, False, False),
+        (3, True, False),
+        ([0, 2], False, True),
+        ((1,), True, True),
+    ):
+        options = {"n": n, "norm": norm, "reshape": reshape}
+        found, expected = (model.get_intermediate_layers(images(), **options) for model in (ours, theirs))
+        assert_alike(found, expected)
+        options["return_prefix_tokens"] = True
+        found, expected = (model.get_intermediate_layers(images(), **options) for model in (ours, theirs))
+        assert_alike(found if ours.config.num_prefix_tokens else [patches for patches, _ in found], expected)
+
+
+@torch.no_grad()
+def test_a_new_classifier_takes_the_place_of_the_old_one(pair: tuple[nn.Module, Any], tmp_path: Path) -> None:
+    theirs, ours = copy.deepcopy(pair)
     ours.reset_classifier(0)
     theirs.reset_classifier(0)
     assert isinstance(ours.get_classifier(), nn.Identity)
@@ -107,13 +105,15 @@ def test_what_makes_no_sense_is_refused() -> None:
     config = small_config()
     for model_class in (own for own in MODEL_CLASSES if own not in (HfViTModel, HfViTForImageClassification)):
         model = model_class(config)
-        for call in (model.get_classifier, lambda own=model: own.reset_classifier(3)):
+        for call in (model.get_classifier, partial(model.reset_classifier, 3)):
             with pytest.raises(ValueError, match=f"{model_class.__name__} has no classifier.* HfViTForImageClass"):
                 call()
-        with pytest.raises(ValueError, match="has no classifier"):
-            model.forward_head(torch.zeros(1, 17, 32))
-        with pytest.raises(ValueError, match="has no classifier"):
-            HfViTModel(config).reset_classifier(3)
+        for call in (
+            partial(model.forward_head, torch.zeros(1, 17, 32)),
+            partial(HfViTModel(config).reset_classifier, 3),
+        ):
+            with pytest.raises(ValueError, match="has no classifier"):
+                call()
     classifier = HfViTForImageClassification(config)
     with pytest.raises(ValueError, match="num_labels=-1 must be at least 0"):
         classifier.reset_classifier(-1)
@@ -123,14 +123,14 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("model_class", MODEL_CLASSES)
-def test_every_model_returns_features(model_class: Any) -> None:
+def test_every_model_returns_features() -> None:
     config = small_config("registers")
-    model = model_class(config).eval()
     batch = pixels(config)
-    assert torch.equal(model.forward_features(batch), model.base_model(batch).last_hidden_state)
-    ((maps, prefix),) = model.get_intermediate_layers(batch, reshape=True, return_prefix_tokens=True)
-    assert (maps.shape, prefix.shape) == ((2, 32, 4, 4), (2, 4, 32))
+    for model_class in MODEL_CLASSES:
+        model = model_class(config).eval()
+        assert torch.equal(model.forward_features(batch), model.base_model(batch).last_hidden_state)
+        ((maps, prefix),) = model.get_intermediate_layers(batch, reshape=True, return_prefix_tokens=True)
+        assert (maps.shape, prefix.shape) == ((2, 32, 4, 4), (2, 4, 32))
 
 
 def test_lists_name_what_can_be_used() -> None:

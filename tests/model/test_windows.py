@@ -1,19 +1,17 @@
 """Window attention equals attention with a mask."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import Tensor
 
 from hf_vit import HfViTForImageClassification, HfViTForUniversalSegmentation, HfViTModel
 from hf_vit.model.encoder import Windows
 
 from ..helpers.models import VARIANTS, pixels, small_config
 from ..helpers.references import assert_close
-from .test_modeling import assert_same, build
+from .checks import assert_same, build, replace_flash_attention
 
 
 GRID = (3, 5)
@@ -21,21 +19,10 @@ GRID = (3, 5)
 
 def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, int], num_queries: int) -> Tensor:
     """Return a mask (L, L) bool, True for pairs of tokens that attend to each other, by a loop over all pairs."""
-    num_prefix, (rows, columns) = model.config.num_prefix_tokens, grid
-    length = num_prefix + rows * columns + num_queries
-    allowed = torch.zeros(length, length, dtype=torch.bool)
-
-    def window(token: int) -> tuple[int, int] | None:
-        patch = token - num_prefix
-        if not 0 <= patch < rows * columns:
-            return None
-        return patch // columns // size[0], patch % columns // size[1]
-
-    for query in range(length):
-        for key in range(length):
-            both = window(query), window(key)
-            allowed[query, key] = None in both or both[0] == both[1]
-    return allowed
+    rows, columns = grid
+    patches = [(row // size[0], column // size[1]) for row in range(rows) for column in range(columns)]
+    windows = [None] * model.config.num_prefix_tokens + patches + [None] * num_queries
+    return torch.tensor([[None in (own, other) or own == other for other in windows] for own in windows])
 
 
 def encode(
@@ -70,7 +57,7 @@ def encode(
     return {"tokens": states.detach(), **gradients}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(7)
 # This variant has non-square patches.
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "sincos"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -96,20 +83,21 @@ def test_windows_equal_attention_under_the_equivalent_mask(
             assert_close(actual[name], value, 1e-10, name)
 
 
-@pytest.mark.parametrize("grid", [(4, 6), GRID])
-def test_there_is_a_mask_only_where_windows_are_incomplete(grid: tuple[int, int]) -> None:
+def test_there_is_a_mask_only_where_windows_are_incomplete() -> None:
     model = build(variant="windows")
-    states, blocks = model.start_blocks(pixels(model.config, grid=grid))
-    windows = blocks.masks(states)["windows"]
-    assert isinstance(windows, Windows)
-    assert (windows.mask is None) == (grid == (4, 6))
+    for grid in ((4, 6), GRID):
+        states, blocks = model.start_blocks(pixels(model.config, grid=grid))
+        windows = blocks.masks(states)["windows"]
+        assert isinstance(windows, Windows)
+        assert (windows.mask is None) == (grid == (4, 6))
 
 
-@pytest.mark.parametrize("size", [(3, 5), 9])
-def test_one_window_around_all_is_attention_to_all(size: Any) -> None:
+def test_one_window_around_all_is_attention_to_all() -> None:
     images = pixels(small_config(), grid=GRID)
-    assert_same(build(window_size=size)(images), build()(images))
-    assert not torch.equal(build(window_size=(2, 5))(images).last_hidden_state, build()(images).last_hidden_state)
+    expected = build()(images)
+    for size in ((3, 5), 9):
+        assert_same(build(window_size=size)(images), expected)
+    assert not torch.equal(build(window_size=(2, 5))(images).last_hidden_state, expected.last_hidden_state)
 
 
 def test_attentions_of_a_window_are_zero_outside() -> None:
@@ -122,20 +110,7 @@ def test_attentions_of_a_window_are_zero_outside() -> None:
 
 
 def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See `test_modeling.py`. If there are fewer queries than keys, the queries use the end of the mask."""
-    seen = []
-
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
-        seen.append((tuple(query.shape), None if mask is None else tuple(mask.shape)))
-        if mask is not None:
-            query = query.where(mask[:, None, -query.shape[2] :, None], 0)
-        allowed = None if mask is None else mask[:, None, None, :]
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
-        if mask is not None:
-            attended = attended.where(mask[:, None, -query.shape[2] :, None], 0)
-        return attended.transpose(1, 2), None
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    seen = replace_flash_attention(monkeypatch, drops_padding=True)
     flash, sdpa = build(variant="windows"), build(variant="windows")
     flash.config._attn_implementation = "flash_attention_2"
     for grid in ((4, 6), GRID):
@@ -158,7 +133,6 @@ def test_blocks_that_queries_pass_through_look_at_the_whole_image() -> None:
 
 @pytest.mark.parametrize("layers", [[3], [-1, 0]])
 def test_global_layers_that_are_not_there_are_refused(layers: list[int]) -> None:
-    with pytest.raises(
-        ValueError, match=rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, because num_hidden_layers=3"
-    ):
+    message = rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, because num_hidden_layers=3"
+    with pytest.raises(ValueError, match=message):
         HfViTForImageClassification(small_config(window_size=2, global_attention_layers=layers))
