@@ -15,13 +15,10 @@ ROWS, COLUMNS = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexi
 PLACES = torch.stack([COLUMNS, ROWS, 0 * ROWS + 200]).to(torch.uint8)
 
 
-def test_a_box_of_the_crops_proportions_spans_its_pixel_centers() -> None:
+def test_boxes_of_the_proportions_of_the_crop_span_it_and_others_grow_around_their_center() -> None:
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     moved = apply_matrix(torch.tensor([[10.0, 20.0], [40.0, 60.0], [25.0, 40.0]]), matrix)
     assert torch.allclose(moved, torch.tensor([[0.0, 0.0], [47.0, 63.0], [23.5, 31.5]]))
-
-
-def test_other_boxes_grow_around_their_center() -> None:
     for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # boxes that are wider and narrower than the crop
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))
@@ -29,10 +26,13 @@ def test_other_boxes_grow_around_their_center() -> None:
         assert torch.allclose(corners, torch.tensor([25.0, 40.0]) + torch.stack((-half, half)), atol=1e-5)
 
 
-def test_points_come_back() -> None:
+def test_points_come_back_and_boxes_without_size_are_refused() -> None:
     points = torch.tensor(np.random.default_rng(0).uniform(0, 90, (7, 2)))
     matrix = crop_matrix(BOXES[0], (64, 48), 1.25)
     assert torch.allclose(apply_matrix(apply_matrix(points, matrix), invert_matrix(matrix)), points, atol=1e-12)
+    for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
+        with pytest.raises(ValueError, match=r"The box \[.*\] has no area"):
+            crop_matrix(torch.tensor(box), (8, 8), 1.25)
 
 
 def test_keypoints_without_label_or_outside_the_crop_are_none() -> None:
@@ -61,13 +61,10 @@ def test_pixels_go_where_points_go(box: torch.Tensor, dtype: torch.dtype) -> Non
         assert ((crop[:2].movedim(0, -1) - places)[is_inside].abs() <= tolerance).all()
 
 
-def test_a_whole_square_image_stays_as_it_is() -> None:
+def test_a_whole_square_image_stays_as_it_is_and_a_crop_beside_it_is_black() -> None:
     image = PLACES[..., :HEIGHT]
     matrix = crop_matrix(torch.tensor([0.0, 0.0, HEIGHT - 1, HEIGHT - 1]), (HEIGHT, HEIGHT), 1.0)
     assert torch.equal(warp(image, matrix, (HEIGHT, HEIGHT)), image)
-
-
-def test_a_crop_beside_the_image_is_black() -> None:
     assert not warp(PLACES, crop_matrix(torch.tensor([500.0, 500.0, 540.0, 540.0]), (8, 8), 1.0), (8, 8)).any()
 
 
@@ -77,9 +74,3 @@ def test_crops_are_those_of_the_image_processor(box: torch.Tensor) -> None:
     [region] = crop_regions(box[None], (64, 48), 1.25)
     expected = crop_region(noise.float(), region, (64, 48))
     assert (warp(noise.float(), crop_matrix(box, (64, 48), 1.25), (64, 48)) - expected).abs().max() < 0.05
-
-
-def test_boxes_without_size_are_refused() -> None:
-    for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
-        with pytest.raises(ValueError, match=r"The box \[.*\] has no area"):
-            crop_matrix(torch.tensor(box), (8, 8), 1.25)

@@ -15,6 +15,7 @@ from hf_vit.features import ExtractionArguments
 from hf_vit.model.image_inputs import read_image
 
 from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_pictures
+from .errors import expect_error
 
 
 @pytest.fixture
@@ -37,6 +38,8 @@ def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
     assert unreadable[4].startswith(f"{tmp_path}/b/1.jpg is not an image that PIL can read")
     assert unreadable[5].startswith(f"{tmp_path}/b/2.jpg is not an image")
     assert "BytesIO" not in "".join(unreadable.values())
+    (tmp_path / "a" / "0.jpg").unlink()
+    assert "No such file" in unreadable_images(damaged)[0]
 
 
 def test_threads_change_nothing(damaged):
@@ -52,22 +55,14 @@ def named(images: list, files: list[str] | None = None) -> Dataset:
     return Dataset.from_dict({"image": images, "file": files}, Features({"image": Image(), "file": Value("string")}))
 
 
-def test_images_that_are_no_files_are_named_too():
+def test_images_that_are_no_files_are_named_too(monkeypatch):
     content = [encoded(picture(number)) for number in range(3)]
     content[1] = content[1][:-30]
     unreadable = unreadable_images(named([*content, None]))
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train cannot be decoded")
     assert unreadable[3] == "image 3 of train is missing. Add it, or remove its row."
-
-
-def test_a_file_that_is_gone_is_unreadable(damaged, tmp_path):
-    (tmp_path / "a" / "0.jpg").unlink()
-    assert "No such file" in unreadable_images(damaged)[0]
-
-
-def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
-    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)  # images too large to be safe
     assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
 
 
@@ -84,14 +79,10 @@ def odd_images() -> dict[str, bytes]:
     color.save(exif, "JPEG", exif=turned)
     deep = PILImage.fromarray(np.linspace(0, 255, 96).reshape(8, 12).astype(np.uint16))
     return {
-        "16 bits": encoded(deep),
-        "alpha": encoded(alpha),
-        "CMYK": encoded(color.convert("CMYK"), "JPEG"),
-        "palette": encoded(color.quantize(8)),
-        "1 bit": encoded(gray.convert("1")),
-        "animated": animated.getvalue(),
-        "turned": exif.getvalue(),
-    }
+        "16 bits": encoded(deep), "alpha": encoded(alpha), "CMYK": encoded(color.convert("CMYK"), "JPEG"),
+        "palette": encoded(color.quantize(8)), "1 bit": encoded(gray.convert("1")), "animated": animated.getvalue(),
+        "turned": exif.getvalue()
+    }  # fmt: skip
 
 
 def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
@@ -130,10 +121,6 @@ def test_only_the_first_unreadable_images_are_listed():
     unreadable = {"train": {index: f"image {index} of train: truncated" for index in range(110)}}
     with pytest.raises(ValueError, match=r"(?s)^110 of 200 .*image 99 of train: truncated\n  and 10 more\n"):
         drop_unreadable(splits, unreadable, skip_unreadable=False)
-
-
-def test_readable_images_are_left_as_they_are():
-    splits = DatasetDict({"train": dataset_of([0, 1], ["a", "b"])})
     assert drop_unreadable(splits, {"train": {}}, skip_unreadable=False) is splits
 
 
@@ -145,8 +132,7 @@ def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
         ([], [0, 1, 2], r"splits are empty: 'test'\. Repair"),
     ):
         unreadable = {"train": dict.fromkeys(train, "truncated"), "test": dict.fromkeys(test, "truncated")}
-        with pytest.raises(ValueError, match=message):
-            drop_unreadable(splits, unreadable, skip_unreadable=True)
+        expect_error(message, drop_unreadable, splits, unreadable, skip_unreadable=True)
     kept = drop_unreadable(splits, {"train": {}, "test": {0: "truncated"}}, skip_unreadable=True)
     assert kept["test"]["label"][:] == [1, 1]
 
@@ -163,33 +149,21 @@ def test_another_seed_holds_out_other_images():
     held_out = [hold_out(train, 0.2, seed)["test"]["number"][:] for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
     assert Counter(hold_out(train, 0.2, seed=1)["test"]["label"]) == {0: 10, 1: 10}
-
-
-def test_classes_without_an_image_do_not_matter_to_holding_out():
-    assert len(hold_out(labeled(10, 0, 10))["test"]) == 2
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 5])
-def test_a_share_must_be_a_share(fraction):
-    with pytest.raises(ValueError, match=f"train_val_split={fraction} is not a valid fraction"):
-        hold_out(labeled(10, 10), fraction)
+    assert len(hold_out(labeled(10, 0, 10))["test"]) == 2  # a class without an image does not matter
+    for fraction in (0, 1, -0.1, 5):
+        expect_error(f"train_val_split={fraction} is not a valid fraction", hold_out, labeled(10, 10), fraction)
 
 
 @pytest.mark.parametrize(
     ("counts", "fraction", "message"),
     [
         ((10, 1, 5, 1), 0.5, "These classes have only 1: class 1, class 3"),
-        (
-            (5, 5, 5),
-            0.1,
-            "train_val_split=0.1 holds out 2 of 15 images, but .* must each contain all 3 classes",
-        ),
+        ((5, 5, 5), 0.1, "train_val_split=0.1 holds out 2 of 15 images, but .* must each contain all 3 classes"),
         ((5, 5, 5), 0.9, "train_val_split=0.9 holds out 14 of 15 images, but .* all 3 classes"),
     ],
 )
 def test_classes_too_small_to_be_split_are_refused(counts, fraction, message):
-    with pytest.raises(ValueError, match=message):
-        hold_out(labeled(*counts), fraction)
+    expect_error(message, hold_out, labeled(*counts), fraction)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 from datasets import DatasetDict, concatenate_datasets
@@ -21,11 +20,6 @@ from ..helpers.datasets import (
     write_mask_folders,
     write_panoptic,
 )
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ def masks(width: int) -> torch.Tensor:
 SEMANTIC = examples(segmentation_map=columns)
 UNIVERSAL = examples(masks=masks, class_labels=lambda width: torch.arange(width // 8))
 DEPTH = examples(depth_map=lambda width: columns(width) / 4)
+KINDS = pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
 PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 16})
 
 
@@ -50,7 +51,7 @@ def test_crowds_are_evaluated_but_not_learned() -> None:
         assert all(torch.equal(batch["targets"][number][name], target[name]) for name in target)
 
 
-@pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
+@KINDS
 def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> None:
     batch = DensePredictionCollator(PROCESSOR)(kind)
     assert torch.equal(
@@ -70,7 +71,7 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
             assert torch.equal(batch["labels"][number], places / 4)
 
 
-@pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
+@KINDS
 def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> None:
     augmented = [DenseAugmentation((24, 32))(example) for example in kind]
     batch = DensePredictionCollator(PROCESSOR)(augmented)
@@ -98,21 +99,15 @@ def test_targets_are_kept_at_full_size_to_be_evaluated() -> None:
     assert universal["masks"] is UNIVERSAL[0]["masks"]
 
 
-def test_images_of_several_sizes_are_padded_with_their_targets() -> None:
+def test_images_of_several_sizes_are_padded_and_class_numbers_are_not_reduced_twice() -> None:
     padded = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=8)
     batch = DensePredictionCollator(padded)(SEMANTIC)
     assert batch["pixel_values"].shape == (2, 3, 32, 40)
     assert batch["patch_attention_mask"].shape == (2, 4, 5)
     assert (batch["labels"][1, :, 24:] == 255).all()
     assert torch.equal(batch["labels"][1, :30, :24], columns(24))
-
-
-def test_class_numbers_are_not_reduced_twice() -> None:
     processor = HfViTImageProcessor(size={"height": 16, "width": 16}, do_reduce_labels=True)
     expected = DensePredictionCollator(PROCESSOR)(SEMANTIC)["labels"]
     assert torch.equal(DensePredictionCollator(processor)(SEMANTIC)["labels"], expected)
-
-
-def test_examples_without_a_target_are_refused() -> None:
     with pytest.raises(ValueError, match="have no segmentation_map, masks, depth_map, only file, image"):
         DensePredictionCollator(PROCESSOR)(examples())

@@ -12,6 +12,7 @@ from hf_vit.data.formats.classes import ClassList, choose_classes
 from hf_vit.data.targets import read_depth, read_mask
 
 from ..helpers.datasets import class_map, encoded, truncate, write_image
+from .errors import expect_error
 
 
 NAMES = ("sky", "road", "car")
@@ -37,20 +38,17 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
 
 
-def test_masks_of_one_bit_are_of_two_classes() -> None:
+def test_masks_of_one_bit_are_of_two_classes_and_reduced_labels_count_from_one() -> None:
     assert mask_of(PILImage.fromarray(np.eye(3, dtype=bool))).tolist() == np.eye(3, dtype=int).tolist()
+    numbers = np.array([[0, 1, 2, 3, 255]], np.uint8)
+    classes = ClassList(NAMES, reduce_labels=True)
+    assert mask_of(PILImage.fromarray(numbers), classes).tolist() == [[255, 0, 1, 2, 255]]
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 def test_colors_are_looked_up_in_the_palette(mode: str) -> None:
     colors = np.array([[[0, 0, 0], [128, 64, 0], [0, 0, 255]], [[1, 2, 3], [1, 2, 4], [0, 0, 0]]], np.uint8)
     assert mask_of(PILImage.fromarray(colors).convert(mode)).tolist() == [[255, 0, 1], [2, 2, 255]]
-
-
-def test_reduced_labels_count_from_one() -> None:
-    numbers = np.array([[0, 1, 2, 3, 255]], np.uint8)
-    classes = ClassList(NAMES, reduce_labels=True)
-    assert mask_of(PILImage.fromarray(numbers), classes).tolist() == [[255, 0, 1, 2, 255]]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +62,7 @@ def test_reduced_labels_count_from_one() -> None:
     ],
 )
 def test_what_is_of_no_class_is_named(pixels: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_mask(encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
+    expect_error(message, read_mask, encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
 
 
 def test_colors_without_a_palette_ask_for_one() -> None:
@@ -111,6 +108,7 @@ def test_given_names_say_the_order_and_a_palette_the_colors(tmp_path: Path) -> N
             "",
             r"names of the classes are unknown\. Give them as class_names, or in a file classes\.txt or",
         ),
+        ("classes.txt", "1 sky\n2 road\n", r"classes\.txt numbers its classes 1, 2\. Number .* classes from 0 to 1\."),
         ("classes.txt", "sky\nroad\nsky", "Class names must not be empty or occur more than once .*'sky'"),
         ("classes.txt", "\n".join(map(str, range(256))), "There are 256 class names, but masks support 1 to 255"),
         (
@@ -125,8 +123,7 @@ def test_given_names_say_the_order_and_a_palette_the_colors(tmp_path: Path) -> N
 )
 def test_bad_files_of_classes_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=message):
-        choose(tmp_path)
+    expect_error(message, choose, tmp_path)
 
 
 METERS = np.array([[0.5, 2.25, 0], [40.0, 0, 0]], np.float32)
@@ -153,7 +150,7 @@ def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: ty
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 
-def test_a_scale_that_is_given_counts_for_floats_too(tmp_path: Path) -> None:
+def test_depth_of_floats_is_scaled_where_a_scale_is_given(tmp_path: Path) -> None:
     found = depth_of(tmp_path / "a.npy", 256 * METERS, depth_scale=256)
     assert torch.equal(found, torch.from_numpy(METERS))
 
@@ -177,8 +174,7 @@ def test_floats_are_meters_and_what_is_no_depth_is_zero(tmp_path: Path, name: st
     ],
 )
 def test_what_cannot_be_depth_is_refused(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        depth_of(tmp_path / name, array)
+    expect_error(message, depth_of, tmp_path / name, array)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.npy"])

@@ -112,15 +112,11 @@ def test_sizes_around_one_are_multiples() -> None:
 KEYPOINTS = torch.tensor([[8.0, 9.0, 2.0], [20.0, 15.0, 1.0], [0.0, 0.0, 0.0]])
 POSES = [
     {
-        "image": picture(width),
-        "file": f"{width}.jpg",
-        "keypoints": KEYPOINTS,
-        "box": torch.tensor([4.0, 2.0, 24.0, 20.0]),
-        "area": torch.tensor(360.0),
-        "image_id": width,
+        "image": picture(width), "file": f"{width}.jpg", "keypoints": KEYPOINTS,
+        "box": torch.tensor([4.0, 2.0, 24.0, 20.0]), "area": torch.tensor(360.0), "image_id": width
     }
     for width in (40, 32)
-]
+]  # fmt: skip
 CROPPING = HfViTImageProcessor(size={"height": 32, "width": 24}, do_affine_crop=True)
 
 

@@ -14,6 +14,7 @@ from hf_vit.data.collators import draw_caption
 from hf_vit.data.datasets import TargetData
 
 from ..helpers.datasets import encoded, picture, write_pictures
+from .errors import expect_error
 
 
 CAPTIONS = [["a dog", "it runs"], ["two cats"], ["a car", "it is red"]]
@@ -106,24 +107,20 @@ def test_images_without_words_are_named_before_training(captions: list[str], mes
 
 
 def test_what_is_no_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"contains no captions\. Put a metadata\.jsonl"):
-        load_image_text(str(tmp_path))
+    expect_error(r"contains no captions\. Put a metadata\.jsonl", load_image_text, str(tmp_path))
     write_table(tmp_path / "a", "train.jsonl", rows_of(*CAPTIONS))
     (tmp_path / "a" / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"1 of 3 images do not exist.*\n.*1\.png"):
-        load_image_text(str(tmp_path / "a"))
+    expect_error(r"1 of 3 images do not exist.*\n.*1\.png", load_image_text, str(tmp_path / "a"))
     write_table(tmp_path / "b", "train.jsonl", [{"file_name": "1.png", "words": "a dog"}])
     with pytest.raises(ValueError, match=r"no column of a usual name \(caption, .*only 'file_name', 'words'"):
         load_image_text(str(tmp_path / "b"))
     write_table(tmp_path / "c", "train.jsonl", [{"file_name": "1.png", "text": 3}])
-    with pytest.raises(ValueError, match=r"train\.jsonl, row 1, has the caption 3"):
-        load_image_text(str(tmp_path / "c"))
+    expect_error(r"train\.jsonl, row 1, has the caption 3", load_image_text, str(tmp_path / "c"))
     features = Features({"image": Image(), "text": Value("int64")})
     rows = Dataset.from_dict({"image": [{"bytes": encoded(picture(0)), "path": None}], "text": [1]}, features=features)
     (tmp_path / "d").mkdir()
     rows.to_parquet(tmp_path / "d" / "train.parquet")
-    with pytest.raises(ValueError, match=r"no texts in the column 'text'.* to the right column: 'image'"):
-        load_image_text(str(tmp_path / "d"))
+    expect_error(r"no texts in the column 'text'.* to the right column: 'image'", load_image_text, str(tmp_path / "d"))
 
 
 def test_each_epoch_draws_a_caption_of_each_image_by_itself(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hf_vit.data.targets import target_of
 
 from ..helpers.datasets import encoded, picture, write_image
 from ..helpers.object_files import write_json
+from .errors import expect_error
 
 
 NAMES = ("nose", "left_ear", "right_ear")
@@ -32,11 +32,6 @@ ANNOTATIONS = [
     {"id": 3, "image_id": 3, "category_id": 5, "bbox": [0, 0, 40, 30], "keypoints": [7, 7, 0] * 3, "num_keypoints": 0},
     {"id": 4, "image_id": 3, "category_id": 5, "bbox": [0, 2, 40, 28], "keypoints": SECOND},
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 def load(source: Path, **options: Any) -> KeypointData:
@@ -100,19 +95,15 @@ def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, 
     assert numbers[0] != numbers[1] == numbers[2]
 
 
-def test_the_box_can_be_the_whole_image(tmp_path: Path) -> None:
+def test_the_box_is_the_whole_image_where_that_is_asked_or_there_is_none(tmp_path: Path) -> None:
     source = with_annotation(tmp_path, bbox=[0, 0, 400, 1])
     assert [(box, area) for _, _, box, area in table(load(source, whole_image=True))] == [
         ([0, 0, 40, 30], 100),
         ([0, 0, 40, 30], 99),
         ([0, 0, 40, 30], 1120),
     ]
-
-
-def test_keypoints_without_any_box_are_in_the_whole_image(tmp_path: Path) -> None:
     source = write_coco(tmp_path, annotations=[{**ANNOTATIONS[0], "bbox": 0, "area": 0}])
-    with pytest.raises(ValueError, match="have no bbox of 4 numbers"):
-        load(source)
+    expect_error("have no bbox of 4 numbers", load, source)
     bare = {key: value for key, value in ANNOTATIONS[0].items() if key not in ("bbox", "area")}
     assert table(load(write_coco(tmp_path, annotations=[bare])))[0][2:] == ([0, 0, 40, 30], 1200)
 
@@ -143,8 +134,7 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
     ],
 )
 def test_bad_annotations_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        load(with_annotation(tmp_path, **changes))
+    expect_error(f"(?s){message}", load, with_annotation(tmp_path, **changes))
 
 
 def test_what_is_outside_counts_as_not_labeled_where_that_is_asked(tmp_path: Path, caplog) -> None:
@@ -168,8 +158,7 @@ def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path
         load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])
-    with pytest.raises(ValueError, match=r"differ in keypoints\. Make them equal"):
-        load(tmp_path)
+    expect_error(r"differ in keypoints\. Make them equal", load, tmp_path)
 
 
 def test_objects_of_an_image_are_held_out_together(tmp_path: Path) -> None:
@@ -260,8 +249,7 @@ def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], ce
     ],
 )
 def test_bad_tables_are_named(tmp_path: Path, columns: list[str], row: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        load(write_landmarks(tmp_path, columns, row))
+    expect_error(f"(?s){message}", load, write_landmarks(tmp_path, columns, row))
 
 
 def test_a_keypoint_at_minus_one_is_not_labeled(tmp_path: Path, caplog) -> None:
@@ -288,8 +276,7 @@ def test_keypoints_in_shares_of_the_image_are_refused(tmp_path: Path, offset: fl
     message = (
         r"4 of 4 labeled keypoints have x and y between 0 and 1, .* Multiply x by the width of the image and y by"
     )
-    with pytest.raises(ValueError, match=message):
-        load(write_landmarks(tmp_path / "table", ["x1", "y1", "x2", "y2"], *rows))
+    expect_error(message, load, write_landmarks(tmp_path / "table", ["x1", "y1", "x2", "y2"], *rows))
     relative = [
         {**a, "keypoints": [value / 100 if n % 3 < 2 else value for n, value in enumerate(a["keypoints"])]}
         for a in ANNOTATIONS
@@ -306,10 +293,8 @@ def test_a_missing_keypoint_at_the_first_pixel_is_no_share(tmp_path: Path) -> No
 def test_tables_of_splits_have_the_same_keypoints(tmp_path: Path) -> None:
     write_landmarks(tmp_path, ["x1", "y1"], ("images/a.png", 1, 1)).rename(tmp_path / "train.csv")
     write_landmarks(tmp_path, ["x2", "y2"], ("images/a.png", 1, 1)).rename(tmp_path / "val.csv")
-    with pytest.raises(ValueError, match=r"have different keypoints\. Use the same columns"):
-        load(tmp_path)
-    with pytest.raises(ValueError, match=r"contains no keypoints of a known format: COCO"):
-        load(tmp_path / "images")
+    expect_error(r"have different keypoints\. Use the same columns", load, tmp_path)
+    expect_error(r"contains no keypoints of a known format: COCO", load, tmp_path / "images")
 
 
 @pytest.mark.parametrize("form", ["triples", "flat", "pairs"])
@@ -377,8 +362,7 @@ def test_pairs_can_be_given_by_name_or_number() -> None:
         (["nose"], "flip_pairs contains 'nose', which is not a pair"),
         (["0,1", "1,2"], "flip_pairs contains 'left_ear' more than once"),
     ):
-        with pytest.raises(ValueError, match=message):
-            flip_pairs_of(NAMES, given)
+        expect_error(message, flip_pairs_of, NAMES, given)
 
 
 def test_keypoints_of_coco_have_its_sigmas_in_any_order(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hf_vit.data.formats.label_values import FLAGS, MULTI, REGRESSION, SINGLE, V
 from hf_vit.training.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import picture, write_class_folders, write_pictures
+from .errors import expect_error
 
 
 NAMES = ("1.png", "2.png", "3.png", "4.png")
@@ -59,8 +60,7 @@ def test_names_in_a_cell_are_separated(separator: str, tmp_path: Path) -> None:
     if separator in "|;,":
         expect(read(table, MULTI), FLAGS, ["cat", "dog", "fox"], expected)
     for problem_type in (SINGLE, None):  # single-label data, in which the empty label is missing
-        with pytest.raises(ValueError, match="missing"):
-            load_image_classification(str(table), problem_type=problem_type)
+        expect_error("missing", load_image_classification, str(table), problem_type=problem_type)
 
 
 @pytest.mark.parametrize("mark", ["|", ",", ";"])
@@ -103,11 +103,9 @@ def test_columns_of_a_dataset(kind: str, tmp_path: Path) -> None:
     tests = {"test": rows.select([2])} if kind == "names" else {}  # the test row has no label and is excluded
     DatasetDict({"train": rows, **tests}).save_to_disk(tmp_path / "saved")
     names = {
-        "class numbers": ["b", "a", "c"],
-        "names": ["a", "b"],
-        "flags": ["b", "a"],
-        "vectors": ["labels_0", "labels_1"],
-    }
+        "class numbers": ["b", "a", "c"], "names": ["a", "b"], "flags": ["b", "a"],
+        "vectors": ["labels_0", "labels_1"]
+    }  # fmt: skip
     width = len(names[kind])
     expected = [[1, 1, 0][:width], [0] * width, [NAN] * width]
     expect(read(tmp_path / "saved"), FLAGS, names[kind], expected)
@@ -126,8 +124,7 @@ def test_class_folders_as_several_labels_or_values(tmp_path: Path) -> None:
     column, names, labels = read(tmp_path / "photos", MULTI, label_separator="+")
     assert (column, names, labels.sum(axis=0).tolist()) == (FLAGS, ["cat", "dog"], [len(labels), len(labels) / 2])
     assert read(tmp_path / "photos", MULTI)[1] == ["cat", "cat+dog"]
-    with pytest.raises(ValueError, match=r"'label' are not numbers.*the first is 'cat' in row 1"):
-        read(tmp_path / "photos", REGRESSION)
+    expect_error(r"'label' are not numbers.*the first is 'cat' in row 1", read, tmp_path / "photos", REGRESSION)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +153,7 @@ def test_wrong_labels_are_named(rows: list[str], options: dict[str, Any], messag
 def test_a_name_that_training_images_lack_is_refused(tmp_path: Path) -> None:
     write_table(tmp_path, "file,label", "a|b", "a")
     write_table(tmp_path, "file,label", "a|c", "b", name="test.csv")
-    with pytest.raises(ValueError, match="The split 'test' has the labels 'c', but the classes are 'a', 'b'"):
-        read(tmp_path, MULTI)
+    expect_error("The split 'test' has the labels 'c', but the classes are 'a', 'b'", read, tmp_path, MULTI)
 
 
 def test_lists_of_values_are_as_long(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import gzip
 import os
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,8 @@ from hf_vit.data.formats.files import files_below
 from hf_vit.data.formats.stored import check_tars
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
-from ..helpers.datasets import (
-    dataset_of,
-    encoded,
-    picture,
-    truncate,
-    write_class_folders,
-    write_pictures,
-    write_tar,
-)
+from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_class_folders, write_pictures, write_tar
+from .errors import expect_error
 
 
 def link(place: Path, target: Path) -> None:
@@ -107,9 +99,7 @@ def join(file: Path) -> None:
     [cut_at_header, cut_in_header, cut_in_member, cut_before_end, damage_header, join],
     ids=lambda f: f.__name__,
 )
-def test_an_archive_that_is_not_whole_is_refused_by_name(
-    damage: Callable[[Path], None], is_compressed: bool, tmp_path: Path
-) -> None:
+def test_an_archive_that_is_not_whole_is_refused_by_name(damage, is_compressed, tmp_path):
     images = {f"{number:03}": encoded(picture(number)) for number in range(4)}
     labels = dict.fromkeys(images, 0) | {"001": 1}
     suffix = ".tar.gz" if is_compressed else ".tar"
@@ -141,8 +131,7 @@ def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) ->
     content = gzip.compress((tmp_path / "a.tar").read_bytes())
     for share in (0.1, 0.5, 0.9, 0.999):
         (tmp_path / "b.tgz").write_bytes(content[: int(share * len(content))])
-        with pytest.raises(OSError, match=r"b\.tgz: it is truncated or damaged"):
-            check_tars([str(tmp_path / "b.tgz")])
+        expect_error(r"b\.tgz: it is truncated or damaged", check_tars, [str(tmp_path / "b.tgz")], error=OSError)
 
 
 def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tmp_path: Path) -> None:
@@ -164,5 +153,4 @@ def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monk
     check_tars([str(file)], max_seconds=0)
     assert messages == ["1 of 1 tar files could not be checked completely in 0 seconds, so they may be incomplete."]
     cut_at_header(file)  # detected from the last bytes
-    with pytest.raises(OSError, match=r"it does not end with the blocks of zeros"):
-        check_tars([str(file)], max_seconds=0)
+    expect_error(r"it does not end with the blocks of zeros", check_tars, [str(file)], error=OSError, max_seconds=0)

@@ -14,6 +14,7 @@ from hf_vit.training.tasks.image_classification import open_labeled
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.fresh import ROOT, run_python
+from .errors import expect_error
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -31,6 +32,10 @@ def load_evaluation_split(
     name, loaded = load_evaluation_targets(load, data, split, label2id, args)
     assert loaded.names == tuple(label2id)
     return name, loaded.splits[name]
+
+
+def sizes(splits: DatasetDict) -> dict[str, int]:
+    return {name: len(split) for name, split in splits.items()}
 
 
 @pytest.fixture
@@ -53,36 +58,30 @@ def unsplit(tmp_path: Path) -> Path:
 
 def test_a_share_of_train_is_held_out_where_there_is_no_validation(photos: Path, args: HfViTTrainingArguments) -> None:
     splits = load_splits(ClassificationArguments(dataset_name=str(photos), train_val_split=0.25), args)
-    assert {name: len(split) for name, split in splits.items()} == {"train": 9, "validation": 3, "test": 6}
+    assert sizes(splits) == {"train": 9, "validation": 3, "test": 6}
     assert sorted(splits["validation"]["label"]) == [0, 1, 2]
     everything = load_splits(ClassificationArguments(dataset_name=str(photos), train_val_split=0), args)
-    assert {name: len(split) for name, split in everything.items()} == {"train": 12, "test": 6}
+    assert sizes(everything) == {"train": 12, "test": 6}
+    trial = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
+    splits = load_splits(ClassificationArguments(dataset_name=str(photos), **trial), args)
+    assert sizes(splits) == {"train": 5, "validation": 2, "test": 2}
 
 
-def test_a_trial_takes_a_few_images_of_each_split(photos: Path, args: HfViTTrainingArguments) -> None:
-    options = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
-    splits = load_splits(ClassificationArguments(dataset_name=str(photos), **options), args)
-    assert {name: len(split) for name, split in splits.items()} == {"train": 5, "validation": 2, "test": 2}
-
-
-def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
-    photos: Path, args: HfViTTrainingArguments
-) -> None:
+def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(photos, args):
     truncate(photos / "train" / "dog" / "2.png")
     truncate(photos / "test" / "fox" / "0.png")
     options = {"dataset_name": str(photos), "train_val_split": 0}
     with pytest.raises(ValueError, match=r"(?s)2 of 18 .*train/dog/2\.png.*test/fox/0\.png.*set skip_unreadable"):
         load_splits(ClassificationArguments(**options), args)
     splits = load_splits(ClassificationArguments(**options, skip_unreadable=True), args)
-    assert {name: len(split) for name, split in splits.items()} == {"train": 11, "test": 5}
+    assert sizes(splits) == {"train": 11, "test": 5}
     unchecked = load_splits(ClassificationArguments(**options, check_images=False), args)
-    assert {name: len(split) for name, split in unchecked.items()} == {"train": 12, "test": 6}
+    assert sizes(unchecked) == {"train": 12, "test": 6}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("damaged", range(4))
-def test_a_class_keeps_its_other_images_when_one_is_damaged(
-    photos: Path, args: HfViTTrainingArguments, damaged: int
-) -> None:
+def test_a_class_keeps_its_other_images_when_one_is_damaged(photos, args, damaged):
     # Unreadable images are removed before the split. Otherwise, the validation split could lose its only image of a
     # class.
     truncate(photos / "train" / "dog" / f"{damaged}.png")
@@ -94,19 +93,16 @@ def test_a_class_keeps_its_other_images_when_one_is_damaged(
 
 def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTrainingArguments) -> None:
     label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationArguments(dataset_name=str(photos))
-    name, split = load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), None, label2id, args)
+    name, split = load_evaluation_split(data, None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
     assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
     with pytest.raises(ValueError, match=r"The model has no classes dog, fox of .*photos; its classes are cat, cow"):
-        load_evaluation_split(ClassificationArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
-    with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):
-        load_evaluation_split(data, "val", label2id, args)
+        load_evaluation_split(data, "test", {"cat": 0, "cow": 1}, args)
+    expect_error(r"has no split 'val'. Choose test or train", load_evaluation_split, data, "val", label2id, args)
 
 
 @pytest.mark.parametrize("label2id", [LABEL2ID, {"fox": 0, "dog": 1, "cat": 2}])
-def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_others(
-    unsplit: Path, args: HfViTTrainingArguments, label2id: dict[str, int]
-) -> None:
+def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_others(unsplit, args, label2id):
     truncate(unsplit / "dog" / "2.png")
     options = {"dataset_name": str(unsplit), "skip_unreadable": True, "train_val_split": 0.25}
     trained = load_splits(ClassificationArguments(**options), args)
@@ -117,9 +113,7 @@ def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_ot
         assert images["label"][:] == [label2id[Path(file).parent.name] for file in images["file"]]
 
 
-def test_scoring_training_images_is_warned_of(
-    unsplit: Path, args: HfViTTrainingArguments, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scoring_training_images_is_warned_of(unsplit, args, caplog):
     data = ClassificationArguments(dataset_name=str(unsplit), train_val_split=0)
     with pytest.raises(ValueError, match=r"has no split 'validation'. Choose train\."):
         load_evaluation_split(data, "validation", LABEL2ID, args)

@@ -1,7 +1,6 @@
 """Training data with targets: checks, held-out images, sampling, and class numbers of a model."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from hf_vit.training.tasks.shared import MaskArguments
 
 from ..helpers.dense_trainings import NUM_TRAIN, make_trainer, write_scenes
 from ..helpers.object_trainings import write_figures, write_objects
+from .errors import expect_error
 
 
 @pytest.fixture
@@ -38,17 +38,14 @@ def sizes(data: TargetData) -> dict[str, int]:
 def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
     Image.fromarray(np.full((18, 20), 9, dtype=np.uint8)).save(scenes / "train" / "masks" / "0.png")
     Image.new("RGB", (5, 5)).save(scenes / "val" / "images" / "1.png")
-    with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be trained on:.*labels 9.*has 5 x 5 pixels, but"):
-        load(scenes)
+    expect_error(r"(?s)2 of 13 images cannot be trained on:.*labels 9.*has 5 x 5 pixels, but", load, scenes)
     assert sizes(load(scenes, skip_unreadable=True)) == {"train": NUM_TRAIN - 1, "validation": 4}
 
 
 @pytest.mark.parametrize(
     ("task", "write"), [("object_detection", write_objects), ("keypoint_detection", write_figures)]
 )
-def test_images_of_another_size_than_their_annotations_say_are_named_before_training(
-    task: str, write: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_images_of_another_size_than_their_annotations_say_are_named_before_training(task, write, tmp_path):
     data = write(tmp_path / "data")
     turned = Image.Exif()
     turned[0x0112] = 6  # rotated by 90 degrees clockwise
@@ -58,13 +55,13 @@ def test_images_of_another_size_than_their_annotations_say_are_named_before_trai
         r"(?s)cannot be trained on:.*0\.png is 41 pixels wide and 44 high, but .* width of 44 and a height of 40.*"
         r"7\.png is 50 pixels wide and 43 high"
     )
-    with pytest.raises(ValueError, match=named):
-        make_trainer(task, data, tmp_path / "out")
+    expect_error(named, make_trainer, task, data, tmp_path / "out")
     kept = make_trainer(task, data, tmp_path / "out", "--skip_unreadable", "true").train_dataset
     assert {"0.png", "7.png"}.isdisjoint(Path(kept[index]["file"]).name for index in range(len(kept)))
 
 
-def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path) -> None:
+def test_without_validation_a_share_is_held_out_and_always_the_same_and_a_trial_takes_a_few(scenes: Path) -> None:
+    assert sizes(load(scenes, max_train_samples=3, max_eval_samples=2)) == {"train": 3, "validation": 2}
     shutil.rmtree(scenes / "val")
     first, second = load(scenes, train_val_split=0.25), load(scenes, train_val_split=0.25)
     assert sizes(first) == {"train": 6, "validation": 2}
@@ -73,11 +70,7 @@ def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path
     assert sizes(load(scenes, train_val_split=0.0)) == {"train": NUM_TRAIN}
 
 
-def test_a_trial_takes_a_few(scenes: Path) -> None:
-    assert sizes(load(scenes, max_train_samples=3, max_eval_samples=2)) == {"train": 3, "validation": 2}
-
-
-def test_keypoints_are_those_of_the_model_by_their_names(tmp_path: Path) -> None:
+def test_classes_and_keypoints_are_those_of_the_model_by_their_names(tmp_path: Path) -> None:
     data = load_keypoint_detection(str(write_figures(tmp_path / "figures")))
     assert data.names == ("top", "left_foot", "right_foot")
     model = {"tail": 0, "right_foot": 1, "top": 2, "left_foot": 3}
@@ -87,9 +80,7 @@ def test_keypoints_are_those_of_the_model_by_their_names(tmp_path: Path) -> None
     assert torch.equal(target["keypoints"][[2, 3, 1]], given["keypoints"])
     assert not target["keypoints"][0].any()
     assert torch.equal(target["box"], given["box"])
-
-
-def test_there_may_be_more_classes_than_a_mask_has_values() -> None:
+    # There may be more classes than a mask has values.
     names = [f"class {number}" for number in range(300)]
     data = TargetData(DatasetDict(), lambda row: {"class_labels": torch.tensor([0, 299])}, tuple(names))
     model = {name: 299 - number for number, name in enumerate(names)}

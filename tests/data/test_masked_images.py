@@ -6,7 +6,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from datasets import Image
@@ -22,6 +21,7 @@ from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, truncate, write_pictures
 from ..helpers.models import small_config
+from .errors import expect_error
 
 
 pytestmark = pytest.mark.slow  # starts worker processes
@@ -150,11 +150,8 @@ def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, 
     assert len(set(drawn)) == len(drawn)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("skip_unreadable", [False, True])
-def test_a_stream_goes_on_after_batches_that_it_does_not_read(
-    photos: Path, workers: int, skip_unreadable: bool
-) -> None:
+@pytest.mark.parametrize(("workers", "skip_unreadable"), [(0, False), (2, True)])
+def test_a_stream_goes_on_after_batches_that_it_does_not_read(photos, workers, skip_unreadable):
     def batches(count: int, done: int) -> list[Any]:
         stream = streamed(photos, keep_file, skip_unreadable=skip_unreadable)
         stream.start_after(done, 2)
@@ -168,7 +165,7 @@ def test_a_stream_goes_on_after_batches_that_it_does_not_read(
     assert None not in whole[0]
 
 
-def test_what_a_stream_has_done_is_not_decoded(photos: Path) -> None:
+def test_what_a_stream_has_done_is_not_decoded_and_one_without_images_ends(photos: Path) -> None:
     read: list[str] = []
     stream = streamed(photos, keep_file, read_target=lambda row: read.append(row["file"]) or {})
     stream.start_after(3, 4)
@@ -176,9 +173,6 @@ def test_what_a_stream_has_done_is_not_decoded(photos: Path) -> None:
     assert read == []
     next(islice(stream, 12, None))
     assert len(read) == 1
-
-
-def test_a_stream_without_images_ends(photos: Path) -> None:
     stream = streamed(photos, keep_file)
     stream.stream = stream.stream.take(0)
     assert list(stream) == []
@@ -186,21 +180,15 @@ def test_a_stream_without_images_ends(photos: Path) -> None:
 
 def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     truncate(photos / "03.png", 0.3)
-    with pytest.raises(OSError, match=r"03\.png"):
-        list(islice(streamed(photos, keep_file), NUM_IMAGES))
+    expect_error(r"03\.png", list, islice(streamed(photos, keep_file), NUM_IMAGES), error=OSError)
     files = files_of(islice(streamed(photos, keep_file, skip_unreadable=True), NUM_IMAGES - 1))
     assert len(set(files)) == NUM_IMAGES - 1
     assert "03.png" not in files
     assert "03.png" in caplog.text
 
 
-def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The default is 5 seconds after each parquet stream.
-    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)
+def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(tmp_path: Path) -> None:
     dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match="an image is missing"):
-        list(islice(streamed(tmp_path, keep_file), 4))
+    expect_error("an image is missing", list, islice(streamed(tmp_path, keep_file), 4))
     # These are the images of two epochs.
     assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hf_vit.data import (
     load_semantic_segmentation,
     load_universal_segmentation,
 )
-from hf_vit.data.datasets import KeypointData, TargetData
+from hf_vit.data.datasets import TargetData
 from hf_vit.data.formats import orientation as module
 from hf_vit.data.formats.boxes import CORNERS
 
@@ -37,6 +38,8 @@ BOX = (1, 2, 5, 7)  # x1, y1, x2, y2 in the displayed image
 POINTS = [(2, 3, 2), (4, 5, 1), (0, 0, 0)]
 COLOR = (250, 10, 20)
 FRAMES = ("stored", "displayed")
+Loader = Callable[..., TargetData]
+Writer = Callable[[Path, "Scene"], Loader]
 
 
 def stored(image: PILImage.Image, orientation: int) -> PILImage.Image:
@@ -118,6 +121,15 @@ def check_masks(scene: Scene, example: dict[str, Any]) -> None:
     assert np.array_equal(mask.numpy(), scene.labels == 1)
 
 
+def check_maps(scene: Scene, example: dict[str, Any]) -> None:
+    if "masks" in example:  # one mask of each class
+        assert np.array_equal(example["masks"][1].numpy(), scene.labels == 1)
+    else:
+        assert np.array_equal(
+            example["segmentation_map" if "segmentation_map" in example else "depth_map"], scene.labels
+        )
+
+
 def check_boxes(scene: Scene, example: dict[str, Any]) -> None:
     assert example["boxes"].tolist() == [pytest.approx(BOX, abs=1e-4)]
     assert example["size"].tolist() == [scene.size[1], scene.size[0]]
@@ -130,27 +142,18 @@ def check_keypoints(scene: Scene, example: dict[str, Any]) -> None:
     assert example["area"] == 20
 
 
-def semantic(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def semantic(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "train" / "images" / "a.png")
     write_image(folder / "train" / "masks" / "a.png", scene.in_frame(scene.labels))
-    return lambda source, **options: load_semantic_segmentation(source, class_names=["floor", "box", "dot"], **options)
+    return partial(load_semantic_segmentation, class_names=["floor", "box", "dot"])
 
 
-def check_semantic(scene: Scene, example: dict[str, Any]) -> None:
-    assert np.array_equal(example["segmentation_map"].numpy(), scene.labels)
-
-
-def regions(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def regions(folder: Path, scene: Scene) -> Loader:
     semantic(folder, scene)
-    names = {"class_names": ["floor", "thing", "dot"], "thing_names": ["thing"]}
-    return lambda source, **options: load_universal_segmentation(source, **names, **options)
+    return partial(load_universal_segmentation, class_names=["floor", "thing", "dot"], thing_names=["thing"])
 
 
-def check_regions(scene: Scene, example: dict[str, Any]) -> None:
-    assert np.array_equal(example["masks"][1].numpy(), scene.labels == 1)
-
-
-def panoptic(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def panoptic(folder: Path, scene: Scene) -> Loader:
     bands = np.zeros((*scene.in_frame(scene.labels).shape, 3), np.uint8)
     bands[..., 0] = np.where(scene.in_frame(scene.labels) == 1, 7, 0)
     write_image(folder / "train" / "masks" / "a.png", bands)
@@ -158,45 +161,37 @@ def panoptic(folder: Path, scene: Scene) -> Callable[..., TargetData]:
     return load_universal_segmentation
 
 
-def polygons(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def polygons(folder: Path, scene: Scene) -> Loader:
     x1, y1, x2, y2 = scene.box
     write_coco(folder, scene, {"segmentation": [[x1, y1, x2, y1, x2, y2, x1, y2]], "iscrowd": 0})
     return load_universal_segmentation
 
 
-def run_lengths(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def run_lengths(folder: Path, scene: Scene) -> Loader:
     runs = coco_mask.encode(np.asfortranarray(scene.in_frame(scene.labels) == 1).astype(np.uint8))
     write_coco(folder, scene, {"segmentation": {"size": runs["size"], "counts": runs["counts"].decode()}})
     return load_universal_segmentation
 
 
-def depth(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def depth(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "train" / "images" / "a.png")
     write_image(folder / "train" / "depths" / "a.png", scene.in_frame(scene.labels).astype(np.uint16) * 1000)
     return load_depth_estimation
 
 
-def depth_array(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def depth_array(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "train" / "images" / "a.png")
     (folder / "train" / "depths").mkdir()
     np.save(folder / "train" / "depths" / "a.npy", scene.in_frame(scene.labels).astype(np.float32))
     return load_depth_estimation
 
 
-def check_depth(scene: Scene, example: dict[str, Any]) -> None:
-    assert np.array_equal(example["depth_map"].numpy(), scene.labels)
-
-
-def coco(folder: Path, scene: Scene, has_size: bool = True) -> Callable[..., TargetData]:
+def coco(folder: Path, scene: Scene, has_size: bool = True) -> Loader:
     write_coco(folder, scene, {"bbox": scene.xywh}, has_size)
     return load_object_detection
 
 
-def coco_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
-    return coco(folder, scene, has_size=False)
-
-
-def voc(folder: Path, scene: Scene, has_size: bool = True) -> Callable[..., TargetData]:
+def voc(folder: Path, scene: Scene, has_size: bool = True) -> Loader:
     scene.write_image(folder / "train" / "a.png")
     edges = "".join(f"<{name}>{value}</{name}>" for name, value in zip(CORNERS, scene.box, strict=True))
     size = "<size><width>{}</width><height>{}</height></size>".format(*scene.frame_size) if has_size else ""
@@ -205,57 +200,47 @@ def voc(folder: Path, scene: Scene, has_size: bool = True) -> Callable[..., Targ
     return load_object_detection
 
 
-def voc_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
-    return voc(folder, scene, has_size=False)
-
-
-def yolo(folder: Path, scene: Scene) -> Callable[..., TargetData]:
+def yolo(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "images" / "train" / "a.png")
     (folder / "labels" / "train").mkdir(parents=True)
     (folder / "labels" / "train" / "a.txt").write_text(" ".join(map(str, [0, *scene.shares])))
-    return lambda source, **options: load_object_detection(source, class_names=["thing"], **options)
+    return partial(load_object_detection, class_names=["thing"])
 
 
-def write_table(folder: Path, scene: Scene, objects: dict[str, Any], has_size: bool) -> None:
+def write_table(folder: Path, scene: Scene, objects: dict[str, Any], has_size: bool = True) -> None:
     folder.mkdir(exist_ok=True)
     columns: dict[str, list[Any]] = {"image": [{"bytes": scene.content, "path": None}], "objects": [objects]}
     if has_size:
         columns["width"], columns["height"] = ([side] for side in scene.frame_size)
-    rows = Dataset.from_dict(columns)
-    rows.cast_column("image", Image()).to_parquet(folder / "train.parquet")
+    Dataset.from_dict(columns).cast_column("image", Image()).to_parquet(folder / "train.parquet")
 
 
-def table(folder: Path, scene: Scene) -> Callable[..., TargetData]:
-    write_table(folder, scene, {"bbox": [scene.xywh], "category": ["thing"]}, has_size=True)
-    return lambda source, **options: load_object_detection(source, bbox_format="coco", **options)
+def table(folder: Path, scene: Scene, has_size: bool = True) -> Loader:
+    write_table(folder, scene, {"bbox": [scene.xywh], "category": ["thing"]}, has_size)
+    return partial(load_object_detection, bbox_format="coco")
 
 
-def table_without_size(folder: Path, scene: Scene) -> Callable[..., TargetData]:
-    write_table(folder, scene, {"bbox": [scene.xywh], "category": ["thing"]}, has_size=False)
-    return lambda source, **options: load_object_detection(source, bbox_format="coco", **options)
-
-
-def table_of_shares(folder: Path, scene: Scene) -> Callable[..., TargetData]:
-    write_table(folder, scene, {"bbox": [scene.shares], "category": ["thing"]}, has_size=True)
-    return lambda source, **options: load_object_detection(source, bbox_format="yolo", **options)
+def table_of_shares(folder: Path, scene: Scene) -> Loader:
+    write_table(folder, scene, {"bbox": [scene.shares], "category": ["thing"]})
+    return partial(load_object_detection, bbox_format="yolo")
 
 
 def keypoints_of(scene: Scene) -> list[int]:
     return [value for point in scene.points for value in point]
 
 
-def coco_keypoints(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
+def coco_keypoints(folder: Path, scene: Scene) -> Loader:
     annotation = {"bbox": scene.xywh, "keypoints": keypoints_of(scene), "area": 20}
     write_coco(folder, scene, annotation, keypoints=["a", "b", "c"])
     return load_keypoint_detection
 
 
-def keypoint_table(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
-    write_table(folder, scene, {"bbox": [scene.xywh], "keypoints": [keypoints_of(scene)]}, has_size=True)
+def keypoint_table(folder: Path, scene: Scene) -> Loader:
+    write_table(folder, scene, {"bbox": [scene.xywh], "keypoints": [keypoints_of(scene)]})
     return load_keypoint_detection
 
 
-def landmarks(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
+def landmarks(folder: Path, scene: Scene) -> Loader:
     scene.write_image(folder / "a.png")
     names = [f"{axis}{number}" for number in range(3) for axis in "xyv"]
     values = [*keypoints_of(scene), *scene.box]
@@ -264,9 +249,21 @@ def landmarks(folder: Path, scene: Scene) -> Callable[..., KeypointData]:
     return load_keypoint_detection
 
 
+def coco_without_size(folder: Path, scene: Scene) -> Loader:
+    return coco(folder, scene, has_size=False)
+
+
+def voc_without_size(folder: Path, scene: Scene) -> Loader:
+    return voc(folder, scene, has_size=False)
+
+
+def table_without_size(folder: Path, scene: Scene) -> Loader:
+    return table(folder, scene, has_size=False)
+
+
 SIZED = {
-    semantic: check_semantic, regions: check_regions, panoptic: check_masks, polygons: check_masks,
-    run_lengths: check_masks, depth: check_depth, depth_array: check_depth, coco: check_boxes, voc: check_boxes,
+    semantic: check_maps, regions: check_maps, panoptic: check_masks, polygons: check_masks,
+    run_lengths: check_masks, depth: check_maps, depth_array: check_maps, coco: check_boxes, voc: check_boxes,
     table: check_boxes, table_of_shares: check_boxes, coco_keypoints: check_keypoints, keypoint_table: check_keypoints
 }  # fmt: skip
 UNSIZED = {
@@ -291,39 +288,34 @@ def only_example(data: TargetData) -> dict[str, Any]:
     return example
 
 
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("size", [WIDE, SQUARE], ids=["wide", "square"])
+@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("write", [*SIZED, *UNSIZED], ids=lambda write: write.__name__)
-def test_annotations_show_what_the_upright_image_shows(
-    write: Callable[[Path, Scene], Callable[..., TargetData]], tmp_path: Path, warnings: list[str]
-) -> None:
-    check = {**SIZED, **UNSIZED}[write]
-    for orientation in range(1, 9):
-        for size in (WIDE, SQUARE):
-            for frame in FRAMES:
-                warnings.clear()
-                scene = Scene(orientation, size, frame)
-                folder = tmp_path / f"{orientation}-{size[0]}-{frame}"
-                load = write(folder, scene)
-                is_decided = orientation == 1 or (write in SIZED and size == WIDE and orientation > 4)
-                if is_decided or frame == "displayed":
-                    check(scene, only_example(load(str(folder))))
-                    assert len(warnings) == (not is_decided)
-                    assert all(text.startswith("1 of 1 train images have an EXIF orientation") for text in warnings)
-                warnings.clear()
-                check(scene, only_example(load(str(folder), annotation_orientation=frame)))
-                assert not warnings
+def test_annotations_show_what_the_upright_image_shows(write, orientation, size, frame, tmp_path, warnings):
+    check, scene = {**SIZED, **UNSIZED}[write], Scene(orientation, size, frame)
+    load = write(tmp_path, scene)
+    is_decided = orientation == 1 or (write in SIZED and size == WIDE and orientation > 4)
+    if is_decided or frame == "displayed":
+        check(scene, only_example(load(str(tmp_path))))
+        assert len(warnings) == (not is_decided)
+        assert all(text.startswith("1 of 1 train images have an EXIF orientation") for text in warnings)
+    warnings.clear()
+    check(scene, only_example(load(str(tmp_path), annotation_orientation=frame)))
+    assert not warnings
 
 
-@pytest.mark.parametrize("choice", ["auto", *FRAMES])
-@pytest.mark.parametrize("size", [WIDE, SQUARE])
-def test_a_mask_with_an_orientation_is_turned_by_that_one_alone(
-    size: tuple[int, int], choice: str, tmp_path: Path, warnings: list[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("size", "choice"), [(WIDE, "auto"), (SQUARE, "auto"), (WIDE, "stored"), (SQUARE, "displayed")]
+)
+def test_a_mask_with_an_orientation_is_turned_by_that_one_alone(size, choice, tmp_path, warnings):
     for orientation in range(2, 9):
         scene, folder = Scene(orientation, size, "stored"), tmp_path / str(orientation)
         load = semantic(folder, scene)
         mask = PILImage.fromarray(scene.in_frame(scene.labels))
         mask.save(folder / "train" / "masks" / "a.png", exif=tagged(orientation))
-        check_semantic(scene, only_example(load(str(folder), annotation_orientation=choice)))
+        check_maps(scene, only_example(load(str(folder), annotation_orientation=choice)))
     assert not warnings
 
 
@@ -376,7 +368,7 @@ def test_an_unknown_choice_is_an_error(tmp_path: Path) -> None:
 def test_tiff_is_turned_like_other_formats(tmp_path: Path) -> None:
     for orientation in range(1, 9):
         folder, scene = tmp_path / str(orientation), Scene(orientation, WIDE, "stored", "TIFF")
-        for number, (write, check) in enumerate([(semantic, check_semantic), (coco, check_boxes)]):
+        for number, (write, check) in enumerate([(semantic, check_maps), (coco, check_boxes)]):
             load = write(folder / str(number), scene)
             check(scene, only_example(load(str(folder / str(number)), annotation_orientation="stored")))
         scene = Scene(orientation, WIDE, "displayed", "TIFF")

@@ -1,6 +1,5 @@
 """Unlabeled images from all sources, as lists and as streams."""
 
-import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from ..helpers.datasets import (
     write_mask_folders,
     write_pictures,
 )
-from ..helpers.fresh import run_with_package
-from ..helpers.hub import serve
 
 
 pytestmark = pytest.mark.slow  # starts worker processes
@@ -173,47 +170,18 @@ def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) 
     assert len(set(first["class_number"])) > 10
 
 
-def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path) -> None:
+def test_classes_of_splits_of_a_stream_are_the_same_ones_and_may_be_words_or_missing(tmp_path: Path) -> None:
     for name, labels in (("words", ["b", "a", "", None, "b"]), ("numbers", [3, None, 10, -1, 3])):
         dataset_of(labels).to_parquet(tmp_path / f"{name}.parquet")
         first = first_images(stream_images([str(tmp_path / f"{name}.parquet")]), {"train": 5})["train"]
         joined = load_unlabeled_images([str(tmp_path / f"{name}.parquet")])["train"]
         assert first["class_number"][:] == joined["class_number"][:]
         assert first["class_number"][:].count(-1) == 2
-
-
-def test_classes_of_splits_of_a_stream_are_the_same_ones(tmp_path: Path) -> None:
     (tmp_path / "pets").mkdir()
     for split, labels in (("train", ["b", "c", "a"]), ("test", ["c", "b"])):
         dataset_of(labels).to_parquet(tmp_path / "pets" / f"{split}.parquet")
     first = first_images(stream_images([str(tmp_path / "pets")]), {"train": 2, "test": 2})
     assert {name: rows["class_number"][:] for name, rows in first.items()} == {"train": [0, 1], "test": [1, 0]}
-
-
-STREAMED = """
-import json, sys
-from hf_vit.data.collators import masked_image_target
-from hf_vit.data.datasets import TargetDataset
-from hf_vit.data.loaders.unlabeled_images import first_images, stream_images
-
-try:
-    rows = first_images(stream_images(sys.argv[1:]), {"train": 5})["train"]
-    images = TargetDataset(rows, masked_image_target)
-    print(json.dumps([[image["image"].tobytes().hex() for image in images], rows["class_number"][:]]))
-except FileNotFoundError as error:
-    print(json.dumps(str(error)))
-"""
-
-
-def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
-    (tmp_path / "hub" / "user" / "pets").mkdir(parents=True)
-    dataset_of([0, 1, 1], ["dog", "cat"]).to_parquet(tmp_path / "hub" / "user" / "pets" / "train.parquet")
-    with serve(tmp_path / "hub") as hub:
-        images, classes = json.loads(run_with_package(STREAMED, tmp_path, "user/pets", **hub.client).stdout)
-        nobody = json.loads(run_with_package(STREAMED, tmp_path, "nobody/pets", **hub.client).stdout)
-    assert images == [picture(number).tobytes().hex() for number in range(3)]
-    assert classes == [0, 1, 1]
-    assert nobody.startswith("There is no file or folder 'nobody/pets'.")
 
 
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:

@@ -13,6 +13,7 @@ from hf_vit.data.loaders.image_classification import held_out_images_of_stream
 from hf_vit.data.loaders.unlabeled_images import stream_images
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
+from .errors import expect_error
 
 
 pytestmark = pytest.mark.slow  # starts worker processes
@@ -68,8 +69,7 @@ def test_names_of_numbered_classes_are_given_or_lie_beside_the_files(tmp_path: P
 def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: str, tmp_path: Path) -> None:
     write_tars(tmp_path, {"train": labels, "val": labels[:1]}, kind)
     stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
-    with pytest.raises(ValueError, match=message):
-        stream.first("train", 9, 3)
+    expect_error(message, stream.first, "train", 9, 3)
 
 
 def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
@@ -79,8 +79,7 @@ def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
     assert stream_image_classification(str(tmp_path / "words")).names == ("cat", "dog", "fox")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "train.tar.gz").write_bytes(gzip.compress(file.read_bytes()))
-    with pytest.raises(ValueError, match=r"has no class names, .* Set class_names"):
-        stream_image_classification(str(tmp_path / "packed"))
+    expect_error(r"has no class names, .* Set class_names", stream_image_classification, str(tmp_path / "packed"))
     given = stream_image_classification(str(tmp_path / "packed"), class_names=["cat", "dog", "fox"])
     assert given.names == ("cat", "dog", "fox")
 
@@ -94,16 +93,14 @@ def test_labels_are_read_without_images_or_asked_for(tmp_path: Path) -> None:
 )
 def test_wrong_json_in_tar_files_is_refused(text: str, message: str, tmp_path: Path) -> None:
     write_tar(tmp_path / "train.tar", {"1": encoded(picture(0))}, {"1": text}, "json")
-    with pytest.raises(ValueError, match=message):
-        stream_image_classification(str(tmp_path))
+    expect_error(message, stream_image_classification, str(tmp_path))
 
 
 def test_a_key_without_an_image_is_an_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", {str(key): encoded(picture(key)) for key in range(9)}, dict.fromkeys("012345678", 0))
     write_tar(tmp_path / "1.tar", {"9": encoded(picture(9))}, {"9": 1}, suffix="dat")
     stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
-    with pytest.raises(ValueError, match=r"1\.tar: 9 has no image \(png\)\. Add one, or remove"):
-        list(stream.train)
+    expect_error(r"1\.tar: 9 has no image \(png\)\. Add one, or remove", list, stream.train)
 
 
 def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> None:
@@ -143,12 +140,9 @@ def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Pa
 @pytest.mark.parametrize(
     ("names", "message"), [(["dog", "ape"], "the class names in the data, 'dog', 'cat'"), (["a"], "at least 2")]
 )
-def test_class_names_that_are_not_those_of_the_data_are_refused(
-    names: list[str], message: str, tmp_path: Path
-) -> None:
+def test_class_names_that_are_not_those_of_the_data_are_refused(names, message, tmp_path):
     dataset_of([1, 0, 1], ["dog", "cat"] if len(names) > 1 else None).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=message):
-        stream_image_classification(str(tmp_path), class_names=names)
+    expect_error(message, stream_image_classification, str(tmp_path), class_names=names)
 
 
 def test_images_without_labels_come_from_tar_files_too(tmp_path: Path) -> None:
@@ -161,8 +155,7 @@ def test_images_without_labels_come_from_tar_files_too(tmp_path: Path) -> None:
     write_tar(tmp_path / "only.tar", {"1": encoded(picture(0))}, {"1": {"width": 8}}, "json")
     assert load_unlabeled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
     assert len(list(stream_images([str(tmp_path / "only.tar")])["train"])) == 1
-    with pytest.raises(ValueError, match="no column of a usual name"):
-        load_image_classification(str(tmp_path / "only.tar"))
+    expect_error("no column of a usual name", load_image_classification, str(tmp_path / "only.tar"))
 
 
 def test_an_archive_beside_its_images_is_left_alone(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Views of whole batches: effect of each option."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,48 +27,33 @@ def view(
     return make_views(images, numbers, (size, size), (scale, scale), flip, changes)
 
 
-@pytest.fixture
-def images() -> Tensor:
-    return torch.rand(2, 3, 16, 16)
+THIRD = 0.5 + 1 / 3  # a hue shift of +1/3 in the range from -0.5 to 0.5
+HUE = {"color_jitter": 1.0, "hue": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
+# For each effect: size and options of a view, and the expected view as a function of the images.
+EFFECTS: dict[str, tuple[int, dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    **{
+        f"resized to {size}": (size, {}, partial(F.interpolate, size=(size, size), mode="bilinear", antialias=True))
+        for size in (8, 16, 24)
+    },
+    "cropped": (8, {"scale": 0.25, "top": 1.0, "left": 0.5}, lambda images: images[:, :, 8:, 4:12]),
+    "mirrored": (16, {"flip": 1.0}, lambda images: images.flip(-1)),
+    "hue": (16, {"colors": HUE, "hue": THIRD}, lambda images: images.roll(1, dims=1)),
+    "gray": (16, {"colors": {"grayscale": 1.0}}, lambda images: images.mean(dim=1, keepdim=True)),
+    "dark": (16, {"colors": {"color_jitter": 1.0, "brightness": 0.4}, "brightness": 0.0}, lambda images: images * 0.6),
+    "flat": (
+        16,
+        {"colors": {"color_jitter": 1.0, "contrast": 1.0}, "contrast": 0.0},
+        lambda images: images.mean(dim=(1, 2, 3), keepdim=True),
+    ),
+    "solarized": (16, {"colors": {"solarize": 1.0}}, lambda images: torch.where(images > 0.5, 1 - images, images)),
+}
 
 
-@pytest.mark.parametrize("size", [8, 16, 24])
-def test_a_whole_image_is_resized_as_torch_does(images: Tensor, size: int) -> None:
-    expected = F.interpolate(images, (size, size), mode="bilinear", antialias=True)
-    torch.testing.assert_close(view(images, size), expected, atol=1e-5, rtol=0)
-
-
-def test_a_crop_lies_where_its_numbers_say(images: Tensor) -> None:
-    corner = view(images, 8, scale=0.25, top=1.0, left=0.5)
-    torch.testing.assert_close(corner, images[:, :, 8:, 4:12], atol=1e-5, rtol=0)
-
-
-def test_a_mirror_image(images: Tensor) -> None:
-    torch.testing.assert_close(view(images, 16, flip=1.0), images.flip(-1), atol=1e-5, rtol=0)
-
-
-def test_colors_turn_in_a_circle(images: Tensor) -> None:
-    third = 0.5 + 1 / 3  # a hue shift of +1/3 in the range from -0.5 to 0.5
-    colors = {"color_jitter": 1.0, "hue": 0.5, "brightness": 0.0, "contrast": 0.0, "saturation": 0.0}
-    turned = view(images, 16, colors=colors, hue=third)
-    torch.testing.assert_close(turned, images.roll(1, dims=1), atol=1e-5, rtol=0)
-
-
-def test_colors_that_go_leave_the_mean(images: Tensor) -> None:
-    gray = view(images, 16, colors={"grayscale": 1.0})
-    torch.testing.assert_close(gray, images.mean(dim=1, keepdim=True).expand_as(images), atol=1e-5, rtol=0)
-
-
-def test_brightness_and_contrast_are_factors(images: Tensor) -> None:
-    dark = view(images, 16, colors={"color_jitter": 1.0, "brightness": 0.4}, brightness=0.0)
-    torch.testing.assert_close(dark, images * 0.6, atol=1e-5, rtol=0)
-    flat = view(images, 16, colors={"color_jitter": 1.0, "contrast": 1.0}, contrast=0.0)
-    torch.testing.assert_close(flat, images.mean(dim=(1, 2, 3), keepdim=True).expand_as(images), atol=1e-5, rtol=0)
-
-
-def test_bright_colors_are_inverted(images: Tensor) -> None:
-    solar = view(images, 16, colors={"solarize": 1.0})
-    torch.testing.assert_close(solar, torch.where(images > 0.5, 1 - images, images), atol=1e-5, rtol=0)
+@pytest.mark.parametrize(("size", "options", "expect"), EFFECTS.values(), ids=EFFECTS)
+def test_each_option_has_its_effect(size: int, options: dict[str, Any], expect: Callable[[Tensor], Tensor]) -> None:
+    images = torch.rand(2, 3, 16, 16)
+    found = view(images, size, **options)
+    torch.testing.assert_close(found, expect(images).expand_as(found), atol=1e-5, rtol=0)
 
 
 def test_a_blur_is_gaussian() -> None:
@@ -77,7 +64,7 @@ def test_a_blur_is_gaussian() -> None:
     torch.testing.assert_close(row[1], torch.eye(41))
 
 
-def test_a_view_depends_on_its_image_and_numbers_alone() -> None:
+def test_a_view_depends_on_its_image_and_numbers_alone_and_may_be_gray() -> None:
     images, drawn = torch.randn(3, 3, 16, 16), torch.rand(3, 5 * NUM_DRAWN)
     crops = MultiCrop((16, 16), (8, 8), 2, 3, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,) * 3, (0.2,) * 3)
     views = crops(images, drawn)
@@ -89,9 +76,6 @@ def test_a_view_depends_on_its_image_and_numbers_alone() -> None:
     shown = views["pixel_values"] * 0.2 + 0.5
     assert float(shown.min()) > -1e-4
     assert float(shown.max()) < 1 + 1e-4
-
-
-def test_gray_images_have_views_too() -> None:
     crops = MultiCrop((8, 8), (4, 4), 1, 1, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,), (0.5,))
     assert crops(torch.randn(2, 1, 8, 8), torch.rand(2, crops.num_drawn))["pixel_values"].shape == (2, 1, 1, 8, 8)
 

@@ -1,0 +1,18 @@
+"""Check of an error message in one line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def expect_error(
+    message: str,
+    call: Callable[..., Any],
+    *arguments: Any,
+    error: type[BaseException] | tuple[type[BaseException], ...] = ValueError,
+    **options: Any,
+) -> None:
+    """Assert that a call raises an error whose text contains a match of `message`."""
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)
