@@ -14,6 +14,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a combination that `thinned` leaves out")
 
 
+def number_of(item: pytest.Function) -> int:
+    """Return the sum of the indices of a combination, one for each `parametrize` and each fixture with parameters."""
+    indices = dict(item.callspec.indices)
+    for marker in item.iter_markers("parametrize"):
+        names = marker.args[0].split(",") if isinstance(marker.args[0], str) else marker.args[0]
+        for name in list(names)[1:]:  # all have the index of the first
+            indices.pop(name.strip(), None)
+    return sum(indices.values())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the excluded combinations as nightly, and deselect them unless the command line requests them.
 
@@ -24,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
-        marker, number = item.get_closest_marker("thinned"), sum(item.callspec.indices.values())
+        marker, number = item.get_closest_marker("thinned"), number_of(item)
         is_nightly = marker is not None and number % marker.args[0]
         if is_nightly:
             item.add_marker("nightly")
