@@ -1,5 +1,8 @@
 """Run part of the parameter combinations: one in k of thinned tests by default, one per test with `--first`."""
 
+from collections import defaultdict
+from typing import Any
+
 import pytest
 
 
@@ -14,14 +17,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a combination that `thinned` leaves out")
 
 
-def number_of(item: pytest.Function) -> int:
-    """Return the sum of the indices of a combination, one for each `parametrize` and each fixture with parameters."""
-    indices = dict(item.callspec.indices)
-    for marker in item.iter_markers("parametrize"):
-        names = marker.args[0].split(",") if isinstance(marker.args[0], str) else marker.args[0]
-        for name in list(names)[1:]:  # all have the index of the first
-            indices.pop(name.strip(), None)
-    return sum(indices.values())
+def numbers_of(items: list[pytest.Item]) -> dict[pytest.Item, int]:
+    """Return the number of each parameter combination: the sum of the indices of its parts.
+
+    A part belongs to one `parametrize` or to one fixture with parameters. `callspec.indices` is not used, because it
+    has the number of the combination for most parameters.
+    """
+    order: dict[Any, dict[str, int]] = defaultdict(dict)  # index of each part of a test by its name
+    numbers = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            parts = [order[item.parent, item.originalname, place] for place in range(len(item.callspec._idlist))]
+            names = zip(parts, item.callspec._idlist, strict=True)
+            numbers[item] = sum(known.setdefault(name, len(known)) for known, name in names)
+    return numbers
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,10 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     combined with one in k values of every other parameter.
     """
     left_out = []
-    for item in items:
-        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
-            continue
-        marker, number = item.get_closest_marker("thinned"), number_of(item)
+    for item, number in numbers_of(items).items():
+        marker = item.get_closest_marker("thinned")
         is_nightly = marker is not None and number % marker.args[0]
         if is_nightly:
             item.add_marker("nightly")
