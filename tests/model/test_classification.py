@@ -54,7 +54,6 @@ def test_loss_by_hand(logits: list[Any], labels: list[Any], problem_type: str | 
             )
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("problem_type", "labels"),
