@@ -149,7 +149,7 @@ def test_smaller_patches_keep_the_image_size(variant: str) -> None:
     assert rotary is None or all(torch.equal(*pair) for pair in zip(resized, rotary, strict=True))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(3)
 @all_changes
 @pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:

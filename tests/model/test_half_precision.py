@@ -1,5 +1,6 @@
 """Models in half precision: predictions and training close to float32 for all loading methods and positions."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,6 @@ OPENINGS: dict[str, tuple[torch.dtype, Opening]] = {
     "cast": (torch.float16, lambda kind, folder, dtype: kind.from_pretrained(folder / "whole").to(dtype)),
 }
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-all_openings = pytest.mark.parametrize("opening", OPENINGS)
 
 
 def floats_of(outputs: Any) -> dict[str, Tensor]:
@@ -78,9 +78,7 @@ def check_opening(
         assert all(gradient.dtype == dtype and torch.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.thinned(5)
-@all_openings
-@pytest.mark.parametrize("name", TRAINING_CASES)
+@pytest.mark.parametrize(("name", "opening"), zip(TRAINING_CASES, itertools.cycle(OPENINGS)))
 def test_every_task_with_fixed_positions(name: str, opening: str, tmp_path: Path) -> None:
     case = TRAINING_CASES[name]
     overrides = {**case.overrides, "position_embedding_type": "sincos2d"}
@@ -93,11 +91,16 @@ def test_every_task_with_fixed_positions(name: str, opening: str, tmp_path: Path
     check_opening(opening, kind, batch, tmp_path, **overrides)
 
 
-@pytest.mark.thinned(5)
-@all_openings
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("kind", [HfViTModel, HfViTForMaskedImageModeling])
-@pytest.mark.parametrize("grid", [(4, 4), (3, 5)], ids=["native grid", "another grid"])
+@pytest.mark.parametrize(
+    ("positions", "kind", "grid", "opening"),
+    [
+        (*case, opening)
+        for case, opening in zip(
+            itertools.product(POSITIONS, [HfViTModel, HfViTForMaskedImageModeling], [(4, 4), (3, 5)]),
+            itertools.cycle(OPENINGS),
+        )
+    ],
+)
 def test_every_type_of_positions(
     grid: tuple[int, int], kind: Any, positions: str, opening: str, tmp_path: Path
 ) -> None:
