@@ -15,6 +15,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
@@ -28,6 +29,7 @@ from hf_vit.model.task_keypoint_detection import HfViTKeypointPredictor
 
 from ..helpers.models import SMALL_DEPTH, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
+from .test_detection_models import DECODERS
 from .test_modeling import assert_same, build, training_gradients, values
 
 
@@ -59,25 +61,16 @@ HEADS: dict[str, tuple[type[Any], dict[str, Any]]] = {
         f"{name}_relative": (HfViTForDepthEstimation, {"depth_config": {**options, **RELATIVE}})
         for name, options in DEPTH.items()
     },
-    **{
-        f"{name}_keypoints": (HfViTForKeypointDetection, {"keypoint_config": options})
-        for name, options in KEYPOINTS.items()
-    },
+    **{f"{name}_keypoints": (HfViTForKeypointDetection, {"keypoint_config": own}) for name, own in KEYPOINTS.items()},
     "universal": (HfViTForUniversalSegmentation, {}),
 }
-DENSE_CLASSES = [
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTForDepthEstimation,
-    HfViTForKeypointDetection,
-]
 all_heads = pytest.mark.parametrize("head", HEADS)
-all_dense_classes = pytest.mark.parametrize("model_class", DENSE_CLASSES, ids=lambda c: c.__name__)
+OBJECTS = {name: (HfViTForObjectDetection, {"detection_config": options}) for name, options in DECODERS.items()}
 
 
 def build_head(head: str, **overrides: Any) -> Any:
     """Return a model in evaluation mode with random weights and statistics."""
-    model_class, options = HEADS[head]
+    model_class, options = {**HEADS, **OBJECTS}[head]
     model = build(model_class, **options, **overrides)
     for module in model.modules():
         if isinstance(module, HfViTBatchNorm2d):
@@ -94,9 +87,7 @@ def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
         depth = 10 * torch.rand(size, generator=generator, dtype=images.dtype)
         return {"labels": depth.where(depth > 2, 0)}
     if isinstance(model, HfViTForKeypointDetection):
-        places = torch.rand(len(images), 5, 2, generator=generator) * torch.tensor(
-            [images.shape[-1], images.shape[-2]]
-        )
+        places = torch.rand(len(images), 5, 2, generator=generator) * torch.tensor(images.shape[:1:-1])
         return {"labels": torch.cat((places, torch.tensor([2, 1, 0, 2, 1])[:, None].expand(len(images), 5, 1)), dim=2)}
     if isinstance(model, HfViTForSemanticSegmentation):
         labels = torch.randint(-1, 5, size, generator=generator)
@@ -116,7 +107,7 @@ def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tenso
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@all_heads
+@pytest.mark.parametrize("head", [*HEADS, *OBJECTS])
 def test_saved_model_is_the_same(head: str, tmp_path: Path) -> None:
     model = build_head(head)
     model.save_pretrained(tmp_path)
@@ -140,31 +131,27 @@ def test_a_saved_model_that_names_no_norm_has_batch_norm(head: str, tmp_path: Pa
     assert_same(reopened(pixels(model.config)), model(pixels(model.config)))
 
 
-@pytest.mark.parametrize(
-    "head", ["simple", "linear", "conv", "mask", "linear_metric", "dpt_metric", "classic_keypoints"]
-)
+@pytest.mark.parametrize("head", [*SEMANTIC, "linear_metric", "dpt_metric", "classic_keypoints"])
 def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) -> None:
     build_head(head).save_pretrained(tmp_path)
     model_class, saved = HEADS[head]
     ((field, own),) = saved.items()
-    for other_class, options in HEADS.values():
-        if other_class is model_class and options[field]["head"] != own["head"]:
-            model, info = model_class.from_pretrained(tmp_path, output_loading_info=True, **options)
-            assert info["missing_keys"] == {name for name in model.state_dict() if not name.startswith("model.")}
-            assert not info["mismatched_keys"]
+    others = {o[field]["head"]: o for kind, o in HEADS.values() if kind is model_class}
+    for options in (options for name, options in others.items() if name != own["head"]):
+        model, info = model_class.from_pretrained(tmp_path, output_loading_info=True, **options)
+        assert info["missing_keys"] == {name for name in model.state_dict() if not name.startswith("model.")}
+        assert not info["mismatched_keys"]
 
 
 @all_heads
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build_head(head).double()
-    model.train(
-        head not in ("linear", "classic_keypoints", "universal")
-    )  # batch norm depends on the whole batch, and points are random
+    # Batch norm depends on the whole batch, and points are random.
+    model.train(head not in ("linear", "classic_keypoints", "universal"))
     grids = [(2, 5), (4, 3), (4, 5)]
     images = [pixels(model.config, batch=1, grid=grid).double() for grid in grids]
     alone = [{"pixel_values": image, **targets(model, image, seed)} for seed, image in enumerate(images)]
-    batch = torch.zeros(3, 3, 32, 40, dtype=torch.float64)
-    mask = torch.zeros(3, 4, 5, dtype=torch.bool)
+    batch, mask = torch.zeros(3, 3, 32, 40, dtype=torch.float64), torch.zeros(3, 4, 5, dtype=torch.bool)
     padded: dict[str, Any] = {"mask_labels": [], "class_labels": []} if head == "universal" else {}
     if head.endswith("keypoints"):
         padded["labels"] = torch.cat([example["labels"] for example in alone])
@@ -185,7 +172,7 @@ def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
         assert_close(a, e, 1e-9, name)
 
 
-@pytest.mark.parametrize("head", ["mask", "universal", "dpt_metric"])
+@pytest.mark.parametrize("head", ["mask", "universal", "dpt_metric", *OBJECTS])
 def test_sdpa_equals_eager_forward_and_backward(head: str) -> None:
     eager = build_head(head, attn_implementation="eager").double()
     sdpa = build_head(head, attn_implementation="sdpa").double()
@@ -219,13 +206,15 @@ def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
     assert {value.dtype for value in values(half)[1:]} == {dtype}
 
 
-@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric", "instance_keypoints"])
-def test_compiles_whole_and_once_per_size(head: str) -> None:
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric", "instance_keypoints", *OBJECTS])
+def test_compiles_whole_and_once_per_size(head: str, backend: str) -> None:
     model = build_head(head.replace("annealed", "universal"))
     if head == "annealed":
         model.anneal_masks(1.0)
     torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=False)
     sizes = [pixels(model.config, grid=grid) for grid in ((4, 4), (3, 5))]
     with torch.no_grad():
         expected = [model(images, output_hidden_states=True) for images in sizes]
@@ -236,7 +225,7 @@ def test_compiles_whole_and_once_per_size(head: str) -> None:
                 assert_same(compiled(images, output_hidden_states=True), outputs, 2e-5)
 
 
-@all_dense_classes
+@pytest.mark.parametrize("model_class", dict(HEADS.values()), ids=lambda c: c.__name__)
 def test_flash_attention_gets_what_it_takes(model_class: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     masks = []
 
@@ -310,11 +299,8 @@ def check_initialization(name: str, module: nn.Module) -> None:
         return
     if isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
         images = torch.randn(4, module.in_channels, 24, 24)
-        gain = (
-            0.1
-            if isinstance(module, HfViTDepthPredictor) or name.endswith(("residual1.conv2", "residual2.conv2"))
-            else 1
-        )
+        is_small = isinstance(module, HfViTDepthPredictor) or name.endswith(("residual1.conv2", "residual2.conv2"))
+        gain = 0.1 if is_small else 1
         expected = math.sqrt(2) * (0.5 if re.search(r"fusions\.\d\.projection$", name) else gain)
         assert (module(images) - bias[:, None, None]).std() == pytest.approx(expected, rel=0.4), name
         return
@@ -357,17 +343,19 @@ def test_semantic_heads_overfit_one_batch(head: str) -> None:
     assert (logits.argmax(dim=1) == BANDS).double().mean() >= 0.99
 
 
-@pytest.mark.parametrize("head", [name for name in HEADS if name.endswith(("_metric", "_relative"))])
-def test_depth_heads_overfit_one_batch(head: str) -> None:
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("kind", ["metric", "relative"])
+@pytest.mark.parametrize("head", DEPTH)
+def test_depth_heads_overfit_one_batch(head: str, kind: str) -> None:
     torch.manual_seed(0)
-    model_class, options = HEADS[head]
+    model_class, options = HEADS[f"{head}_{kind}"]
     model = model_class(small_config(**options))
     images = pixels(model.config, batch=3)
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 32), torch.linspace(0, 1, 32), indexing="ij")
     labels = torch.stack([2 + 5 * rows, 3 + 6 * columns, 2 + rows * columns])
     train(model, {"pixel_values": images, "labels": labels})
     depth = nn.functional.interpolate(model(images).predicted_depth[:, None], size=(32, 32), mode="bilinear")[:, 0]
-    if head.endswith("relative"):  # apply the scale and shift of the least-squares fit
+    if kind == "relative":  # apply the scale and shift of the least-squares fit
         fitted = []
         for values_, label in zip(depth.detach(), labels, strict=True):
             known = torch.stack((values_.flatten(), torch.ones(1024)), dim=1)
@@ -439,15 +427,11 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         (
             "conv",
             {"labels": torch.zeros(2, 5, 32, 32).long()},
-            r"\(batch, height, width\) with batch 2, not torch.int",
+            r"\(batch, height, width\) with batch 2, not torch",
         ),
         ("conv", {"labels": torch.zeros(1, 32, 32).long()}, r"with batch 2, not .* \(1, 32, 32\)"),
         ("conv", {"labels": torch.zeros(2, 32, 32)}, "must be class indices .* not torch.float32"),
-        (
-            "conv",
-            {"labels": torch.full((2, 32, 32), 5)},
-            r"Label 5 is out of range: .* 0 to 4, and 255",
-        ),
+        ("conv", {"labels": torch.full((2, 32, 32), 5)}, r"Label 5 is out of range: .* 0 to 4, and 255"),
         ("conv", {"labels": torch.full((2, 32, 32), -1)}, "Label -1 is out of range"),
         ("dpt_metric", {"labels": torch.ones(2, 32, 32).long()}, "must be floats .* not torch.int64"),
         ("dpt_metric", {"labels": torch.ones(2, 2, 32, 32)}, r"in meters with batch 2, not .* \(2, 2, 32, 32\)"),
@@ -512,15 +496,11 @@ def test_a_fresh_depth_head_is_not_saturated() -> None:
     assert 2 < depth.min() < depth.max() < 8
 
 
-def test_depth_follows_a_new_patch_size() -> None:
-    model = build_head("dpt_metric")
-    model.resize_patch_embeddings(4)
-    assert model(pixels(small_config())).predicted_depth.shape == (2, 32, 32)
-
-
 @pytest.mark.parametrize("head", ["dpt_metric", "linear_metric"])
-def test_depth_heads_refuse_another_cls_token(head: str) -> None:
+def test_depth_heads_take_another_patch_size_but_not_another_cls_token(head: str) -> None:
     model = build_head(head)
+    model.resize_patch_embeddings(4)
+    assert head != "dpt_metric" or model(pixels(small_config())).predicted_depth.shape == (2, 32, 32)
     with pytest.raises(ValueError, match="use_cls_token=False does not match the depth head"):
         model.resize_prefix_tokens(use_cls_token=False, pooling="mean")
     assert model.config.use_cls_token

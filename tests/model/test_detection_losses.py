@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,13 +48,11 @@ def predict(
 
 
 def draw_labels(generator: torch.Generator, counts: Sequence[int] = COUNTS) -> list[dict[str, Tensor]]:
-    return [
-        {
-            "class_labels": torch.randint(NUM_CLASSES, (count,), generator=generator),
-            "boxes": boxes(generator, count).double(),
-        }
-        for count in counts
-    ]
+    labels = []
+    for count in counts:
+        classes = torch.randint(NUM_CLASSES, (count,), generator=generator)
+        labels.append({"class_labels": classes, "boxes": boxes(generator, count).double()})
+    return labels
 
 
 def draw(class_loss: str, num_queries: int = NUM_QUERIES) -> tuple[DetectionPrediction, list[dict[str, Tensor]]]:
@@ -63,19 +60,15 @@ def draw(class_loss: str, num_queries: int = NUM_QUERIES) -> tuple[DetectionPred
     return predict(generator, class_loss, num_queries), draw_labels(generator)
 
 
-def test_overlaps_equal_those_of_torchvision() -> None:
+def test_overlaps_equal_those_of_torchvision_and_by_hand() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = (center_to_corners_format(boxes(generator, count).double()) for count in (7, 5))
     iou, generalized = box_overlaps(first[:, None], second[None])
     torch.testing.assert_close(iou, ops.box_iou(first, second), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(generalized, ops.generalized_box_iou(first, second), rtol=1e-12, atol=1e-12)
-
-
-def test_overlaps_by_hand() -> None:
     # Two 2 x 2 squares offset by (1, 1) have an intersection of 1, a union of 7 and a hull of 9. After a shift
     # by (6, 0), the hull is 8 x 2.
-    square = torch.tensor([0.0, 0, 2, 2])
-    iou, generalized = box_overlaps(square, torch.tensor([[1.0, 1, 3, 3], [6, 0, 8, 2]]))
+    iou, generalized = box_overlaps(torch.tensor([0.0, 0, 2, 2]), torch.tensor([[1.0, 1, 3, 3], [6, 0, 8, 2]]))
     torch.testing.assert_close(iou, torch.tensor([1 / 7, 0]))
     torch.testing.assert_close(generalized, torch.tensor([1 / 7 - 2 / 9, -0.5]))
 
@@ -97,55 +90,16 @@ def test_a_box_that_is_far_off_leaves_the_loss_of_the_others() -> None:
     assert torch.stack(sums).isfinite().all()
 
 
-@all_losses
-def test_matching_is_the_cheapest_of_all(class_loss: str) -> None:
-    prediction, labels = draw(class_loss)
-    for logits, found, target in zip(*prediction, labels, strict=True):
-        classes, truth = target["class_labels"], target["boxes"]
-        queries, objects = match_objects(logits, found, classes, truth, options(class_loss))
-        assert sorted(objects.tolist()) == list(range(len(classes)))
-
-        def total(chosen: tuple[int, ...], pairs: Any = (logits, found, classes, truth)) -> float:
-            return sum(cost(class_loss, *pairs, query, number) for number, query in enumerate(chosen))
-
-        best = min(map(total, permutations(range(NUM_QUERIES), len(classes))))
-        chosen = [queries[objects == number].item() for number in range(len(classes))]
-        assert math.isclose(total(tuple(chosen)), best, rel_tol=1e-9)
-
-
-def cost(
-    class_loss: str, logits: Tensor, found: Tensor, classes: Tensor, truth: Tensor, query: int, number: int
-) -> float:
-    """Return the matching cost of DETR, or of deformable DETR (difference of two focal losses) without softmax."""
-    label = int(classes[number])
-    if class_loss == "cross_entropy":
-        of_class = -float(logits[query].softmax(0)[label])
-    else:
-        p = float(logits[query, label].sigmoid())
-        of_class = 2 * (0.25 * (1 - p) ** 2 * -math.log(p + 1e-8) - 0.75 * p**2 * -math.log(1 - p + 1e-8))
-    distance = float((found[query] - truth[number]).abs().sum())
-    corners = center_to_corners_format(torch.stack((found[query], truth[number])))
-    return of_class + 5 * distance - 2 * float(ops.generalized_box_iou(corners[:1], corners[1:]))
-
-
-@pytest.mark.parametrize("counts", [COUNTS, (1, 1), (3, 3), (7, 7), (20, 20), (0, 20), (25, 2)], ids=str)
+@pytest.mark.parametrize("counts", [COUNTS, (1, 1), (20, 20), (0, 20), (25, 2)], ids=str)
 def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     prediction = predict(generator, "cross_entropy", 20, len(counts))
     labels = draw_labels(generator, counts)
-    config = SimpleNamespace(
-        class_cost=1,
-        bbox_cost=5,
-        giou_cost=2,
-        num_labels=NUM_CLASSES,
-        eos_coefficient=0.1,
-        auxiliary_loss=False,
-        bbox_loss_coefficient=5,
-        giou_loss_coefficient=2,
-    )
-    total, expected, _ = ForObjectDetectionLoss(
-        prediction.logits.float(), [as_float(target) for target in labels], "cpu", prediction.boxes.float(), config
-    )
+    costs = {"class_cost": 1, "bbox_cost": 5, "giou_cost": 2, "bbox_loss_coefficient": 5, "giou_loss_coefficient": 2}
+    config = SimpleNamespace(**costs, num_labels=NUM_CLASSES, eos_coefficient=0.1, auxiliary_loss=False)
+    floats = [{**target, "boxes": target["boxes"].float()} for target in labels]
+    logits, found = prediction.logits.float(), prediction.boxes.float()
+    total, expected, _ = ForObjectDetectionLoss(logits, floats, "cpu", found, config)
     own = options("cross_entropy", num_queries=20)
     loss, parts = detection_loss([prediction], labels, own, loss_normalizers(labels, own))
     for name, part in parts.items():
@@ -156,43 +110,19 @@ def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # the reference computes in float32
 
 
-def as_float(target: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"class_labels": target["class_labels"], "boxes": target["boxes"].float()}
-
-
 def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
     num_groups = 3
     generator = torch.Generator().manual_seed(1)
     layers = [predict(generator, "iou_aware", num_groups * NUM_QUERIES) for _ in range(3)]
     labels = draw_labels(generator)
-    config = SimpleNamespace(
-        class_cost=2,
-        bbox_cost=5,
-        giou_cost=2,
-        num_labels=NUM_CLASSES,
-        focal_alpha=0.25,
-        group_detr=num_groups,
-        auxiliary_loss=True,
-        decoder_layers=2,
-        class_loss_coefficient=1,
-        bbox_loss_coefficient=5,
-        giou_loss_coefficient=2,
-    )
+    costs = {"class_cost": 2, "bbox_cost": 5, "giou_cost": 2, "focal_alpha": 0.25, "class_loss_coefficient": 1}
+    costs |= {"bbox_loss_coefficient": 5, "giou_loss_coefficient": 2, "decoder_layers": 2, "group_detr": num_groups}
+    config = SimpleNamespace(**costs, num_labels=NUM_CLASSES, auxiliary_loss=True)
     encoder, first, last = layers
-    expected, _, _ = LwDetrForObjectDetectionLoss(
-        last.logits,
-        labels,
-        "cpu",
-        last.boxes,
-        config,
-        torch.stack((first.logits, last.logits)),
-        torch.stack((first.boxes, last.boxes)),
-        encoder.logits,
-        encoder.boxes,
-    )
-    actual, parts = detection_loss(
-        layers, labels, options("iou_aware"), loss_normalizers(labels, options("iou_aware")), num_groups
-    )
+    both = [torch.stack(pair) for pair in zip(first, last, strict=True)]
+    expected, _, _ = LwDetrForObjectDetectionLoss(last.logits, labels, "cpu", last.boxes, config, *both, *encoder)
+    own = options("iou_aware")
+    actual, parts = detection_loss(layers, labels, own, loss_normalizers(labels, own), num_groups)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # the reference matches boxes in float32
     assert set(parts) == {f"{name}{at}" for name in ("loss_ce", "loss_bbox", "loss_giou") for at in ("", "_0", "_1")}
     leaves = [values for layer in layers for values in layer]
@@ -212,17 +142,6 @@ def test_divisors_of_parts_add_up() -> None:
 
 
 @all_losses
-def test_the_sum_over_parts_of_a_batch_is_the_loss_of_the_batch(class_loss: str) -> None:
-    prediction, labels = draw(class_loss)
-    whole, _ = detection_loss([prediction], labels, options(class_loss), DIVISORS)
-    parts = []
-    for part in (slice(0, 1), slice(1, 2), slice(2, 4)):
-        own = DetectionPrediction(*(values[part] for values in prediction))
-        parts.append(detection_loss([own], labels[part], options(class_loss), DIVISORS)[0])
-    torch.testing.assert_close(torch.stack(parts).sum(), whole, rtol=1e-12, atol=0)
-
-
-@all_losses
 def test_images_without_objects_teach_the_classes_alone(class_loss: str) -> None:
     prediction, labels = draw(class_loss)
     empty = [{name: values[:0] for name, values in target.items()} for target in labels]
@@ -237,9 +156,8 @@ def test_images_without_objects_teach_the_classes_alone(class_loss: str) -> None
 @all_losses
 def test_more_objects_than_queries_leave_some_without(class_loss: str) -> None:
     prediction, labels = draw(class_loss, num_queries=2)
-    queries, objects = match_objects(
-        prediction.logits[3], prediction.boxes[3], labels[3]["class_labels"], labels[3]["boxes"], options(class_loss)
-    )
+    of_image = [values[3] for values in (prediction.logits, prediction.boxes)]
+    queries, objects = match_objects(*of_image, labels[3]["class_labels"], labels[3]["boxes"], options(class_loss))
     assert sorted(queries.tolist()) == [0, 1]
     assert len(set(objects.tolist())) == 2
     assert detection_loss([prediction], labels, options(class_loss), DIVISORS)[0].isfinite()

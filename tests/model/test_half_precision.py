@@ -1,6 +1,6 @@
 """Models in half precision: predictions and training close to float32 for all loading methods and positions."""
 
-import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,18 @@ ONE_QUERY = {"detection_config": {"num_queries": 1, "num_layers": 1, "hidden_siz
                                   "num_groups": 1}}  # fmt: skip
 # Ways to load half precision from a float32 checkpoint (`whole`) or from a half-precision checkpoint (`half`).
 Opening = Callable[[type[HfViTPreTrainedModel], Path, torch.dtype], HfViTPreTrainedModel]
-OPENINGS: dict[str, Opening] = {
-    "dtype": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype),
-    "device_map": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype, device_map="auto"),
-    "saved": lambda kind, folder, _: kind.from_pretrained(folder / "half"),
-    "saved, device_map": lambda kind, folder, _: kind.from_pretrained(folder / "half", device_map="auto"),
-    "cast": lambda kind, folder, dtype: kind.from_pretrained(folder / "whole").to(dtype),
+OPENINGS: dict[str, tuple[torch.dtype, Opening]] = {
+    "dtype": (torch.bfloat16, lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype)),
+    "device_map": (
+        torch.float16,
+        lambda kind, folder, dtype: kind.from_pretrained(folder / "whole", dtype=dtype, device_map="auto"),
+    ),
+    "saved": (torch.float16, lambda kind, folder, _: kind.from_pretrained(folder / "half")),
+    "saved, device_map": (
+        torch.bfloat16,
+        lambda kind, folder, _: kind.from_pretrained(folder / "half", device_map="auto"),
+    ),
+    "cast": (torch.float16, lambda kind, folder, dtype: kind.from_pretrained(folder / "whole").to(dtype)),
 }
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -46,38 +52,34 @@ def floats_of(outputs: Any) -> dict[str, Tensor]:
     return {name: value for name, value in outputs.items() if isinstance(value, Tensor) and value.is_floating_point()}
 
 
-def check_openings(
-    kind: type[HfViTPreTrainedModel], batch: dict[str, Any], dtype: torch.dtype, folder: Path, **overrides: Any
+def check_opening(
+    opening: str, kind: type[HfViTPreTrainedModel], batch: dict[str, Any], folder: Path, **overrides: Any
 ) -> None:
-    """Open a saved model in every way and compare its outputs with float32; with a loss, take a training step."""
+    """Open a saved model and compare its outputs with float32; with a loss, take a training step."""
+    dtype, open_half = OPENINGS[opening]
     model = kind(small_config(**overrides))
     draw_weights(model)
     model.eval().save_pretrained(folder / "whole")
-    copy.deepcopy(model).to(dtype).save_pretrained(folder / "half")
     torch.manual_seed(0)
     expected = floats_of(model(**batch))
-    for name, opening in OPENINGS.items():
-        half = opening(kind, folder, dtype)
-        assert half.dtype == dtype
-        torch.manual_seed(0)
-        actual = floats_of(half(**batch))
-        assert actual.keys() == expected.keys()
-        for output, value in actual.items():
-            assert torch.isfinite(value).all(), (name, output)
-            assert_close(value.float(), expected[output], TOLERANCES[dtype], f"{output}, {name}")
-        if "loss" in actual:
-            half.train()(**batch).loss.backward()
-            assert all(
-                weight.grad.dtype == dtype and torch.isfinite(weight.grad).all()
-                for weight in half.parameters()
-                if weight.grad is not None
-            )
+    if opening.startswith("saved"):
+        model.to(dtype).save_pretrained(folder / "half")
+    half = open_half(kind, folder, dtype)
+    assert half.dtype == dtype
+    torch.manual_seed(0)
+    actual = floats_of(half(**batch))
+    assert actual.keys() == expected.keys()
+    for output, value in actual.items():
+        assert torch.isfinite(value).all(), output
+        assert_close(value.float(), expected[output], TOLERANCES[dtype], output)
+    if "loss" in actual:
+        half.train()(**batch).loss.backward()
+        gradients = [weight.grad for weight in half.parameters() if weight.grad is not None]
+        assert all(gradient.dtype == dtype and torch.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.thinned(2)
-@both_dtypes
-@pytest.mark.parametrize("name", TRAINING_CASES)
-def test_every_task_with_fixed_positions(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "opening"), zip(TRAINING_CASES, itertools.cycle(OPENINGS)))
+def test_every_task_with_fixed_positions(name: str, opening: str, tmp_path: Path) -> None:
     case = TRAINING_CASES[name]
     overrides = {**case.overrides, "position_embedding_type": "sincos2d"}
     if name.startswith("deformable"):
@@ -86,30 +88,42 @@ def test_every_task_with_fixed_positions(name: str, dtype: torch.dtype, tmp_path
     batch = case.make_batch(small_config(**overrides), 2)
     if kind is HfViTForZeroShotImageClassification:
         batch["return_loss"] = True
-    check_openings(kind, batch, dtype, tmp_path, **overrides)
+    check_opening(opening, kind, batch, tmp_path, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("positions", "kind", "grid", "opening"),
+    [
+        (*case, opening)
+        for case, opening in zip(
+            itertools.product(POSITIONS, [HfViTModel, HfViTForMaskedImageModeling], [(4, 4), (3, 5)]),
+            itertools.cycle(OPENINGS),
+        )
+    ],
+)
+def test_every_type_of_positions(
+    grid: tuple[int, int], kind: Any, positions: str, opening: str, tmp_path: Path
+) -> None:
+    batch = {"pixel_values": pixels(small_config(), 2, grid)}
+    check_opening(opening, kind, batch, tmp_path, position_embedding_type=positions)
+
+
+@both_dtypes
+def test_backbone_and_positions_that_become_learned(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = HfViTModel(small_config(position_embedding_type="sincos2d"))
+    draw_weights(model)
+    model.eval().save_pretrained(tmp_path)
+    images = pixels(model.config)
+    expected = HfViTBackbone.from_pretrained(tmp_path)(images).feature_maps[0]
+    (actual,) = HfViTBackbone.from_pretrained(tmp_path, dtype=dtype)(images).feature_maps
+    assert_close(actual.float(), expected, TOLERANCES[dtype], "maps")
+    learned = HfViTModel.from_pretrained(tmp_path, dtype=dtype, image_size=(24, 40))
+    assert {weight.dtype for weight in learned.parameters()} == {dtype}
+    images = pixels(model.config, grid=(3, 5))
+    assert_close(learned(images)[0].float(), model(images)[0], TOLERANCES[dtype], "tokens")
 
 
 @pytest.mark.thinned(2)
-@both_dtypes
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("kind", [HfViTModel, HfViTForMaskedImageModeling])
-@pytest.mark.parametrize("grid", [(4, 4), (3, 5)], ids=["native grid", "another grid"])
-def test_every_type_of_positions(
-    grid: tuple[int, int], kind: Any, positions: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    batch = {"pixel_values": pixels(small_config(), 2, grid)}
-    check_openings(kind, batch, dtype, tmp_path, position_embedding_type=positions)
-
-
-@both_dtypes
-def test_backbone(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = HfViTBackbone(small_config(position_embedding_type="sincos2d")).eval()
-    model.save_pretrained(tmp_path)
-    images = pixels(model.config)
-    (actual,) = HfViTBackbone.from_pretrained(tmp_path, dtype=dtype)(images).feature_maps
-    assert_close(actual.float(), model(images).feature_maps[0], TOLERANCES[dtype], "maps")
-
-
 @both_dtypes
 @pytest.mark.parametrize("kind", [HfViTForMaskedImageModeling, HfViTForImageClassification])
 def test_a_checkpoint_without_the_tables_of_the_head(kind: Any, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -118,17 +132,7 @@ def test_a_checkpoint_without_the_tables_of_the_head(kind: Any, dtype: torch.dty
     assert all(torch.isfinite(value).all() for value in floats_of(model(pixels(model.config))).values())
 
 
-@both_dtypes
-def test_fixed_positions_that_become_learned_have_the_dtype_of_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = HfViTModel(small_config(position_embedding_type="sincos2d"))
-    draw_weights(model)
-    model.eval().save_pretrained(tmp_path)
-    half = HfViTModel.from_pretrained(tmp_path, dtype=dtype, image_size=(24, 40))
-    assert {weight.dtype for weight in half.parameters()} == {dtype}
-    images = pixels(model.config, grid=(3, 5))
-    assert_close(half(images)[0].float(), model(images)[0], TOLERANCES[dtype], "tokens")
-
-
+@pytest.mark.thinned(2)
 @both_dtypes
 @pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTForZeroShotImageClassification])
 def test_a_half_precision_model_is_optimized(

@@ -47,16 +47,6 @@ def test_the_statistic_is_that_of_the_authors_code_and_close_to_the_papers_listi
         assert float(found["code"] / found["listing"]) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [lambda values: values * 0, lambda values: values * 2, lambda values: values + 1, torch.abs],
-    ids=["one point", "wider", "shifted", "half"],
-)
-def test_a_standard_normal_distribution_is_the_best(change: Any) -> None:
-    values, slices = torch.randn(500, 1, 6), draw_slices(6, 64, torch.device("cpu"))
-    assert float(gaussian_loss(change(values), slices)) > 3 * float(gaussian_loss(values, slices))
-
-
 def test_slices_are_directions() -> None:
     slices = draw_slices(6, 50, torch.device("cpu"))
     assert slices.shape == (6, 50)
@@ -95,10 +85,7 @@ def test_single_images_have_the_embeddings_of_views() -> None:
     [
         ({"pixel_values": (3, 1, 3, 32, 32)}, "An image has 1 view"),
         ({"pixel_values": (3, 2, 3, 32, 32), "local_pixel_values": (2, 2, 3, 16, 16)}, r"not \(2, 2, 3, 16, 16\)"),
-        (
-            {"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)},
-            "local_pixel_values need pixel_values of",
-        ),
+        ({"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)}, "local_pixel_values need pixel_v"),
     ],
 )
 def test_views_that_do_not_fit_are_refused(inputs: dict[str, tuple[int, ...]], message: str) -> None:
@@ -106,8 +93,7 @@ def test_views_that_do_not_fit_are_refused(inputs: dict[str, tuple[int, ...]], m
         make_model()(**{name: torch.zeros(shape) for name, shape in inputs.items()})
 
 
-@pytest.mark.parametrize("options", [{"gaussian_weight": 0.0}, {"gaussian_weight": 1.5}, {"num_slices": 0}])
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
-    (name,) = options
-    with pytest.raises(ValueError, match=f"{name}={options[name]}"):
-        make_model(joint_embedding_config=options)
+def test_options_out_of_range_are_refused() -> None:
+    for name, value in (("gaussian_weight", 0.0), ("gaussian_weight", 1.5), ("num_slices", 0)):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            make_model(joint_embedding_config={name: value})

@@ -44,8 +44,7 @@ def noisy(heatmaps: Tensor) -> Tensor:
     return strength * heatmaps + 0.01 * torch.randn(heatmaps.shape, generator=generator)
 
 
-@pytest.mark.parametrize("sigma", [1, 2.0, 3.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("sigma", "dtype"), [(1, torch.float32), (2.0, torch.float64), (3.0, torch.float32)])
 def test_decoded_keypoints_are_those_encoded_also_at_the_border(sigma: float, dtype: torch.dtype) -> None:
     keypoints = draw_keypoints(300)
     keypoints[0, :100, 0] /= 20
@@ -167,9 +166,8 @@ def test_loss_is_the_mean_of_squares() -> None:
     options = HfViTKeypointConfig(sigma=1.5)
     targets, _ = encode_keypoints(labels, (32, 48), (8, 12), 1.5)
     weights = [[1, 1, 0], [1, 0, 0]]
-    expected = sum(
-        weights[i][k] * float(((heatmaps - targets)[i, k] ** 2).mean()) / 3 for i in range(2) for k in range(3)
-    )
+    squares = [[float(((heatmaps - targets)[i, k] ** 2).mean()) for k in range(3)] for i in range(2)]
+    expected = sum(weights[i][k] * squares[i][k] / 3 for i in range(2) for k in range(3))
     assert float(keypoint_loss(heatmaps, labels, (32, 48), options)) == pytest.approx(expected / 2, rel=1e-12)
     assert keypoint_loss(targets, labels, (32, 48), options) == 0
     labels[..., 2] = 0
@@ -241,17 +239,13 @@ def test_patches_may_start_before_the_image() -> None:
     assert_close(padded, alone, 1e-5, "tokens of the padded image")
 
 
-@pytest.mark.parametrize(("patch_size", "padding"), [(16, 4), (8, 2), (4, 1), (2, 0)])
-def test_where_patches_start_follows_their_size(patch_size: int, padding: int) -> None:
-    model = build(HfViTModel, patch_padding=2)
-    apply_geometry(model, patch_size=patch_size)
-    fresh = HfViTModel(HfViTConfig.from_dict(model.config.to_dict()))
-    assert model.config.patch_padding == padding
-    assert model.embeddings.patch_embeddings.projection.padding == (padding, padding)
-    assert fresh.embeddings.patch_embeddings.projection.padding == (padding, padding)
-
-
-@pytest.mark.parametrize("padding", [-1, 4])
-def test_patches_start_less_than_half_of_one_before_the_image(padding: int) -> None:
-    with pytest.raises(ValueError, match=rf"patch_padding={padding} must be less than half of patch_size=8"):
-        small_config(patch_padding=padding)
+def test_where_patches_start_follows_their_size() -> None:
+    for patch_size, padding in ((16, 4), (8, 2), (4, 1), (2, 0)):
+        model = build(HfViTModel, patch_padding=2)
+        apply_geometry(model, patch_size=patch_size)
+        assert model.config.patch_padding == padding
+        for one in (model, HfViTModel(HfViTConfig.from_dict(model.config.to_dict()))):
+            assert one.embeddings.patch_embeddings.projection.padding == (padding, padding)
+    for padding in (-1, 4):
+        with pytest.raises(ValueError, match=rf"patch_padding={padding} must be less than half of patch_size=8"):
+            small_config(patch_padding=padding)
