@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import hf_vit
 
-from ..helpers.dense_trainings import NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
+from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
 from ..helpers.fresh import run_without_package
 from ..helpers.object_trainings import CLASSES, POINTS, write_figures, write_objects
 from ..helpers.options import call_command
@@ -22,8 +22,8 @@ from .test_predict import lines_of
 
 
 STEPS = ["--learning_rate", "3e-3", "--photometric", "0", "--eval_strategy", "steps", "--save_strategy", "steps"]
-DENSE = ["--max_steps", "45", "--eval_steps", "15", "--save_steps", "30", "--min_scale", "0.8", "--max_scale", "1.2"]
-OBJECTS = ["--max_steps", "90", "--eval_steps", "30", "--save_steps", "60", "--max_grad_norm", "1"]
+DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "45", "--min_scale", "0.8", "--max_scale", "1.2"]
+OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "90", "--max_grad_norm", "1"]
 OBJECTS += ["--min_scale", "0.9", "--max_scale", "1.1"]
 OPTIONS = {
     **{task: [*STEPS, *DENSE, "--max_class_share", "1"] for task in TASKS},
@@ -81,7 +81,7 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == (pipeline, "validation")
     pictures = re.findall(r"!\[.*\]\((.*)\)", text)
     assert len(pictures) == PICTURES.get(task, 3)
-    pictures += [f"pictures/step-{step:06}.png" for step in ((15, 45) if task in TASKS else (30, 90))]
+    pictures += [f"pictures/step-{step:06}.png" for step in ((30, 60) if task in TASKS else (60, 120))]
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     if parts:
         assert list(read(folder, "keypoints" if parts is POINTS else "classes")) == parts
@@ -107,7 +107,7 @@ def test_a_model_knows_its_threshold_and_what_the_data_say_of_keypoints(workplac
 
 @pytest.mark.parametrize("task", OPTIONS)
 def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
-    checkpoint = str(workplace / task / f"checkpoint-{30 if task in TASKS else 60}")
+    checkpoint = str(workplace / task / f"checkpoint-{45 if task in TASKS else 90}")
     train(task, data_of(workplace, task), tmp_path, *OPTIONS[task], "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / task / "model.safetensors")
     resumed = load_file(tmp_path / "model.safetensors")
@@ -127,12 +127,13 @@ def test_evaluation_writes_what_the_training_did(
         assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
-def test_objects_and_keypoints_are_written(workplace: Path) -> None:
-    data, folder = data_of(workplace, "object_detection"), workplace / "object_detection"
+def test_objects_and_keypoints_are_written(workplace: Path, tmp_path: Path) -> None:
+    data, folder = data_of(workplace, "object_detection"), tmp_path / "detector"
+    train("object_detection", data, folder, *A_FEW_STEPS)
     lines = lines_of((folder / "validation_predictions.jsonl").read_text())
     images = sorted((data / "val" / "images").iterdir())
     assert [line["file"] for line in lines] == list(map(str, images))
-    for line, expected in zip(lines, hf_vit.predict(folder, images), strict=True):
+    for line, expected in zip(lines, hf_vit.predict(folder, images, threshold=0.5), strict=True):
         assert [found["label"] for found in line["objects"]] == [found["label"] for found in expected["objects"]]
         for found, other in zip(line["objects"], expected["objects"], strict=True):
             assert found["label"] in CLASSES
