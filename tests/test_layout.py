@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -50,15 +51,10 @@ def nodes_with_parents(
         yield from nodes_with_parents(child, (*parents, node))
 
 
-def is_where_installed(parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is inside `if is_…_available():`."""
-    tests = (ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If))
-    return any("is_" in test and "_available()" in test for test in tests)
-
-
-def is_for_types(parents: tuple[ast.AST, ...]) -> bool:
-    """Return whether a node is inside `if TYPE_CHECKING:`."""
-    return any(isinstance(parent, ast.If) and ast.unparse(parent.test) == "TYPE_CHECKING" for parent in parents)
+def is_inside(parents: tuple[ast.AST, ...], *words: str) -> bool:
+    """Return whether a node is inside an `if` whose condition contains the words."""
+    tests = [ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If)]
+    return any(all(word in test for word in words) for test in tests)
 
 
 def is_for_optimize(node: ast.AST, parents: tuple[ast.AST, ...]) -> bool:
@@ -78,7 +74,7 @@ def imported_by(path: Path) -> Iterator[str]:
     for node, parents in nodes_with_parents(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        if not isinstance(node, ast.ImportFrom) or is_never_called(parents) or is_for_types(parents):
+        if not isinstance(node, ast.ImportFrom) or is_never_called(parents) or is_inside(parents, "TYPE_CHECKING"):
             continue
         if path == OPTIMIZING and is_for_optimize(node, parents):
             continue
@@ -118,9 +114,8 @@ def test_what_travels_imports_its_neighbors_and_what_everybody_has() -> None:
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for root in (str(name).partition(".")[0] for name in names):
             assert root in ALWAYS_THERE or root in OPTIONAL, f"{path.name}:{node.lineno} imports {root}"
-            assert root in ALWAYS_THERE or is_where_installed(parents), (
-                f"{path.name}:{node.lineno}: {root} may be missing"
-            )
+            is_safe = root in ALWAYS_THERE or is_inside(parents, "is_", "_available()")
+            assert is_safe, f"{path.name}:{node.lineno}: {root} may be missing"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -148,21 +143,14 @@ def test_imports_between_folders_run_one_way() -> None:
     assert not wrong, "\n".join(sorted(wrong))
 
 
-def test_folders_are_small_enough_to_be_read() -> None:
-    folders = {path.parent for path in FILES}
-    counts = {folder.relative_to(PACKAGE).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
+def test_folders_files_and_functions_are_small_enough_to_be_read() -> None:
+    counts = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
     assert {name for name, count in counts.items() if count > MOST_FILES} <= LARGE_FOLDERS
-
-
-def test_files_and_functions_are_small_enough_to_be_read() -> None:
     wrong = []
     for path in FILES:
-        count = len(path.read_text(encoding="utf-8").splitlines())
-        wrong += [f"{path.relative_to(ROOT)} has {count} lines"] if count > MOST_LINES else []
+        sizes = [("", len(path.read_text(encoding="utf-8").splitlines()), MOST_LINES)]
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name not in LONG_FUNCTIONS:
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                wrong += (
-                    [f"{path.relative_to(ROOT)}: {node.name} has {lines}"] if lines > MOST_LINES_OF_A_FUNCTION else []
-                )
+                sizes += [(node.name, (node.end_lineno or 0) - node.lineno + 1, MOST_LINES_OF_A_FUNCTION)]
+        wrong += [f"{path.relative_to(ROOT)} {name}: {count} lines" for name, count, most in sizes if count > most]
     assert not wrong, "\n".join(wrong)

@@ -51,39 +51,24 @@ def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[R
     return rows(script(f"train {task}"), SystemExit, named)
 
 
+def given(*pairs: str) -> list[tuple[str, str]]:
+    """Return rows of options whose error quotes their value, from texts of a name and a value."""
+    return [(f"--{pair}", pair.replace(" ", "=")) for pair in pairs]
+
+
+# Numbers below all limits, and NaN, are those of `test_no_number_of_any_script_is_taken_that_makes_no_sense`.
 LIBRARY = [
     ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
-    ("--learning_rate nan", "learning_rate=nan"),
-    ("--learning_rate inf", "learning_rate=inf"),
     ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
-    ("--weight_decay -1", "weight_decay=-1.0"),
     ("--max_steps 0", "max_steps=0 must be at least 1, or -1"),
-    ("--max_steps -7", "max_steps=-7"),
-    ("--num_train_epochs -1", "num_train_epochs=-1.0"),
-    ("--num_train_epochs 0", "num_train_epochs=0.0"),
-    ("--num_train_epochs nan", "num_train_epochs=nan"),
-    ("--per_device_train_batch_size 0", "per_device_train_batch_size=0"),
-    ("--per_device_eval_batch_size -4", "per_device_eval_batch_size=-4"),
-    ("--gradient_accumulation_steps 0", "gradient_accumulation_steps=0"),
-    ("--dataloader_num_workers -1", "dataloader_num_workers=-1"),
     ("--dataloader_num_workers 1 --dataloader_prefetch_factor 0", "dataloader_prefetch_factor=0"),
     ("--label_smoothing_factor 2", "label_smoothing_factor=2.0 must lie in [0, 1)"),
-    ("--label_smoothing_factor -1", "label_smoothing_factor=-1.0"),
-    ("--early_stopping_patience -1", "early_stopping_patience=-1"),
-    ("--adam_beta1 5", "adam_beta1=5.0"),
-    ("--adam_beta2 1", "adam_beta2=1.0"),
-    ("--adam_epsilon 0", "adam_epsilon=0.0"),
-    ("--max_grad_norm -1", "max_grad_norm=-1.0"),
-    ("--max_grad_norm nan", "max_grad_norm=nan"),
-    ("--warmup_steps -5", "warmup_steps=-5.0"),
-    ("--save_steps 0", "save_steps=0.0"),
-    ("--eval_steps -3", "eval_steps=-3.0"),
-    ("--logging_steps 0", "logging_steps=0.0"),
-    ("--eval_delay -1", "eval_delay=-1.0"),
-    ("--save_total_limit -1", "save_total_limit=-1"),
+    *given(
+        "learning_rate inf", "num_train_epochs 0", "per_device_train_batch_size 0", "gradient_accumulation_steps 0"
+    ),
+    *given("adam_beta1 5", "adam_beta2 1", "adam_epsilon 0", "save_steps 0", "logging_steps 0", "ddp_timeout 0"),
+    *given("data_seed 99999999999", "minutes inf"),
     ("--seed -1", "seed=-1 must lie in [0, 4294967295]"),
-    ("--data_seed 99999999999", "data_seed=99999999999"),
-    ("--ddp_timeout 0", "ddp_timeout=0"),
     ("--lr_scheduler_type sometimes", "--lr_scheduler_type | invalid choice: 'sometimes'"),
     ("--lr_scheduler_kwargs sometimes", "lr_scheduler_kwargs='sometimes' is not valid JSON"),
     ('--lr_scheduler_kwargs {"cycles"', "lr_scheduler_kwargs | JSON"),
@@ -97,9 +82,6 @@ LIBRARY = [
     ("--report_to none,trackio", "report_to=trackio | pip install trackio"),
     ("--resume_from_checkpoint last", "output contains no training run to resume | --output_dir"),
     ("--minutes 1e-9", "minutes=1e-09 must be at least 0.01"),
-    ("--minutes nan", "minutes=nan"),
-    ("--minutes inf", "minutes=inf"),
-    ("--minutes -1", "minutes=-1.0"),
     ("--label_names truth", "label_names=['truth'] | HfViTForImageClassification"),
     ("--use_liger_kernel true", "use_liger_kernel=True"),
     ('--accelerator_config {"speed":9}', "speed"),
@@ -110,7 +92,6 @@ LIBRARY = [
 ]
 OURS = [
     ("--preset giant", "no preset 'giant' | small"),
-    ("--image_size 0", "image_size=0"),
     ("--image_size 30", "30 is not a multiple of the patch"),
     ("--config_overrides patch_size=8", "is not a JSON object"),
     ('--config_overrides {"patches":8}', "no field patches"),
@@ -124,74 +105,37 @@ OURS = [
     ("--model_name_or_path FOLDER/data --preset small", "Give one of the two"),
     ("--teacher FOLDER/nothing", "No model can be read from | nothing"),
     ("--distillation_alpha 0.5", "needs a teacher"),
-    ("--teacher FOLDER/data --distillation_alpha nan", "distillation_alpha=nan"),
     ("--teacher FOLDER/data --distillation_type soft --distillation_temperature 0", "distillation_temperature=0.0"),
     ("--teacher FOLDER/data --teacher_dtype float8", "--teacher_dtype | invalid choice: 'float8'"),
     ("--min_crop_scale 0", "min_crop_scale=0.0 must lie in (0, 1]"),
-    ("--horizontal_flip 2", "horizontal_flip=2.0"),
-    ("--random_erasing nan", "random_erasing=nan"),
     ("--auto_augment wild", "--auto_augment | invalid choice: 'wild' | trivialaugment"),
-    ("--randaugment_magnitude 99", "randaugment_magnitude=99"),
-    ("--color_jitter -1", "color_jitter=-1.0"),
-    ("--crop_padding -1", "crop_padding=-1"),
-    ("--mixup_alpha inf", "mixup_alpha=inf"),
-    ("--mixing_probability 2", "mixing_probability=2.0"),
-    ("--token_drop_rate 1", "token_drop_rate=1.0"),
-    ("--ema_decay 1", "ema_decay=1.0"),
-    ("--ema_decay nan", "ema_decay=nan"),
+    *given("image_size 0", "horizontal_flip 2", "randaugment_magnitude 99", "mixup_alpha inf", "mixing_probability 2"),
+    *given("token_drop_rate 1", "ema_decay 1", "layer_decay 0", "lora_rank 0", "repeated_augmentations 0"),
+    *given("train_val_split 1", "max_train_samples 0"),
     ("--use_muon true --optim sgd", "use_muon=True | optim=sgd"),
-    ("--layer_decay 0", "layer_decay=0.0"),
-    ("--head_lr_multiplier -1", "head_lr_multiplier=-1.0"),
-    ("--trainable_blocks -1", "trainable_blocks=-1"),
-    ("--decay_steps -1", "decay_steps=-1.0"),
-    ("--lora_rank 0", "lora_rank=0"),
     ("--lora_rank 4 --lora_dropout 1", "lora_dropout=1.0"),
     ("--progressive_sizes 16 -32", "progressive_sizes=[16, -32]"),
-    ("--repeated_augmentations 0", "repeated_augmentations=0"),
-    ("--train_val_split 1", "train_val_split=1.0"),
-    ("--train_val_split nan", "train_val_split=nan"),
-    ("--max_train_samples 0", "max_train_samples=0"),
-    ("--max_eval_samples -1", "max_eval_samples=-1"),
     ("--streaming --shuffle_buffer_size 0", "shuffle_buffer_size=0"),
     ("--resume_from_checkpoint FOLDER/data", "Cannot resume from"),
     ("FOLDER/nothing.yaml", "nothing.yaml"),
 ]
-OF_TASKS = [
-    *training_rows("semantic_segmentation", [("--eval_scales 0", "eval_scales"), ("--head cone", "head | got cone")]),
-    *training_rows("semantic_segmentation", [("--eval_window_size 0", "eval_window_size=0")]),
-    *training_rows("semantic_segmentation", [("--min_scale 3 --max_scale 2", "min_scale=3.0 | max_scale=2.0")]),
-    *training_rows("semantic_segmentation", [("--max_class_share 0", "max_class_share=0.0")]),
-    *training_rows("semantic_segmentation", [("--max_rotation 720", "max_rotation=720.0")]),
-    *training_rows(
-        "depth_estimation", [("--depth_scale 0", "depth_scale=0.0"), ("--depth_scale nan", "depth_scale=nan")]
-    ),
-    *training_rows("depth_estimation", [("--min_eval_depth 9 --max_eval_depth 3", "min_eval_depth=9.0")]),
-    *training_rows("depth_estimation", [("--eval_crop half", "--eval_crop | invalid choice: 'half'")]),
-    *training_rows(
-        "object_detection", [("--iou_crop 2", "iou_crop=2.0"), ("--box_errors hide", "invalid choice: 'hide'")]
-    ),
-    *training_rows("depth_estimation", [("--annotation_orientation up", "invalid choice: 'up'")]),
-    *training_rows("object_detection", [("--photometric -0.1", "photometric=-0.1")]),
-    *training_rows("keypoint_detection", [("--pck_threshold nan", "pck_threshold=nan")]),
-    *training_rows("keypoint_detection", [("--box_padding 0", "box_padding=0.0"), ("--max_shift 1", "max_shift=1.0")]),
-    *training_rows("universal_segmentation", [("--learning_rate nan", "learning_rate=nan")]),
-    *training_rows(
-        "zero_shot_image_classification",
-        [("--vocab_size 0", "vocab_size=0"), ("--max_text_length -1", "max_text_length=-1")],
-    ),
-    *training_rows("zero_shot_image_classification", [("--text_preset giant", "text_preset='giant'")]),
-    *rows(
-        script("train masked-image-modeling"),
-        SystemExit,
-        [
-            ("pretrain: --mask_ratio 1", with_folder(*DATA, "--mask_ratio", "1"), "mask_ratio=1.0"),
-            ("pretrain: --max_knn_samples -1", with_folder(*DATA, "--max_knn_samples", "-1"), "max_knn_samples=-1"),
-        ],
-    ),
-]
+OF_TASKS = {
+    "semantic_segmentation": [
+        *given("eval_window_size 0", "max_class_share 0", "max_rotation 720"),
+    ],
+    "depth_estimation": [
+        ("--min_eval_depth 9 --max_eval_depth 3", "min_eval_depth=9.0"),
+        ("--eval_crop half", "--eval_crop | invalid choice: 'half'"),
+        ("--annotation_orientation up", "invalid choice: 'up'"),
+    ],
+    "object_detection": [("--box_errors hide", "invalid choice: 'hide'"), *given("iou_crop 2")],
+    "keypoint_detection": given("box_padding 0", "max_shift 1"),
+    "masked_image_modeling": given("mask_ratio 1"),
+}
+TRAININGS = {"image_classification": [*LIBRARY, *OURS], **OF_TASKS}
 
 
-@parametrize([*training_rows("image_classification", [*LIBRARY, *OURS]), *OF_TASKS])
+@parametrize([row for task, table in TRAININGS.items() for row in training_rows(task, table)])
 def test_a_training_refuses(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
 
@@ -210,11 +154,7 @@ def broken_teacher(*options: str) -> Callable[[Path], list[str]]:
 
 TEACHERS = [
     ("teacher-of-nan", broken_teacher(), "layers.1.mlp.fc1.weight | infinite or NaN"),
-    (
-        "teacher-of-features-of-nan",
-        broken_teacher("--distillation_type", "features"),
-        "mlp.fc1.weight | infinite or NaN",
-    ),
+    ("teacher-of-features", broken_teacher("--distillation_type", "features"), "fc1.weight | infinite or NaN"),
 ]
 
 
@@ -229,34 +169,14 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
-    task_class = training.TASKS["image-classification"]
-    task = task_of(task_class, arguments)
+    task = task_of(training.TASKS["image-classification"], arguments)
     task.load_data()
     task.make_trainer().train()
     return folder / "output"
 
 
-RESUMED = [
-    "--use_cpu",
-    "--report_to",
-    "none",
-    "--disable_tqdm",
-    "true",
-    "--max_steps",
-    "1",
-    "--save_strategy",
-    "steps",
-]
-RESUMED += [
-    "--save_steps",
-    "1",
-    "--train_val_split",
-    "0",
-    "--eval_strategy",
-    "no",
-    "--per_device_train_batch_size",
-    "2",
-]
+RESUMED = split("--use_cpu --report_to none --disable_tqdm true --max_steps 1 --save_strategy steps --save_steps 1")
+RESUMED += split("--train_val_split 0 --eval_strategy no --per_device_train_batch_size 2")
 
 
 def model_of(**changes: Any) -> list[str]:
@@ -264,16 +184,22 @@ def model_of(**changes: Any) -> list[str]:
 
 
 OTHER_ARCHITECTURES = [
-    ("resumed-with-another-width", model_of(hidden_size=48), "hidden_size 32 then, 48 now | another architecture"),
-    ("resumed-with-more-blocks", model_of(num_hidden_layers=4), "num_hidden_layers 3 then, 4 now"),
-    ("resumed-with-other-patches", model_of(patch_size=16), "patch_size [8, 8] then, [16, 16] now"),
-    ("resumed-with-another-pooling", model_of(pooling="mean"), "pooling cls then, mean now"),
-    ("resumed-with-another-preset", ["--preset", "small"], "hidden_size 32 then, 384 now"),
+    ("width", model_of(hidden_size=48), "hidden_size 32 then, 48 now | another architecture"),
+    ("blocks", model_of(num_hidden_layers=4), "num_hidden_layers 3 then, 4 now"),
+    ("patches", model_of(patch_size=16), "patch_size [8, 8] then, [16, 16] now"),
+    ("pooling", model_of(pooling="mean"), "pooling cls then, mean now"),
+    ("preset", ["--preset", "small"], "hidden_size 32 then, 384 now"),
 ]
+OTHER_TASK = ("task", model_of(), "HfViTForImageClassification | HfViTForDepthEstimation")
 
 
-@parametrize(rows(script("train image-classification"), SystemExit, OTHER_ARCHITECTURES))
-def test_a_training_is_not_resumed_with_another_architecture(row: Row, begun: Path, tmp_path: Path) -> None:
+@parametrize(
+    [
+        *rows(script("train image-classification"), SystemExit, OTHER_ARCHITECTURES),
+        *rows(script("train depth-estimation"), SystemExit, [OTHER_TASK]),
+    ]
+)
+def test_a_training_is_not_resumed_with_another_architecture_or_task(row: Row, begun: Path, tmp_path: Path) -> None:
     copy_of(begun, tmp_path / "output")
 
     def make(folder: Path) -> list[str]:
@@ -281,13 +207,6 @@ def test_a_training_is_not_resumed_with_another_architecture(row: Row, begun: Pa
         return [*with_folder(*DATA, *resume)(folder), *row.make(folder)]
 
     assert_refused(row._replace(make=make), tmp_path)
-
-
-def test_a_training_is_not_resumed_as_another_task(begun: Path, tmp_path: Path) -> None:
-    copy_of(begun, tmp_path / "output")
-    arguments = with_folder(*DATA, "--resume_from_checkpoint", "last", *RESUMED, *model_of())
-    words = ("HfViTForImageClassification", "HfViTForDepthEstimation")
-    assert_refused(Row("", arguments, script("train depth-estimation"), SystemExit, words), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -312,10 +231,7 @@ OTHER_SCRIPTS = [
     *script_rows(
         "evaluate",
         [
-            ("--per_device_eval_batch_size 0", "per_device_eval_batch_size=0"),
-            ("--max_eval_samples 0", "max_eval_samples=0"),
-            ("--train_val_split 2", "train_val_split=2.0"),
-            ("--dataloader_num_workers -2", "dataloader_num_workers=-2"),
+            *given("per_device_eval_batch_size 0", "max_eval_samples 0", "train_val_split 2"),
             ("--output_dir FOLDER/file.txt/scores", "Nothing can be written to"),
             ("--model_name_or_path FOLDER/nothing", "No model can be read from"),
             ("--task juggling", "task='juggling'"),
@@ -327,9 +243,7 @@ OTHER_SCRIPTS = [
     *script_rows(
         "features extract",
         [
-            ("--batch_size 0", "batch_size=0"),
-            ("--num_workers -1", "num_workers=-1"),
-            ("--rows_per_shard 0", "rows_per_shard=0"),
+            *given("batch_size 0", "num_workers -1", "rows_per_shard 0"),
             ("--dtype foo", "dtype='foo' | float16"),
             ("--features smell", "features=['smell']"),
             ("--output_dir FOLDER/file.txt", "Nothing can be written to"),
@@ -338,12 +252,7 @@ OTHER_SCRIPTS = [
         *EXTRACTED,
     ),
     *script_rows(
-        "features evaluate",
-        [
-            ("FOLDER/nothing", "nothing"),
-            ("FOLDER/data", "data"),
-            ("FOLDER/data --output_dir FOLDER/file.txt", "file.txt"),
-        ],
+        "features evaluate", [("FOLDER/nothing", "nothing"), ("FOLDER/data --output_dir FOLDER/file.txt", "file.txt")]
     ),
     *script_rows(
         "predict",
@@ -354,20 +263,12 @@ OTHER_SCRIPTS = [
             ("FOLDER/data FOLDER/data", "config.json"),
             ("SAVED/classifier FOLDER/data --top_k 0", "top_k=0"),
             ("SAVED/classifier FOLDER/data --batch_size -1", "batch_size=-1"),
-            ("SAVED/classifier FOLDER/data --threshold nan", "threshold=nan"),
             ("SAVED/classifier FOLDER/data --threshold 2", "threshold=2"),
             ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),
             ("SAVED/classifier FOLDER/data --subtask guessing", "guessing"),
             ("SAVED/classifier FOLDER/nothing.parquet", "nothing.parquet"),
-            ("SAVED/classifier FOLDER/data --picture FOLDER/data/train/cat/0.png --overwrite", "0.png | is an input"),
-            (
-                "SAVED/classifier FOLDER/data/train --picture FOLDER/data/validation/cat/0.png",
-                "was not written by this",
-            ),
             ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt", "file.txt | suffix"),
             ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
-            ("SAVED/classifier FOLDER/data --picture FOLDER/labeled.txt", "labeled.txt | .png"),
-            ("SAVED/classifier FOLDER/data --picture FOLDER/labeled", "labeled | .png"),
             ("SAVED/classifier FOLDER/data --picture FOLDER/file.txt/a.png", "Nothing can be written to"),
         ],
     ),
@@ -449,8 +350,7 @@ def test_no_number_of_any_script_is_taken_that_makes_no_sense(task: str, tmp_pat
         required |= {"output_dir": str(tmp_path)} if issubclass(kind, HfViTTrainingArguments) else {}
         for name, annotation in get_type_hints(kind).items():
             for value in hostile_numbers(str(annotation)) if name in kind.__dataclass_fields__ else ():
-                given = partial(kind, **{**required, name: value})
-                message = refusal(given)
+                message = refusal(partial(kind, **{**required, name: value}))
                 assert message is None or name in message
                 accepted |= {name} if message is None else set()
     assert accepted <= ANY_NUMBER

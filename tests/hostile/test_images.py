@@ -13,12 +13,7 @@ import torch
 from PIL import Image
 from transformers import pipeline
 
-from hf_vit import (
-    HfViTForImageClassification,
-    HfViTForKeypointDetection,
-    HfViTImageProcessor,
-    HfViTImageProcessorPil,
-)
+from hf_vit import HfViTForImageClassification, HfViTForKeypointDetection, HfViTImageProcessor, HfViTImageProcessorPil
 from hf_vit.inference.predict import predict_files
 
 from ..helpers.datasets import encoded, picture
@@ -112,44 +107,26 @@ KINDS = [
 ]
 
 
-def tables(call: Callable[[Any], Any]) -> list[Row]:
-    return [
-        *rows(call, OSError, FILES),
-        *rows(call, ValueError, [*BOMBS, *VALUES]),
-        *rows(call, TypeError, KINDS),
-    ]
-
-
+PROCESSOR, INVALID = HfViTImageProcessor(**OPTIONS), [*BOMBS, *VALUES]
+UNSCALED = [
+    ("floats-in-minus-one-to-one-that-are-not-rescaled", IMAGE / np.float32(127.5) - 1, "must lie in 0..1"),
+    ("floats-up-to-255-that-are-not-rescaled", IMAGE.astype(np.float32), "must lie in 0..1 | do_rescale=True"),
+]
+UNEVEN = [("sizes-that-do-not-stack", [IMAGE, IMAGE[:4]], "2 sizes | do not stack")]
+GRAY = [("gray-that-must-not-be-converted", IMAGE[..., 0], "1 channels | do_convert_rgb=False")]
 OTHERS = [
-    *rows(
-        partial(HfViTImageProcessor(do_rescale=False, **OPTIONS)),
-        ValueError,
-        [
-            ("floats-in-minus-one-to-one-that-are-not-rescaled", IMAGE / np.float32(127.5) - 1, "must lie in 0..1"),
-            ("floats-up-to-255-that-are-not-rescaled", IMAGE.astype(np.float32), "must lie in 0..1 | do_rescale=True"),
-        ],
-    ),
-    *rows(
-        partial(HfViTImageProcessor(do_resize=False), return_tensors="pt"),
-        ValueError,
-        [("sizes-that-do-not-stack", [IMAGE, IMAGE[:4]], "2 sizes | do not stack")],
-    ),
-    *rows(
-        partial(HfViTImageProcessor(**OPTIONS, do_convert_rgb=False)),
-        ValueError,
-        [("gray-that-must-not-be-converted", IMAGE[..., 0], "1 channels | do_convert_rgb=False")],
-    ),
+    *rows(HfViTImageProcessor(do_rescale=False, **OPTIONS), ValueError, UNSCALED),
+    *rows(partial(HfViTImageProcessor(do_resize=False), return_tensors="pt"), ValueError, UNEVEN),
+    *rows(HfViTImageProcessor(**OPTIONS, do_convert_rgb=False), ValueError, GRAY),
 ]
 
 
-@parametrize(tables(HfViTImageProcessor(**OPTIONS)))
-def test_the_image_processor_refuses(row: Row, tmp_path: Path) -> None:
+@parametrize(
+    [*rows(PROCESSOR, OSError, FILES), *rows(PROCESSOR, ValueError, INVALID), *rows(PROCESSOR, TypeError, KINDS)]
+)
+def test_the_image_processor_refuses_with_torchvision_and_without(row: Row, tmp_path: Path) -> None:
     assert_refused(row, tmp_path)
-
-
-@parametrize(tables(HfViTImageProcessorPil(**OPTIONS)))
-def test_the_image_processor_without_torchvision_refuses(row: Row, tmp_path: Path) -> None:
-    assert_refused(row, tmp_path)
+    assert_refused(row._replace(call=HfViTImageProcessorPil(**OPTIONS)), tmp_path)
 
 
 @parametrize(OTHERS)

@@ -17,9 +17,12 @@ from .table import Row, assert_refused, parametrize, rows
 
 IMAGE = np.zeros((6, 8, 3), np.uint8)
 MAP = np.zeros((6, 8), np.int64)
+INSTANCES = {"segmentation_maps": [MAP + 3]}
 MASKS = np.ones((2, 6, 8), bool)
 BOX = [1.0, 1.0, 4.0, 5.0]
+NEGATIVE = {"image_id": 1, "annotations": [{"bbox": [1, 1, -4, 5], "category_id": 0}]}
 POSE = np.array([[1.0, 2.0, 2.0], [3.0, 2.0, 1.0]])
+UNEVEN = [POSE.tolist(), POSE[:1].tolist()]
 CROPS = {"do_affine_crop": True, "size": {"height": 8, "width": 6}}
 
 
@@ -54,16 +57,8 @@ MASK_ROWS = rows(
         ("masks-of-other-images", {"segmentation_maps": [MAP, MAP]}, "2 entries | 1 images"),
         ("mask-file-in-color", written("m.png", Image.new("RGB", (8, 6))), "m.png | mode 'RGB'"),
         ("mask-file-with-alpha", written("m.png", Image.new("LA", (8, 6))), "m.png | mode 'LA'"),
-        (
-            "instances-of-no-class",
-            {"segmentation_maps": [MAP + 3], "instance_id_to_semantic_id": {1: 0}},
-            "segments 3",
-        ),
-        (
-            "instances-of-a-negative-class",
-            {"segmentation_maps": [MAP + 3], "instance_id_to_semantic_id": {3: -1}},
-            "class -1 | of at least 0",
-        ),
+        ("instances-of-no-class", {**INSTANCES, "instance_id_to_semantic_id": {1: 0}}, "segments 3"),
+        ("negative-class", {**INSTANCES, "instance_id_to_semantic_id": {3: -1}}, "class -1 | of at least 0"),
         ("classes-of-instances-without-a-map", {"instance_id_to_semantic_id": {1: 0}}, "without segmentation_maps"),
         ("masks-of-shares", {"mask_labels": [MASKS * 0.5], "class_labels": [[0, 1]]}, "other than 0 and 1"),
         ("masks-of-0-and-255", {"mask_labels": [MASKS * 255], "class_labels": [[0, 1]]}, "other than 0 and 1"),
@@ -106,11 +101,7 @@ BOX_ROWS = rows(
         ("boxes-of-a-negative-class", {"boxes": [[BOX]], "class_labels": [[-2]]}, "number -2"),
         ("more-classes-than-boxes", {"boxes": [[BOX]], "class_labels": [[0, 1]]}, "shape (2,) | 1 entries"),
         ("annotations-of-no-form", {"annotations": [{"annotations": [{"box": BOX}]}]}, "annotations[0]"),
-        (
-            "annotation-of-a-negative-size",
-            {"annotations": [{"image_id": 1, "annotations": [{"bbox": [1, 1, -4, 5], "category_id": 0}]}]},
-            "annotations[0] | -4",
-        ),
+        ("annotation-of-a-negative-size", {"annotations": [NEGATIVE]}, "annotations[0] | -4"),
         ("crop-of-no-area", {"object_boxes": [[[2, 2, 2, 5]]]}, "no area"),
         ("crop-outside-of-the-image", {"object_boxes": [[[90, 90, 99, 99]]]}, "outside of its image"),
         ("crop-of-nan", {"object_boxes": [[[np.nan, 1, 2, 5]]]}, "nan | finite"),
@@ -122,22 +113,10 @@ KEYPOINT_ROWS = rows(
     [
         ("keypoints-of-two-numbers", {"object_boxes": [[BOX]], "keypoints": [[POSE[:, :2]]]}, "(N, K, 3)"),
         ("keypoint-of-nan", {"object_boxes": [[BOX]], "keypoints": [[with_value(POSE, np.nan)]]}, "finite x, y"),
-        (
-            "visibility-of-7",
-            {"object_boxes": [[BOX]], "keypoints": [[[[1, 2, 7], [3, 2, 1]]]]},
-            "7.0 | visibility of 0",
-        ),
+        ("visibility-of-7", {"object_boxes": [[BOX]], "keypoints": [[[[1, 2, 7], [3, 2, 1]]]]}, "7.0 | visibility of"),
         ("more-poses-than-boxes", {"object_boxes": [[BOX]], "keypoints": [[POSE, POSE]]}, "1 objects"),
-        (
-            "objects-of-other-keypoints",
-            {"object_boxes": [[BOX, BOX]], "keypoints": [[POSE.tolist(), POSE[:1].tolist()]]},
-            "keypoints[0]",
-        ),
-        (
-            "keypoints-of-other-images",
-            {"object_boxes": [[BOX]], "keypoints": [[POSE], [POSE]]},
-            "2 entries | 1 images",
-        ),
+        ("objects-of-other-keypoints", {"object_boxes": [[BOX, BOX]], "keypoints": [UNEVEN]}, "keypoints[0]"),
+        ("poses-of-other-images", {"object_boxes": [[BOX]], "keypoints": [[POSE], [POSE]]}, "2 entries | 1 images"),
         ("keypoints-beside-a-mask", {"keypoints": [[POSE]], "segmentation_maps": [MAP]}, "trained on one"),
     ],
 )
@@ -175,6 +154,7 @@ def objects(classes: list[int], boxes: list[list[float]]) -> list[dict[str, torc
     return [one, one]
 
 
+WHOLE, NINE = torch.ones(1, 32, 32), torch.tensor([9])
 MODEL_ROWS = [
     *rows(
         train("ImageClassification"),
@@ -233,17 +213,9 @@ MODEL_ROWS = [
         train("UniversalSegmentation"),
         ValueError,
         [
-            ("segments-without-classes", {"mask_labels": [torch.ones(1, 32, 32)] * 2}, "class_labels"),
-            (
-                "segments-of-an-unknown-class",
-                {"mask_labels": [torch.ones(1, 32, 32)] * 2, "class_labels": [torch.tensor([9])] * 2},
-                "9",
-            ),
-            (
-                "segments-of-fewer-images",
-                {"mask_labels": [torch.ones(1, 32, 32)], "class_labels": [torch.tensor([0])]},
-                "2 images",
-            ),
+            ("segments-without-classes", {"mask_labels": [WHOLE] * 2}, "class_labels"),
+            ("segments-of-an-unknown-class", {"mask_labels": [WHOLE] * 2, "class_labels": [NINE] * 2}, "9"),
+            ("segments-of-fewer-images", {"mask_labels": [WHOLE], "class_labels": [NINE - 9]}, "2 images"),
         ],
     ),
 ]

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,12 +55,8 @@ def test_benchmark_of_growth_fits_its_prediction(tmp_path: Path) -> None:
     options = "--preset mnist --image_size 28 --image_sizes 28 56 --batch_sizes 1 2 --depth 1 --depths 1 2 "
     options += f"--queries 2 --query_counts 2 9 --rounds 1 --min_seconds 0.01 --picture {tmp_path / 'growth.png'}"
     curves = run("growth", options, tmp_path / "growth.json")["curves"]
-    assert {name: [row[name] for row in rows] for name, rows in curves.items()} == {
-        "image_size": [28, 56],
-        "batch_size": [1, 2],
-        "depth": [1, 2],
-        "queries": [2, 9],
-    }
+    expected = {"image_size": [28, 56], "batch_size": [1, 2], "depth": [1, 2], "queries": [2, 9]}
+    assert {name: [row[name] for row in rows] for name, rows in curves.items()} == expected
     rows = [row for column in curves.values() for row in column]
     assert all(row["seconds"] > 0 and row["predicted_seconds"] > 0 for row in rows)
     assert curves["batch_size"][1]["predicted_bytes"] == 2 * curves["batch_size"][0]["predicted_bytes"]
@@ -96,17 +91,18 @@ def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
         assert all(value > 0 for value in result[measure].values())
 
 
-def test_benchmark_of_dense_models_runs_both_libraries(tmp_path: Path) -> None:
-    options = "--image_size 64 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
-    rows = run("dense", options, tmp_path / "table.json")["rows"]
-    assert [row[:2] for row in rows] == [["semantic", "SegFormer-b2"], ["panoptic", "EoMT"], ["depth", "DPT"]]
-    assert all(value > 0 for row in rows for value in row[2:])
-
-
-def test_benchmark_of_detection_runs_both_libraries(tmp_path: Path) -> None:
-    options = "--image_size 128 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
-    rows = run("detection", options, tmp_path / "table.json")["rows"]
-    expected = [["queries", "YOLOS"], ["deformable", "LW-DETR"], ["deformable", "RF-DETR"]]
+@pytest.mark.parametrize(
+    ("subject", "image_size", "expected"),
+    [
+        ("dense", 64, [["semantic", "SegFormer-b2"], ["panoptic", "EoMT"], ["depth", "DPT"]]),
+        ("detection", 128, [["queries", "YOLOS"], ["deformable", "LW-DETR"], ["deformable", "RF-DETR"]]),
+    ],
+)
+def test_benchmark_of_dense_models_and_detection_runs_both_libraries(
+    subject: str, image_size: int, expected: list[list[str]], tmp_path: Path
+) -> None:
+    options = f"--image_size {image_size} --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
+    rows = run(subject, options, tmp_path / "table.json")["rows"]
     assert [row[:2] for row in rows] == expected
     assert all(value > 0 for row in rows for value in row[2:])
 
@@ -120,75 +116,55 @@ def test_benchmark_of_masked_image_modeling_measures_encoder_and_step(tmp_path: 
     assert result["ratio"] > 0
 
 
+DETECTION = {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1}
+WRITE = {
+    "image_classification": lambda folder: write_class_folders(folder, ["cat", "dog"]),
+    "object_detection": write_objects,
+    "keypoint_detection": write_figures,
+}
+
+
+def train_peer(folder: Path, task: str, recipe: dict[str, Any], **options: Any) -> None:
+    data = str(WRITE.get(task, write_scenes)(folder / "data"))
+    given = {"dataset_name": data, "image_size": 32, "per_device_train_batch_size": 2, **recipe}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
+    args = learning.Arguments(task=task, training=str(folder), **options)
+    scores = learning.train_peer(args, 1e-3, 0, seconds=1.0)
+    assert scores["steps"] == options.get("steps", 3)
+    assert 0 <= scores[learning.CHOOSES[task]] < 100
+
+
 @pytest.mark.parametrize(
-    ("task", "write", "options"),
+    ("task", "options"),
     [
-        ("semantic_segmentation", write_scenes, {}),
-        ("universal_segmentation", write_scenes, {"thing_classes": "cat,dog"}),
-        ("depth_estimation", write_scenes, {}),
-        ("object_detection", write_objects, {}),
-        ("keypoint_detection", write_figures, {"image_size": 64}),
+        ("semantic_segmentation", {}),
+        ("universal_segmentation", {"thing_classes": "cat,dog"}),
+        ("depth_estimation", {}),
+        ("object_detection", {}),
+        ("keypoint_detection", {"image_size": 64}),
     ],
 )
 def test_benchmark_of_learning_trains_a_peer_of_each_task(
-    task: str,
-    write: Callable[[Path], Path],
-    options: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    task: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    detection = {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1}
-    recipe = {
-        "dataset_name": str(write(tmp_path / "data")),
-        "preset": "tiny",
-        "image_size": 32,
-        "config_overrides": {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": detection},
-        "per_device_train_batch_size": 2,
-        "use_muon": True,
-        "learning_rate": 0.02,
-        **options,
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     quarters = itertools.count(0, 0.25)  # of a second: what a clock says that is read before each step
     monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter=lambda: next(quarters)))
-    scores = learning.train_peer(learning.Arguments(task=task, training=str(tmp_path)), 1e-3, 0, seconds=1.0)
-    assert scores["steps"] == 3
-    assert 0 <= scores[learning.CHOOSES[task]] < 100
+    config = {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": DETECTION}
+    recipe = {"preset": "tiny", "config_overrides": config, "use_muon": True, "learning_rate": 0.02, **options}
+    train_peer(tmp_path, task, recipe)
 
 
 @pytest.mark.parametrize(
-    ("task", "write"),
-    [
-        ("image_classification", lambda folder: write_class_folders(folder, ["cat", "dog"])),
-        ("semantic_segmentation", write_scenes),
-        ("depth_estimation", write_scenes),
-        ("object_detection", write_objects),
-    ],
+    "task", ["image_classification", "semantic_segmentation", "depth_estimation", "object_detection"]
 )
-def test_benchmark_of_learning_trains_a_peer_from_a_published_encoder(
-    task: str, write: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_benchmark_of_learning_trains_a_peer_from_a_published_encoder(task: str, tmp_path: Path) -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     transformers.Dinov2Model(transformers.Dinov2Config(**shape)).save_pretrained(tmp_path / "saved")
     transformers.BitImageProcessor(size={"shortest_edge": 32}, crop_size=32).save_pretrained(tmp_path / "saved")
-    heads = {
-        "depth_config": CONFIG["depth_config"] | {"head": "dpt", "fusion_hidden_size": 8},
-        "detection_config": {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1},
-    }
-    recipe = {
-        "dataset_name": str(write(tmp_path / "data")),
-        "model_name_or_path": str(tmp_path / "saved"),
-        "image_size": 32,
-        "config_overrides": heads,
-        "per_device_train_batch_size": 2,
-        "head_lr_multiplier": 5,
-        "use_cpu": True,
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    args = learning.Arguments(task=task, training=str(tmp_path), steps=2)
-    scores = learning.train_peer(args, 1e-3, 0, seconds=1.0)
-    assert scores["steps"] == 2
-    assert 0 <= scores[learning.CHOOSES[task]] < 100
+    depth = CONFIG["depth_config"] | {"head": "dpt", "fusion_hidden_size": 8}
+    recipe = {"model_name_or_path": str(tmp_path / "saved"), "head_lr_multiplier": 5, "use_cpu": True}
+    recipe["config_overrides"] = {"depth_config": depth, "detection_config": DETECTION}
+    train_peer(tmp_path, task, recipe, steps=2)
 
 
 def test_benchmark_of_learning_repeats_the_best_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

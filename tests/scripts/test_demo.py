@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -28,65 +27,52 @@ def load_script(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Return the output folder of a short run, and what it printed."""
     folder = tmp_path_factory.mktemp("demo") / "digits"
     options = ("--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true")
     home = str(folder.parent / "hf_home")
     finished = run_python("scripts/demo.py", *options, workdir=ROOT, fresh=True, PYTHONPATH=str(ROOT), HF_HOME=home)
     assert finished.returncode == 0, finished.stderr
-    return folder, finished
+    return folder, finished.stdout, finished.stderr
 
 
-def test_demo_saves_model_processor_card_and_no_pickle(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, _ = demo
+def test_demo_saves_model_processor_card_and_no_pickle(demo: tuple[Path, str, str]) -> None:
+    folder, said, _ = demo
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "training_args.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
     config = json.loads((folder / "config.json").read_text())
     assert config["label2id"] == {str(digit): digit for digit in range(10)}
-
-
-def test_demo_prints_what_a_fresh_process_says(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, finished = demo
-    lines = [line for line in finished.stdout.splitlines() if ".png: " in line]
-    assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
-    with Image.open(folder / "predictions.png") as picture:
-        assert min(picture.size) > 2 * TILE_SIZE
-        assert len(picture.getcolors(maxcolors=10**6)) > 50
-
-
-def test_demo_shows_progress_and_no_warning(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    _, finished = demo
-    assert "3/3" in finished.stderr
-    assert "warn" not in (finished.stdout + finished.stderr).lower()
-    assert "error" not in (finished.stdout + finished.stderr).lower()
-
-
-def test_demo_card_holds_the_printed_score(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, finished = demo
     card = ModelCard.load(folder / "README.md")
     assert card.data.pipeline_tag == "image-classification"
     score = card.data.eval_results[0].metric_value
-    assert f"Accuracy {score:.2%} ({round(360 * (1 - score))} of 360 wrong)" in finished.stdout
+    assert f"Accuracy {score:.2%} ({round(360 * (1 - score))} of 360 wrong)" in said
     assert re.search(rf"\| accuracy \| \**{score:.4f}\** \| \**0\.1028\** \|", card.content)
     assert "python scripts/demo.py --max_steps 3" in card.content
 
 
-def test_demo_scores_the_peer_on_held_out_images_and_saves_nothing(
+def test_demo_prints_progress_and_what_a_fresh_process_says_and_no_warning(demo: tuple[Path, str, str]) -> None:
+    folder, said, errors = demo
+    lines = [line for line in said.splitlines() if ".png: " in line]
+    assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
+    with Image.open(folder / "predictions.png") as picture:
+        assert min(picture.size) > 2 * TILE_SIZE
+        assert len(picture.getcolors(maxcolors=10**6)) > 50
+    assert "3/3" in errors
+    assert not re.search("warn|error", said + errors, flags=re.IGNORECASE)
+
+
+def test_demo_scores_a_peer_of_the_same_shape_on_held_out_images_and_saves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = load_script("demo")
     script.main(["--peer", "--held_out", "--max_steps", "1", "--output_dir", str(tmp_path), "--use_cpu", "true"])
     assert "of 144 wrong" in capsys.readouterr().out
     assert not list(tmp_path.glob("**/*.safetensors"))
-
-
-def test_demo_peer_has_the_same_shape() -> None:
-    script = load_script("demo")
     ours, peer = (script.make_model(list("0123456789"), peer=peer) for peer in (False, True))
     assert ours.num_parameters() == peer.num_parameters()
-    assert ours.config.model_type == "hf_vit"
-    assert peer.config.model_type == "vit"
+    assert (ours.config.model_type, peer.config.model_type) == ("hf_vit", "vit")
     assert peer.config.id2label == ours.config.id2label
 
 
@@ -96,12 +82,5 @@ def test_committed_card_is_valid_and_compares_with_peer_and_majority() -> None:
     result = card.data.eval_results[0]
     assert result.metric_type == "accuracy"
     assert 0.975 <= result.metric_value <= 1
-    for part in (
-        "make demo",
-        "CC BY 4.0",
-        "AMD EPYC, 2 cores",
-        "ViTForImageClassification",
-        "most frequent",
-        "five seeds",
-    ):
-        assert part in card.content
+    parts = ("make demo", "CC BY 4.0", "AMD EPYC, 2 cores", "ViTForImageClassification", "most frequent", "five seeds")
+    assert all(part in card.content for part in parts)

@@ -31,7 +31,8 @@ SCRIPTS = {
 }
 SMALL = ["--image_size", "32", "--train_val_split", "0.25", "--per_device_train_batch_size", "2", "--max_steps", "2"]
 SMALL += ["--report_to", "none", "--disable_tqdm", "true", "--use_cpu"]
-CLASSIFIER, *OTHERS = SCRIPTS
+RATE = ["--learning_rate", "1e-3"]
+CLASSIFIER, SEGMENTATION, DETECTION, DEPTH, KEYPOINTS, PRETRAINING = SCRIPTS  # each is also fine-tuned once below
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,9 @@ def arguments_of(script: str, output: Path, *options: str) -> list[str]:
     return ["--dataset_name", SCRIPTS[script][0], "--output_dir", str(output), *SMALL, *options]
 
 
-def run(script: str, workplace: Path, output: Path, *options: str, **hub: str) -> Any:
-    """Runs a script; returns the model."""
+def run(script: str, workplace: Path, output: Path, *options: str, **hub: str) -> None:
     finished = run_script(script, workplace, *arguments_of(script, output, *options), **hub)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    return check(script, output)
 
 
 def check(script: str, output: Path) -> Any:
@@ -73,45 +72,50 @@ def check(script: str, output: Path) -> Any:
     return class_of(script).from_pretrained(output)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_new_model_is_trained(script: str, workplace: Path, tmp_path: Path) -> None:
-    model = run(script, workplace, tmp_path / "out", "--preset", "mnist")
-    assert (model.config.hidden_size, model.config.image_size) == (64, 32)
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_saved_model_is_fine_tuned(script: str, workplace: Path, tmp_path: Path) -> None:
-    rate = ["--base_learning_rate", "0.1"] if script == OTHERS[-1] else ["--learning_rate", "1e-3"]
-    tuned = run(script, workplace, tmp_path / "out", "--model_name_or_path", f"saved/{script}", *rate)
-    saved = class_of(script).from_pretrained(workplace / "saved" / script)
+def check_tuned(script: str, workplace: Path, output: Path) -> None:
+    """Checks the output of a run that started from a saved model."""
+    tuned, saved = check(script, output), class_of(script).from_pretrained(workplace / "saved" / script)
     pairs = zip(tuned.model.parameters(), saved.model.parameters(), strict=True)
     assert 0 < torch.stack([(one - other).abs().max() for one, other in pairs]).max() < 0.02
 
 
-def test_torchrun_launches_them_on_two_processes(workplace: Path, tmp_path: Path) -> None:
-    words = arguments_of(OTHERS[0], tmp_path / "out", "--model_name_or_path", f"saved/{OTHERS[0]}")
-    script = str(ROOT / "scripts" / f"{OTHERS[0]}.py")
-    launched = distributed.launch("--nproc_per_node", "2", script, *words, folder=tmp_path, workdir=workplace)
-    distributed.finish(launched, tmp_path)
-    check(OTHERS[0], tmp_path / "out")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_new_model_is_trained(script: str, workplace: Path, tmp_path: Path) -> None:
+    run(script, workplace, tmp_path / "out", "--preset", "mnist")
+    model = check(script, tmp_path / "out")
+    assert (model.config.hidden_size, model.config.image_size) == (64, 32)
 
 
-def test_accelerate_launches_them(workplace: Path, tmp_path: Path) -> None:
-    words = arguments_of(OTHERS[0], tmp_path / "out", "--model_name_or_path", f"saved/{OTHERS[0]}")
+@pytest.mark.parametrize("script", [DEPTH, KEYPOINTS, PRETRAINING])
+def test_a_saved_model_is_fine_tuned(script: str, workplace: Path, tmp_path: Path) -> None:
+    rate = ["--base_learning_rate", "0.1"] if script == PRETRAINING else RATE
+    run(script, workplace, tmp_path / "out", "--model_name_or_path", f"saved/{script}", *rate)
+    check_tuned(script, workplace, tmp_path / "out")
+
+
+def test_torchrun_and_accelerate_launch_them(workplace: Path, tmp_path: Path) -> None:
+    def words(name: str) -> list[str]:
+        options = arguments_of(name, tmp_path / name, "--model_name_or_path", f"saved/{name}", *RATE)
+        return [str(ROOT / "scripts" / f"{name}.py"), *options]
+
+    two = distributed.launch("--nproc_per_node", "2", *words(SEGMENTATION), folder=tmp_path, workdir=workplace)
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "scripts/accelerate/one_cpu.yaml")]
-    script = str(ROOT / "scripts" / f"{OTHERS[0]}.py")
-    finished = run_python(*launcher, script, *words, workdir=workplace, PYTHONPATH=str(ROOT))
+    finished = run_python(*launcher, *words(DETECTION), workdir=workplace, PYTHONPATH=str(ROOT))
     assert finished.returncode == 0, finished.stderr
-    check(OTHERS[0], tmp_path / "out")
+    distributed.finish(two, tmp_path)
+    for script in (SEGMENTATION, DETECTION):
+        check_tuned(script, workplace, tmp_path / script)
 
 
 def test_a_run_is_resumed_and_uploaded(workplace: Path, tmp_path: Path) -> None:
-    options = ["--model_name_or_path", f"saved/{CLASSIFIER}"]
+    options = ["--model_name_or_path", f"saved/{CLASSIFIER}", *RATE]
     run(CLASSIFIER, workplace, tmp_path / "out", *options)
+    check_tuned(CLASSIFIER, workplace, tmp_path / "out")
     options += ["--max_steps", "3", "--resume_from_checkpoint", "last"]
     options += ["--push_to_hub", "--hub_model_id", "user/photos", "--hub_token", TOKEN]
     with serve(tmp_path / "hub") as hub:
         run(CLASSIFIER, workplace, tmp_path / "out", *options, **hub.client)
+        check(CLASSIFIER, tmp_path / "out")
         files = hub.find("user/photos").files
     assert {"README.md", "model.safetensors", "modeling_hf_vit.py"} <= files.keys()
     assert not [name for name in files if name.startswith("checkpoint")]
@@ -123,11 +127,11 @@ def test_options_of_the_command_are_refused(workplace: Path, tmp_path: Path) -> 
     assert "not used by the HfArgumentParser: ['--minutes', '3']" in finished.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_they_are_short_and_use_public_names(script: str) -> None:
-    text = (ROOT / "scripts" / f"{script}.py").read_text()
-    assert 60 <= len(text.splitlines()) <= 150
-    for node in ast.walk(ast.parse(text)):
-        names = [node.attr] if isinstance(node, ast.Attribute) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom | ast.Import) else []
-        assert not [name for name in names if name.startswith("_")]
+def test_they_are_short_and_use_public_names() -> None:
+    for script in SCRIPTS:
+        text = (ROOT / "scripts" / f"{script}.py").read_text()
+        assert 60 <= len(text.splitlines()) <= 150, script
+        for node in ast.walk(ast.parse(text)):
+            names = [node.attr] if isinstance(node, ast.Attribute) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom | ast.Import) else []
+            assert not [name for name in names if name.startswith("_")], script

@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTForImageClassification,
     HfViTForSemanticSegmentation,
     HfViTImageProcessor,
+    HfViTPreTrainedModel,
     cli,
 )
 from hf_vit.outputs import check_outputs, record_outputs
@@ -27,14 +28,19 @@ CLASSES = {
 }
 
 
+def save(model_class: type[HfViTPreTrainedModel], folder: Path, **options: object) -> None:
+    model = model_class(small_config(image_size=16, patch_size=8, **options))
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved models."""
     folder = tmp_path_factory.mktemp("models")
     for name, model_class in CLASSES.items():
-        model = model_class(small_config(image_size=16, patch_size=8))
-        model.save_pretrained(folder / name)
-        HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
+        save(model_class, folder / name)
+    save(HfViTForDepthEstimation, folder / "relative", depth_config={"depth_estimation_type": "relative"})
     return folder
 
 
@@ -51,36 +57,30 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
         ("masks", {"output_dir": "."}, r"1_mask\.png exists and was not written by this command"),
         ("depths", {"output_dir": "."}, r"1_depth\.npy exists and was not written by this command"),
         ("classes", {"picture": "1.jpg"}, r"1\.jpg is an input and would be overwritten"),
+        ("classes", {"picture": "link.png"}, "is an input"),
         ("classes", {"picture": "2_mask.png"}, r"2_mask\.png exists and was not written by this command"),
         ("classes", {"output_dir": ".", "picture": "1_picture.png"}, r"1_picture\.png would be written twice"),
     ],
 )
 def test_inputs_and_files_of_others_stay(
-    model: str, options: dict[str, str], message: str, overwrite: bool, models: Path, photos: Path
+    model: str, options: dict[str, str], message: str, models: Path, photos: Path
 ) -> None:
+    (photos / "link.png").symlink_to(photos / "1.jpg")
     before = contents(photos)
     places = {name: photos / place for name, place in options.items()}
-    with pytest.raises(ValueError, match=message):
-        hf_vit.predict(models / model, sorted(photos.glob("*.jpg")), **places, overwrite=overwrite)
-    assert contents(photos) == before
-
-
-def test_a_link_to_a_photo_is_not_written_through(models: Path, photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.png").symlink_to(photos / "1.jpg")
-    before = contents(photos)
-    with pytest.raises(ValueError, match="is an input"):
-        hf_vit.predict(models / "classes", photos / "1.jpg", picture=tmp_path / "link.png", overwrite=True)
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=message):
+            hf_vit.predict(models / model, sorted(photos.glob("*.jpg")), **places, overwrite=overwrite)
     assert contents(photos) == before
 
 
@@ -107,57 +107,47 @@ def test_a_photo_of_the_same_name_elsewhere_keeps_its_outputs(models: Path, phot
     assert all(Path(file).name in before for file in written["written"])
 
 
-def test_relative_depth_leaves_depth_maps_of_others_alone(tmp_path: Path, photos: Path) -> None:
-    model = HfViTForDepthEstimation(
-        small_config(image_size=16, patch_size=8, depth_config={"depth_estimation_type": "relative"})
-    )
-    model.save_pretrained(tmp_path / "relative")
-    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / "relative")
+def test_relative_depth_leaves_depth_maps_of_others_alone(models: Path, photos: Path) -> None:
     (photos / "1_depth.npy").unlink()
     Image.new("I;16", (24, 20)).save(photos / "1_depth.png")
-    (line,) = hf_vit.predict(tmp_path / "relative", photos / "1.jpg", output_dir=photos)
+    (line,) = hf_vit.predict(models / "relative", photos / "1.jpg", output_dir=photos)
     assert [Path(file).name for file in line["written"]] == ["1_depth.npy", "1_picture.png"]
 
 
-@pytest.mark.parametrize("picture", ["all", "all.jsonl", "all.pdq"])
-def test_a_picture_of_unknown_format_is_refused_first(picture: str, models: Path, photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"Pictures cannot be saved as .* Use \.png or \.jpg"):
-        hf_vit.predict(models / "classes", photos, picture=photos / picture)
+def test_a_picture_of_unknown_format_is_refused_first(models: Path, photos: Path) -> None:
+    for picture in ("all", "all.jsonl", "all.pdq"):
+        with pytest.raises(ValueError, match=r"Pictures cannot be saved as .* Use \.png or \.jpg"):
+            hf_vit.predict(models / "classes", photos, picture=photos / picture)
 
 
-def test_the_scores_of_a_model_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, model = write_scenes(tmp_path / "scenes"), tmp_path / "model"
+def test_the_scores_of_a_model_stay(tmp_path: Path) -> None:
+    data, model, scores = write_scenes(tmp_path / "scenes"), tmp_path / "model", tmp_path / "scores"
     train("semantic_segmentation", data, model, "--max_steps", "1", "--eval_strategy", "no")
-    before = contents_of_reports(model)
+    before = contents(model, "validation_*")
     options = {"report": lambda _: None, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
     with pytest.raises(ValueError, match=r"validation_.* exists and was not written by this command"):
         hf_vit.evaluate(model, data, output_dir=model, overwrite=True, **options)
-    assert contents_of_reports(model) == before
-    scores = hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", **options)
+    assert contents(model, "validation_*") == before
+    first = hf_vit.evaluate(model, data, output_dir=scores, **options)
     with pytest.raises(ValueError, match=r"validation_.* exists, from an earlier run"):
-        hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", **options)
-    assert hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", overwrite=True, **options) == scores
-    hf_vit.evaluate(model, data, output_dir=tmp_path / "scores", split="train", **options)  # other files
-
-
-def contents_of_reports(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("validation_*")}
-
-
-def visualize(model: Path, photo: Path, folder: Path, *options: str) -> None:
-    words = [str(model), str(photo), "--output_dir", str(folder), "--kinds", "rollout", *options]
-    cli.main(["visualize", *words])
+        hf_vit.evaluate(model, data, output_dir=scores, **options)
+    assert hf_vit.evaluate(model, data, output_dir=scores, overwrite=True, **options) == first
+    hf_vit.evaluate(model, data, output_dir=scores, split="train", **options)  # other files
 
 
 def test_pictures_of_attention_replace_nothing(models: Path, photos: Path) -> None:
+    def visualize(photo: str, *options: str) -> None:
+        words = [str(models / "classes"), str(photos / photo), "--output_dir", str(photos), "--kinds", "rollout"]
+        cli.main(["visualize", *words, *options])
+
     (photos / "1_rollout.png").write_bytes(b"mine")
     with pytest.raises(SystemExit, match=r"1_rollout\.png exists and was not written by this command"):
-        visualize(models / "classes", photos / "1.jpg", photos, "--overwrite")
+        visualize("1.jpg", "--overwrite")
     assert (photos / "1_rollout.png").read_bytes() == b"mine"
-    visualize(models / "classes", photos / "2.jpg", photos)
+    visualize("2.jpg")
     with pytest.raises(SystemExit, match="from an earlier run"):
-        visualize(models / "classes", photos / "2.jpg", photos)
-    visualize(models / "classes", photos / "2.jpg", photos, "--overwrite")
+        visualize("2.jpg")
+    visualize("2.jpg", "--overwrite")
 
 
 @pytest.mark.parametrize("name", ["a.png", "mit Leerzeichen  zwei.png", "ü.png"])

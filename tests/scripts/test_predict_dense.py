@@ -18,7 +18,7 @@ from hf_vit import (
 )
 from hf_vit.data.targets import read_depth
 from hf_vit.inference.predict import name_outputs
-from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS, Writer
+from hf_vit.inference.writers import METRIC_DEPTH, RELATIVE_DEPTH, WRITERS
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.visualize import segmentation_palette
 
@@ -31,12 +31,10 @@ NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
 PANEL_SIZE = 320  # pixels of the longer side of an image in a picture, at least
+FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
     "semantic": (HfViTForSemanticSegmentation, {}),
-    "universal": (
-        HfViTForUniversalSegmentation,
-        {"universal_segmentation_config": {"num_queries": 2, "num_blocks": 1}},
-    ),
+    "universal": (HfViTForUniversalSegmentation, {"universal_segmentation_config": FEW_QUERIES}),
     "depth": (HfViTForDepthEstimation, {}),
     "relative": (HfViTForDepthEstimation, {"depth_config": {"depth_estimation_type": "relative"}}),
     "headless": (HfViTModel, {}),
@@ -47,18 +45,21 @@ MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved models of all kinds, and a folder of images of several sizes."""
     folder = tmp_path_factory.mktemp("workplace")
+    size = {"size": {"shortest_edge": 32}, "do_center_crop": False, "do_pad": True, "ensure_multiple_of": 8}
     for name, (model_class, overrides) in MODELS.items():
         model = model_class(small_config(id2label=dict(enumerate(NAMES)), label2id=LABEL2ID, **overrides))
         draw_weights(model)
         model.save_pretrained(folder / name)
-        HfViTImageProcessor(
-            size={"shortest_edge": 32}, do_center_crop=False, do_pad=True, ensure_multiple_of=8
-        ).save_pretrained(folder / name)
-    (folder / "images").mkdir()
-    for seed, (name, (width, height)) in enumerate(SIZES.items()):
-        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / name)
+        HfViTImageProcessor(**size).save_pretrained(folder / name)
+    write_noise(folder / "images", SIZES)
     return folder
+
+
+def write_noise(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
+    folder.mkdir()
+    for seed, (name, (width, height)) in enumerate(sizes.items()):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
 
 
 def run(
@@ -95,18 +96,21 @@ def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
     return tuple(mask.getpalette()[3 * number : 3 * number + 3])
 
 
-def test_classes_of_pixels(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(workplace, "semantic", tmp_path, capsys)
-    maps = post_processed(workplace, "semantic", "post_process_semantic_segmentation")
+@pytest.mark.parametrize(("model", "options"), [("semantic", []), ("universal", ["--subtask", "semantic"])])
+def test_classes_of_pixels(
+    model: str, options: list[str], workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = run(workplace, model, tmp_path, capsys, *options)
+    maps = post_processed(workplace, model, "post_process_semantic_segmentation")
     for line, expected in zip(lines, maps, strict=True):
         numbers, counts = expected.unique(return_counts=True)
-        assert len(numbers) > 1
+        assert len(numbers) > 1 or model == "universal"
         found = {entry["id"]: entry for entry in line["classes"]}
         assert sorted(found) == numbers.tolist()
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             assert found[number]["label"] == NAMES[number]
             assert found[number]["share"] == pytest.approx(count / expected.numel(), abs=1e-6)
-            assert 1 / len(NAMES) < found[number]["score"] < 1
+            assert model == "universal" or 1 / len(NAMES) < found[number]["score"] < 1
         with Image.open(line["written"][0]) as mask:
             assert mask.mode == "P"
             assert np.array_equal(np.asarray(mask), expected)
@@ -136,17 +140,6 @@ def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.
                 assert np.array_equal(numbers == segment["id"], pixels)
                 assert shown(mask, segment["id"]) == tuple(segmentation_palette(len(NAMES))[info[number]["label_id"]])
             assert np.array_equal(numbers == 255, result["segmentation"] == -1)
-
-
-def test_a_universal_model_says_classes_of_pixels_on_request(
-    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = run(workplace, "universal", tmp_path, capsys, "--subtask", "semantic")
-    maps = post_processed(workplace, "universal", "post_process_semantic_segmentation")
-    for line, expected in zip(lines, maps, strict=True):
-        assert sum(found["share"] for found in line["classes"]) == pytest.approx(1)
-        with Image.open(line["written"][0]) as mask:
-            assert np.array_equal(np.asarray(mask), expected)
 
 
 def test_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,16 +172,15 @@ def test_depth_beyond_16_bits_is_unknown_in_millimeters(tmp_path: Path) -> None:
     assert np.array_equal(np.load(files["_depth.npy"]), depth)
 
 
-@pytest.mark.parametrize(("model", "key"), [("semantic", "classes"), ("universal", "segments"), ("depth", "unit")])
-def test_one_picture_of_all_images(
-    model: str, key: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "new" / "all.png"
-    options = ["--threshold", "0.1", "--picture", str(file)]
-    cli.main(["predict", str(workplace / model), str(workplace / "images"), *options])
-    assert [set(line) & {"classes", "segments", "unit"} for line in lines_of(capsys.readouterr().out)] == [{key}] * 2
-    with Image.open(file) as picture:
-        assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each beside its prediction
+def test_one_picture_of_all_images(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, key in (("semantic", "classes"), ("universal", "segments"), ("depth", "unit")):
+        file = tmp_path / model / "all.png"
+        options = ["--threshold", "0.1", "--picture", str(file)]
+        cli.main(["predict", str(workplace / model), str(workplace / "images"), *options])
+        lines = lines_of(capsys.readouterr().out)
+        assert [set(line) & {"classes", "segments", "unit"} for line in lines] == [{key}] * 2
+        with Image.open(file) as picture:
+            assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each beside its prediction
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
@@ -222,13 +214,14 @@ def test_segments_are_laid_over_the_image_with_outlines() -> None:
         assert picture[rows.min() - 10, columns.min() - 10].tolist() == [outside] * 3
 
 
-@pytest.mark.parametrize(("writer", "is_left_near"), [(METRIC_DEPTH, True), (RELATIVE_DEPTH, False)])
-def test_what_is_near_is_bright(writer: Writer, is_left_near: bool) -> None:
+def test_what_is_near_is_bright() -> None:
     depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the least value at the left
-    picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
-    pixels = np.asarray(picture, dtype=int)
-    bright, dark = (
-        np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1]) for color in ((253, 231, 36), (68, 1, 84))
-    )
-    assert abs(bright - dark) > 100
-    assert (bright < dark) == is_left_near
+    for writer, is_left_near in ((METRIC_DEPTH, True), (RELATIVE_DEPTH, False)):
+        picture = writer.draw(Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, small_config(), "caption")
+        pixels = np.asarray(picture, dtype=int)
+        bright, dark = (
+            np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1])
+            for color in ((253, 231, 36), (68, 1, 84))
+        )
+        assert abs(bright - dark) > 100
+        assert (bright < dark) == is_left_near

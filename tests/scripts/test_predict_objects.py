@@ -18,6 +18,7 @@ from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 from ..processing.test_keypoint_pipeline import DETECTION, NAMES, POSE
 from .test_predict import lines_of
+from .test_predict_dense import write_noise
 
 
 SIZES = {"wide.png": (60, 40), "high.png": (30, 50)}  # width and height
@@ -39,10 +40,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.save_pretrained(folder / name)
         processor = HfViTImageProcessor.for_model(model.config, do_affine_crop=name == "pose")
         processor.save_pretrained(folder / name)
-    (folder / "images").mkdir()
-    for seed, (name, (width, height)) in enumerate(SIZES.items()):
-        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / name)
+    write_noise(folder / "images", SIZES)
     boxes = {"wide.png": [[1, 2, 30, 40], [5, 5, 25, 15.5]], "high.png": []}
     lines = [
         {
@@ -84,11 +82,15 @@ def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         assert Path(picture).name == f"{Path(line['file']).stem}_picture.png"
 
 
-def test_keypoints_of_whole_images(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for line, (width, height) in zip(run(workplace, capsys, "pose"), SIZES.values(), strict=True):
+def test_keypoints_of_whole_images_and_sure_ones_alone(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(workplace, capsys, "pose")
+    for line, (width, height) in zip(lines, SIZES.values(), strict=True):
         (pose,) = line["poses"]
         assert pose["labels"] == NAMES
         assert list(pose["box"].values()) == [0, 0, width, height]
+    least = min(lines[0]["poses"][0]["scores"])
+    (pose,) = run(workplace, capsys, "pose", "--threshold", str(least))[0]["poses"]
+    assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
 
 
 def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +108,6 @@ def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.Capt
     assert [row[:2] for row in rows] == [[str(number), name] for number in range(2) for name in NAMES]
     assert [float(row[2]) for row in rows[:3]] == [x for x, _ in wide["poses"][0]["keypoints"]]
     assert rows_of(high["written"][0]) == [header]
-
-
-def test_sure_keypoints_alone_on_request(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scores = run(workplace, capsys, "pose")[0]["poses"][0]["scores"]
-    (pose,) = run(workplace, capsys, "pose", "--threshold", str(sorted(scores)[0]))[0]["poses"]
-    assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
 
 
 def test_objects_lead_to_keypoints(
@@ -134,26 +130,20 @@ def test_objects_lead_to_keypoints(
     assert all(picture.is_file() for picture in pictures)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}", 'Line 1 of .*boxes.* is not in the format {"file": ..., "objects"'),
-        ("\n", "Line 1 of .* is not in .* that this script prints for a model for object detection"),
-        ('{"file": "other.png", "objects": []}', "has no line for .*wide.png \\(2 of 2 images"),
-        (None, "No such file"),
-    ],
-)
-def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "boxes.jsonl").write_text(content)
+def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path) -> None:
     images = [str(workplace / "images" / name) for name in SIZES]
-    with pytest.raises(SystemExit, match=message):
-        cli.main(["predict", str(workplace / "pose"), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
-
-
-def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
-    with pytest.raises(SystemExit, match=r"requires a model for keypoint detection, but .*objects has another task"):
-        cli.main(["predict", str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
+    of_objects = r"requires a model for keypoint detection, but .*objects has another task"
+    for model, content, message in (
+        ("pose", None, "No such file"),
+        ("pose", "{}", 'Line 1 of .*boxes.* is not in the format {"file": ..., "objects"'),
+        ("pose", "\n", "Line 1 of .* is not in .* that this script prints for a model for object detection"),
+        ("pose", '{"file": "other.png", "objects": []}', "has no line for .*wide.png \\(2 of 2 images"),
+        ("objects", "{}", of_objects),
+    ):
+        if content is not None:
+            (tmp_path / "boxes.jsonl").write_text(content)
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["predict", str(workplace / model), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
 
 
 def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:

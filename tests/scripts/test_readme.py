@@ -163,7 +163,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_code_of_the_first_readme_runs_with_the_package_and_without(tmp_path: Path) -> None:
     blocks = [block.code for block in blocks_of(ROOT / "README.md") if block[:2] == ("python", "")]
-    assert len(blocks) == 2
     with_package, without_package = blocks
     assert "hf_vit" not in without_package
     trained = f"""
@@ -178,21 +177,19 @@ for seed in (0, 1, 2):
 assert min(accuracies.values()) >= 0.9, accuracies
 """
     run_with_package(trained, tmp_path)
-    finished = run_without_package(without_package, tmp_path)
-    assert "'score'" in finished.stdout
+    assert "'score'" in run_without_package(without_package, tmp_path).stdout
 
 
-@pytest.mark.parametrize("file", READMES[1:], ids=get_name)
-def test_code_of_the_other_readmes_runs_block_after_block(file: Path, workplace: Path) -> None:
-    names: dict[str, Any] = {}
-    for block in blocks_of(file):
-        if block[:2] == ("python", ""):
-            exec(compile(block.code, f"{get_name(file)}.md", "exec"), names)
+def test_code_of_the_other_readmes_runs_block_after_block(workplace: Path) -> None:
+    for file in READMES[1:]:
+        names: dict[str, Any] = {}
+        for block in blocks_of(file):
+            if block[:2] == ("python", ""):
+                exec(compile(block.code, f"{get_name(file)}.md", "exec"), names)
 
 
-@pytest.mark.parametrize("file", READMES, ids=get_name)
-def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for block in blocks_of(file):
+def test_blocks_are_run_or_checked_or_marked(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in (block for file in READMES for block in blocks_of(file)):
         assert block.mark in MARKS
         if block.language == "python":
             check_names(block.code)
@@ -204,36 +201,32 @@ def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkey
                 check_command(words, monkeypatch)
 
 
-@pytest.mark.parametrize("file", CARDS, ids=get_name)
-def test_commands_of_cards_parse(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for block in blocks_of(file):
-        for words in commands_of(block.code) if block.language == "bash" else ():
-            if words[0] in ("hf-vit", "python", "torchrun"):
-                check_command(words, monkeypatch)
+def test_commands_of_cards_parse(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = [block.code for file in CARDS for block in blocks_of(file) if block.language == "bash"]
+    for words in (words for code in codes for words in commands_of(code)):
+        if words[0] in ("hf-vit", "python", "torchrun"):
+            check_command(words, monkeypatch)
 
 
-@pytest.mark.parametrize("file", READMES, ids=get_name)
-def test_links_lead_somewhere(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
-        linked = file.parent / path if path else file
-        assert linked.exists(), target
-        if anchor:
-            titles = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
-    for path in re.findall(r"`((?:hf_vit|scripts|tests)/[^`\s]*)`", text):
-        assert list(ROOT.glob(re.sub("<.*?>", "*", path))), path
+def test_links_lead_somewhere() -> None:
+    for file in READMES:
+        text = file.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+            path, _, anchor = target.partition("#")
+            linked = file.parent / path if path else file
+            assert linked.exists(), f"{file}: {target}"
+            titles = re.findall(r"^#+ (.+)$", linked.read_text("utf-8"), re.MULTILINE) if anchor else []
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert not anchor or anchor in anchors, f"{file}: {target}"
+        for path in re.findall(r"`((?:hf_vit|scripts|tests)/[^`\s]*)`", text):
+            assert list(ROOT.glob(re.sub("<.*?>", "*", path))), f"{file}: {path}"
 
 
-def test_the_first_readme_is_short_and_names_every_task() -> None:
+def test_the_first_readme_names_every_task_and_the_tree_every_folder_of_the_package() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 250
     for name, task in TASKS.items():
         assert f"\n| `{task.model_class.__name__}` | `{name}` |" in text
-
-
-def test_the_tree_names_every_folder_of_the_package() -> None:
     (tree, *_) = [block.code for block in blocks_of(ROOT / "hf_vit" / "README.md") if block.language == "text"]
     folders = {file.parent.relative_to(ROOT) for file in (ROOT / "hf_vit").rglob("*.py")}
     assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
@@ -246,13 +239,11 @@ def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
     text = (ROOT / "hf_vit" / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^### Add a task$(.*?)(?=^##)", text + "\n##", flags=re.DOTALL | re.MULTILINE)
     joined = set(re.findall(r"`([^`]+\.py)`", section))
+    files = (file for top in ("hf_vit", "scripts") for file in (ROOT / top).rglob("*.py"))
     naming = {
         str(file.relative_to(ROOT))
-        for top in ("hf_vit", "scripts")
-        for file in (ROOT / top).rglob("*.py")
-        if re.search(
-            "depth_estimation|DepthEstimation|task_depth_estimation", file.name + file.read_text(encoding="utf-8")
-        )
+        for file in files
+        if re.search("depth_estimation|DepthEstimation", file.name + file.read_text(encoding="utf-8"))
         # Checkpoints of other libraries have a check-list of their own; the rest measure what there is.
         and not str(file.relative_to(ROOT)).startswith(APART)
     }

@@ -13,7 +13,6 @@ from hf_vit import (
     HfViTForKeypointDetection,
     HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
-    HfViTPreTrainedModel,
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
 from hf_vit.training.tasks.zero_shot_image_classification import (
@@ -68,7 +67,6 @@ FOREIGN = {
     "tokenizer_config.json": {"tokenizer_class": "ForeignTokenizer"},
 }
 PIPELINE = {"impl": "foreign.ForeignForImageClassification", "pt": ["AutoModelForImageClassification"]}
-DATA = ["--dataset_name", "data"]
 
 
 def save_foreign(place: Path, **changes: object) -> Path:
@@ -104,48 +102,36 @@ def change_json(file: Path, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    "command",
     [
-        ("predict", ["foreign", "photo.png"]),
-        ("visualize", ["foreign", "photo.png", "--output_dir", "output"]),
-        ("convert", ["foreign", "output"]),
-        ("push", ["foreign", "user/foreign", "--dry_run"]),
-        ("evaluate", ["--model_name_or_path", "foreign", *DATA]),
-        ("features extract", ["--model_name_or_path", "foreign", *DATA, "--output_dir", "output"]),
-        (
-            "train image-classification",
-            ["--model_name_or_path", "foreign", *DATA, "--train_val_split", "0.5", "--output_dir", "output"],
-        ),
+        *("predict foreign photo.png", "visualize foreign photo.png --output_dir output", "convert foreign output"),
+        *("push foreign user/foreign --dry_run", "evaluate --model_name_or_path foreign --dataset_name data"),
+        "features extract --model_name_or_path foreign --dataset_name data --output_dir output",
+        "train image-classification data --model_name_or_path foreign --train_val_split 0.5 --output_dir output",
     ],
 )
-def test_no_command_runs_the_code_of_a_model(
-    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_runs_the_code_of_a_model(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_foreign(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        call_command(name, arguments)
+        call_command(command, [])
     (line,) = str(stopped.value.code).splitlines()
     assert "foreign" in line
     assert not (tmp_path / MARKER).exists()
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_predictions_need_consent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for changes in (
         {},
         {"model_type": "vit", "architectures": ["ForeignForDepthEstimation"]},
         {"model_type": "vit", "custom_pipelines": {"image-classification": PIPELINE}},
-    ],
-    ids=["type", "class", "pipeline"],
-)
-def test_predictions_need_consent(changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_foreign(tmp_path, **changes)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=r"'foreign' has custom code .* set --trust_remote_code\.$"):
-        call_command("predict", ["foreign", "photo.png"])
-    assert not (tmp_path / MARKER).exists()
+    ):
+        save_foreign(tmp_path, **changes)
+        with pytest.raises(SystemExit, match=r"'foreign' has custom code .* set --trust_remote_code\.$"):
+            call_command("predict", ["foreign", "photo.png"])
+        assert not (tmp_path / MARKER).exists()
 
 
 def test_with_consent_the_code_runs(tmp_path: Path) -> None:
@@ -155,40 +141,33 @@ def test_with_consent_the_code_runs(tmp_path: Path) -> None:
     assert (tmp_path / MARKER).exists()
 
 
-@pytest.mark.parametrize("model_class", [HfViTForImageClassification, HfViTForKeypointDetection])
 def test_our_own_models_need_no_consent_and_run_none_of_their_code(
-    model_class: type[HfViTPreTrainedModel],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "ours"
-    model_class(small_config()).save_pretrained(folder)
-    is_cropped = model_class is HfViTForKeypointDetection
-    HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
-    add_code(folder, tmp_path / MARKER)
-    change_json(
-        folder / "config.json", custom_pipelines=CUSTOM_PIPELINES["HfViTForKeypointDetection"]
-    )  # as a saved pipeline writes it
-    write_images(tmp_path)
     monkeypatch.chdir(tmp_path)
-    call_command("predict", ["ours", "photo.png"])
-    assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
-    assert not (tmp_path / MARKER).exists()
+    write_images(tmp_path)
+    for model_class in (HfViTForImageClassification, HfViTForKeypointDetection):
+        folder = tmp_path / model_class.__name__
+        model_class(small_config()).save_pretrained(folder)
+        is_cropped = model_class is HfViTForKeypointDetection
+        HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
+        add_code(folder, tmp_path / MARKER)
+        own = CUSTOM_PIPELINES["HfViTForKeypointDetection"]
+        change_json(folder / "config.json", custom_pipelines=own)  # as a saved pipeline writes it
+        call_command("predict", [folder.name, "photo.png"])
+        assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
+        assert not (tmp_path / MARKER).exists()
 
 
 def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
-    folder = str(save_foreign(tmp_path))
-    ours = HfViTForImageClassification(small_config())
-    ours.save_pretrained(tmp_path / "ours")
+    folder, ours = str(save_foreign(tmp_path)), tmp_path / "ours"
+    HfViTForImageClassification(small_config()).save_pretrained(ours)
     for_texts = ImageTextArguments(dataset_name="captions", tokenizer_name=folder)
+    joined = HfViTForZeroShotImageClassification.from_vision_text_pretrained
     openings: list[tuple[str, Callable[[], object]]] = [
         ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
         ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),
-        (
-            "Use a text encoder of transformers",
-            lambda: HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "ours", folder),
-        ),
+        ("Use a text encoder of transformers", lambda: joined(ours, folder)),
         ("set --teacher_trust_remote_code true", lambda: open_teacher(folder, is_classifier=True)),
     ]
     for cure, opening in openings:

@@ -12,15 +12,18 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 
-from ..helpers.dense_trainings import NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
+import hf_vit
+
+from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, OBJECT_TASKS, TASKS, arguments_of, train, write_scenes
 from ..helpers.fresh import run_without_package
 from ..helpers.object_trainings import CLASSES, POINTS, write_figures, write_objects
 from ..helpers.options import call_command
+from .test_predict import lines_of
 
 
 STEPS = ["--learning_rate", "3e-3", "--photometric", "0", "--eval_strategy", "steps", "--save_strategy", "steps"]
-DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "30", "--min_scale", "0.8", "--max_scale", "1.2"]
-OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "60", "--max_grad_norm", "1"]
+DENSE = ["--max_steps", "60", "--eval_steps", "30", "--save_steps", "45", "--min_scale", "0.8", "--max_scale", "1.2"]
+OBJECTS = ["--max_steps", "120", "--eval_steps", "60", "--save_steps", "90", "--max_grad_norm", "1"]
 OBJECTS += ["--min_scale", "0.9", "--max_scale", "1.1"]
 OPTIONS = {
     **{task: [*STEPS, *DENSE, "--max_class_share", "1"] for task in TASKS},
@@ -65,7 +68,9 @@ def flat(scores: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("task", OPTIONS)
-def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, workplace: Path) -> None:
+def test_a_training_beats_the_naive_baseline_and_its_card_says_so(
+    task: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, (name, parts) = workplace / task, SCORES[task]
     text = (folder / "README.md").read_text()
     ours, baseline = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
@@ -76,22 +81,23 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, wor
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == (pipeline, "validation")
     pictures = re.findall(r"!\[.*\]\((.*)\)", text)
     assert len(pictures) == PICTURES.get(task, 3)
-    steps = (30, 60) if task in TASKS else (60, 120)
-    pictures += [f"pictures/step-{step:06}.png" for step in steps]
+    pictures += [f"pictures/step-{step:06}.png" for step in ((30, 60) if task in TASKS else (60, 120))]
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
     if parts:
         assert list(read(folder, "keypoints" if parts is POINTS else "classes")) == parts
+    # The code of the card for the package
+    Image.open(data_of(workplace, task) / "val" / "images" / "2.png").save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
+    assert capsys.readouterr().out.strip()
 
 
-def test_the_threshold_of_the_answers_is_chosen_and_saved(workplace: Path) -> None:
+def test_a_model_knows_its_threshold_and_what_the_data_say_of_keypoints(workplace: Path) -> None:
     config = json.loads((workplace / "object_detection" / "config.json").read_text())
     chosen = config["detection_config"]["score_threshold"]
     assert 0 < chosen < 1
     line = rf"\| score threshold \| {chosen:g}, that of the best (cross-fitted )?F1 \("
     assert re.search(line, (workplace / "object_detection" / "README.md").read_text())
-
-
-def test_a_model_knows_what_the_data_say_of_keypoints(workplace: Path) -> None:
     config = json.loads((workplace / "keypoint_detection" / "config.json").read_text())
     assert list(config["id2label"].values()) == POINTS
     assert config["keypoint_config"]["flip_pairs"] == [[1, 2]]
@@ -101,11 +107,10 @@ def test_a_model_knows_what_the_data_say_of_keypoints(workplace: Path) -> None:
 
 @pytest.mark.parametrize("task", OPTIONS)
 def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
-    checkpoint = str(workplace / task / f"checkpoint-{30 if task in TASKS else 60}")
-    options = [*OPTIONS[task], "--resume_from_checkpoint", checkpoint]
-    train(task, data_of(workplace, task), tmp_path / "resumed", *options)
+    checkpoint = str(workplace / task / f"checkpoint-{45 if task in TASKS else 90}")
+    train(task, data_of(workplace, task), tmp_path, *OPTIONS[task], "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / task / "model.safetensors")
-    resumed = load_file(tmp_path / "resumed" / "model.safetensors")
+    resumed = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
@@ -120,6 +125,26 @@ def test_evaluation_writes_what_the_training_did(
     for what in ("scores", "keypoints" if task == "keypoint_detection" else "classes"):
         ours, expected = (flat(read(place, what)) for place in (tmp_path, workplace / task))
         assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
+
+
+def test_objects_and_keypoints_are_written(workplace: Path, tmp_path: Path) -> None:
+    data, folder = data_of(workplace, "object_detection"), tmp_path / "detector"
+    train("object_detection", data, folder, *A_FEW_STEPS)
+    lines = lines_of((folder / "validation_predictions.jsonl").read_text())
+    images = sorted((data / "val" / "images").iterdir())
+    assert [line["file"] for line in lines] == list(map(str, images))
+    for line, expected in zip(lines, hf_vit.predict(folder, images, threshold=0.5), strict=True):
+        assert [found["label"] for found in line["objects"]] == [found["label"] for found in expected["objects"]]
+        for found, other in zip(line["objects"], expected["objects"], strict=True):
+            assert found["label"] in CLASSES
+            assert found["box"] == pytest.approx(other["box"], abs=0.5)
+    lines = lines_of((workplace / "keypoint_detection" / "validation_predictions.jsonl").read_text())
+    annotations = json.loads((data_of(workplace, "keypoint_detection") / "val" / "annotations.json").read_text())
+    assert len(lines) == len(annotations["annotations"])  # each object has its own line
+    for line in lines:
+        assert {*line} == {"file", "box", "labels", "keypoints", "scores"}
+        assert line["labels"] == POINTS
+        assert [len(values) for values in (line["keypoints"], line["scores"], line["box"])] == [3, 3, 4]
 
 
 OPENED = """
@@ -164,31 +189,17 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
     assert "HfViTForObjectDetection HfViTForKeypointDetection top left_foot right_foot" in printed
 
 
-@pytest.mark.parametrize("task", OPTIONS)
-def test_the_cards_code_runs_with_the_package(
-    task: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.open(data_of(workplace, task) / "val" / "images" / "2.png").save(tmp_path / "image.png")
-    monkeypatch.chdir(tmp_path)
-    own = re.findall("```python\n(.*?)```", (workplace / task / "README.md").read_text(), flags=re.DOTALL)[1]
-    exec(own.replace("path/to/this/folder", str(workplace / task)), {})
-    assert capsys.readouterr().out.strip()
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
+def test_mistakes_are_explained(workplace: Path, tmp_path: Path) -> None:
+    for task, options, message in (
         ("object_detection", ["--metric_for_best_model", "pck"], "There is no score 'pck'"),
         ("object_detection", ["--min_scale", "0"], "scale"),
         ("keypoint_detection", ["--normalize_by", "top,tail"], "unknown keypoint 'tail'"),
         ("keypoint_detection", ["--normalize_by", "top"], "must name two keypoints"),
         ("keypoint_detection", ["--flip_pairs", "top,tail"], "'top,tail', which is not a pair"),
-    ],
-)
-def test_mistakes_are_explained(task: str, options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=message):
-        train(task, data_of(workplace, task), tmp_path / "out", *options)
-    assert not (tmp_path / "out").exists()
+    ):
+        with pytest.raises(SystemExit, match=message):
+            train(task, data_of(workplace, task), tmp_path / "out", *options)
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_saved_model_of_other_keypoints_learns_these(workplace: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,7 @@ from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
 from hf_vit.training.tasks import depth_estimation
-from hf_vit.training.tasks.depth_estimation import (
-    DepthArguments,
-    DepthEvaluator,
-    choose_max_depth,
-)
+from hf_vit.training.tasks.depth_estimation import DepthArguments, DepthEvaluator, choose_max_depth
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,
@@ -36,9 +33,11 @@ from ..helpers.options import run
 
 
 TASK = "depth_estimation"
-FAR = {"depth_config": {**CONFIG["depth_config"], "max_depth": 70}}
-NEAR = {"depth_config": {**CONFIG["depth_config"], "max_depth": 30}}
-RELATIVE = {"depth_config": {**CONFIG["depth_config"], "depth_estimation_type": "relative"}}
+RELATIVE = {"depth_estimation_type": "relative"}
+
+
+def config_of(changes: dict[str, Any]) -> list[str]:
+    return ["--config_overrides", json.dumps({**CONFIG, "depth_config": {**CONFIG["depth_config"], **changes}})]
 
 
 @pytest.fixture(scope="module")
@@ -75,45 +74,34 @@ def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp
 
 
 def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, tmp_path: Path) -> None:
-    options = ["--config_overrides", json.dumps({**CONFIG, **RELATIVE})]
-    scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *options)
+    scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *config_of(RELATIVE))
     assert 0 < scores["abs_rel"] < 1
     card = (tmp_path / "out" / "README.md").read_text()
-    assert (
-        "| evaluation | the whole image, depths between 0.001 and 10 m, fitted in each image: scale and shift |"
-        in card
-    )
-    assert (
-        "| head | dpt, relative inverse depth |\n| loss | ssi |\n| input size | 16 x 16 pixels in training, in" in card
-    )
-    assert "| rmse (m) | " in card
-    assert "| silog (x 100) | " in card
-    assert "Lower is better for abs_rel, rmse, log10, rmse_log, silog." in card
-    assert "up to scale and shift" in card
+    for part in (
+        "| evaluation | the whole image, depths between 0.001 and 10 m, fitted in each image: scale and shift |",
+        "| head | dpt, relative inverse depth |\n| loss | ssi |\n| input size | 16 x 16 pixels in training, in",
+        *("| rmse (m) | ", "| silog (x 100) | ", "up to scale and shift"),
+        "Lower is better for abs_rel, rmse, log10, rmse_log, silog.",
+    ):
+        assert part in card
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--depth_scale", "1"],
-            r"No train image has annotations: their depths go from 2000 to 6000 meters, but only .*"
-            r" between 0\.001 and 10 count\. Set --depth_scale",
-        ),
-        (["--max_eval_depth", "1"], r"depths go from 2 to 6 meters, but only those between 0\.001 and 1 count"),
+def test_mistakes_are_found_before_training(scenes: Path, tmp_path: Path) -> None:
+    far = r"No train image has annotations: their depths go from 2000 to 6000 meters, but only .*"
+    far += r" between 0\.001 and 10 count\. Set --depth_scale"
+    near = r"depths go from 2 to 6 meters, but only those between 0\.001 and 1 count"
+    relative = "median scales meters, but the model predicts relative"
+    for options, message in (
+        (["--depth_scale", "1"], far),
+        (["--max_eval_depth", "1"], near),
         (["--depth_scale", "inf"], "depth_scale=inf must be more than 0"),
         (["--depth_scale", "nan"], "depth_scale=nan must be more than 0"),
         (["--max_eval_depth", "0"], r"max_eval_depth=0\.0 must be more than 0"),
         (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model predicts meters"),
-        (
-            ["--eval_alignment", "median", "--config_overrides", json.dumps({**CONFIG, **RELATIVE})],
-            "median scales meters, but the model predicts relative",
-        ),
-    ],
-)
-def test_mistakes_are_found_before_training(options: list[str], message: str, scenes: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_trainer(TASK, scenes, tmp_path, *options)
+        (["--eval_alignment", "median", *config_of(RELATIVE)], relative),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(TASK, scenes, tmp_path, *options)
 
 
 @pytest.fixture(scope="module")
@@ -128,21 +116,16 @@ def streets(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("depths", "expected"),
-    [
+def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds() -> None:
+    for depths, expected in (
         (torch.rand(1000) * 9.99, 10),  # depths of rooms, as in NYU Depth V2
         (torch.rand(1000) * 0.5, 10),
         (torch.cat((torch.rand(995) * 9, torch.full((5,), 70.0))), 10),  # a few outliers, such as a window
         (torch.cat((torch.rand(980) * 9, torch.full((20,), 15.0))), 20),
         (torch.rand(1000) * 75, 80),  # KITTI
         (torch.rand(1000) * 9000, 10),  # depths in millimeters
-    ],
-)
-def test_the_range_is_a_round_figure_that_hardly_any_training_depth_exceeds(
-    depths: torch.Tensor, expected: int
-) -> None:
-    assert choose_max_depth(depths) == expected
+    ):
+        assert choose_max_depth(depths) == expected
 
 
 def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_path: Path) -> None:
@@ -154,11 +137,10 @@ def test_range_of_streets_is_chosen_printed_and_in_the_card(streets: Path, tmp_p
     printed = next(line for line in reports if line.startswith("Depths: "))
     assert "Head: dpt, depth up to 80 m. Scores: the whole image, depths between 0.001 and 80 m" in printed
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "depth up to 80 m" in card
-    assert "depths between 0.001 and 80 m" in card
+    assert all(part in card for part in ("depth up to 80 m", "depths between 0.001 and 80 m"))
     trainer = make_trainer(TASK, streets, tmp_path / "conv", "--depth_scale", "256", "--head", "conv")
     assert (trainer.model.options.max_depth, trainer.evaluator.metric.max_depth) == (80, 80)
-    options = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **FAR})]
+    options = ["--depth_scale", "256", *config_of({"max_depth": 70})]
     assert make_trainer(TASK, streets, tmp_path / "given", *options).model.options.max_depth == 70
 
 
@@ -187,8 +169,7 @@ def test_depths_out_of_range_are_refused_unless_the_range_is_given(
     message = r"9\d\.\d% of the valid train pixels are outside 0\.001 to 10 m, .* 99 % are below .* --depth_scale"
     with pytest.raises(ValueError, match=message):
         make_trainer(TASK, far, tmp_path / "out", *options)
-    given = ["--depth_scale", "256", "--config_overrides", json.dumps({**CONFIG, **NEAR})]
-    make_trainer(TASK, far, tmp_path / "out", *given)
+    make_trainer(TASK, far, tmp_path / "out", "--depth_scale", "256", *config_of({"max_depth": 30}))
     assert "of the valid train pixels are outside 0.001 to 30 m, and are not used for training" in messages[0]
 
 
@@ -229,7 +210,5 @@ def test_an_image_without_depth_counts_in_no_score(scenes: Path, tmp_path: Path)
     trainer.eval_dataset.read_target = read
     trainer.eval_dataset.rows = rows.select(range(1, len(rows)))
     fewer = scores_of(trainer)
-    assert {name: found[name] for name in fewer if name != "loss"} == pytest.approx(
-        {name: value for name, value in fewer.items() if name != "loss"}
-    )
+    assert {**found, "loss": 0} == pytest.approx({**fewer, "loss": 0})
     assert fewer["abs_rel"] != expected["abs_rel"]

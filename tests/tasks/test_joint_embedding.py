@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ OPTIONS = {
     "dino": {**SIZES, "objective": "dino", "num_prototypes": 16},
 }
 STEPS = ["--max_steps", "20", "--eval_strategy", "steps", "--eval_steps", "10", "--save_strategy", "steps"]
-STEPS += ["--save_steps", "10", "--num_local_views", "1"]
+STEPS += ["--save_steps", "15", "--num_local_views", "1"]
 
 
 def arguments_of(objective: str, data: Path, output_dir: Path, *options: str) -> list[str]:
@@ -64,7 +63,7 @@ def test_a_training_writes_what_it_has_learned(objective: str, workplace: Path) 
 
 
 def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp_path: Path) -> None:
-    checkpoint = str(workplace / "encoder" / "checkpoint-10")
+    checkpoint = str(workplace / "encoder" / "checkpoint-15")
     pretrain(objective, workplace / "colors", tmp_path / "resumed", "--resume_from_checkpoint", checkpoint)
     for place in (".", *["ema"] * (objective == "dino")):
         expected = load_file(workplace / "encoder" / place / "model.safetensors")
@@ -72,11 +71,13 @@ def test_a_training_is_resumed_where_it_was(objective: str, workplace: Path, tmp
         assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
-def test_a_classifier_starts_from_it(workplace: Path) -> None:
+def test_a_classifier_starts_from_it_and_it_opens_as_it_was_saved(workplace: Path) -> None:
     model, info = HfViTForImageClassification.from_pretrained(workplace / "encoder", output_loading_info=True)
     assert {name.split(".")[0] for name in info["missing_keys"]} == {"classifier"}
     saved = load_file(workplace / "encoder" / "model.safetensors")
     assert all(torch.equal(weight, saved[f"model.{name}"]) for name, weight in model.model.state_dict().items())
+    opened = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
+    assert opened.options.projector_hidden_size == SIZES["projector_hidden_size"]
 
 
 def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(
@@ -102,31 +103,28 @@ def test_a_teacher_is_not_averaged_twice(tmp_path: Path) -> None:
         task.make_trainer()
 
 
-def images_of_processes(count: int, images: Tensor) -> Tensor:
-    crops = MultiCrop((8, 8), (4, 4), 2, 0, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,) * 3, (0.5,) * 3)
-    views = []
-    for number, own in enumerate(images.chunk(count)):
-        torch.manual_seed(0)
-        views.append(DrawViews(crops, number, count)({"pixel_values": own}, 0.0)["pixel_values"])
-    return torch.cat(views)
-
-
 def test_processes_draw_the_views_that_one_draws() -> None:
+    crops = MultiCrop((8, 8), (4, 4), 2, 0, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,) * 3, (0.5,) * 3)
+
+    def views_of(count: int, images: Tensor) -> Tensor:
+        views = []
+        for number, own in enumerate(images.chunk(count)):
+            torch.manual_seed(0)
+            views.append(DrawViews(crops, number, count)({"pixel_values": own}, 0.0)["pixel_values"])
+        return torch.cat(views)
+
     images = torch.randn(4, 3, 8, 8)
-    torch.testing.assert_close(images_of_processes(2, images), images_of_processes(1, images))
+    torch.testing.assert_close(views_of(2, images), views_of(1, images))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_views_that_cannot_be_are_refused() -> None:
+    for options, message in (
         ({"num_global_views": 1, "num_local_views": 0}, "num_global_views=1 and num_local_views=0"),
         ({"num_global_views": 0}, "num_global_views=0"),
         ({"local_scale": [0.5, 0.1]}, r"local_scale=\[0.5, 0.1\]"),
-    ],
-)
-def test_views_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        JointEmbeddingArguments(dataset_name="photos", **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            JointEmbeddingArguments(dataset_name="photos", **options)
 
 
 def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
@@ -137,8 +135,3 @@ def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
     assert (crops.size, crops.local_size) == ((24, 48), (8, 16))
     with pytest.raises(ValueError, match="local_size=10 is not a multiple"):
         JointEmbeddingArguments(dataset_name="photos", local_size=10).make_views(config, processor)
-
-
-def test_it_opens_as_it_was_saved(workplace: Path) -> None:
-    model = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
-    assert model.options.projector_hidden_size == SIZES["projector_hidden_size"]

@@ -53,15 +53,13 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # flipping swaps the left and the right foot
 
 
-@pytest.mark.parametrize(
-    ("options", "padding"), [([], 1.25), (["--box_padding", "1.5"], 1.5), (["--whole_image"], 1.0)]
-)
-def test_crops_are_as_wide_as_told(options: list[str], padding: float, figures: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("keypoint_detection", figures, tmp_path, *options)
-    processor, example = trainer.processing_class, trainer.eval_dataset[0]
-    assert (processor.do_affine_crop, processor.box_padding) == (True, padding)
-    whole = [0.0, 0.0, *map(float, example["image"].size)]
-    assert (example["box"].tolist() == whole) == ("--whole_image" in options)
+def test_crops_are_as_wide_as_told(figures: Path, tmp_path: Path) -> None:
+    for options, padding in ([], 1.25), (["--box_padding", "1.5"], 1.5), (["--whole_image"], 1.0):
+        trainer = make_trainer("keypoint_detection", figures, tmp_path, *options)
+        processor, example = trainer.processing_class, trainer.eval_dataset[0]
+        assert (processor.do_affine_crop, processor.box_padding) == (True, padding)
+        whole = [0.0, 0.0, *map(float, example["image"].size)]
+        assert (example["box"].tolist() == whole) == ("--whole_image" in options)
 
 
 def test_the_model_has_what_the_data_say_and_the_user_wants(figures: Path, tmp_path: Path) -> None:
@@ -74,13 +72,11 @@ def test_the_model_has_what_the_data_say_and_the_user_wants(figures: Path, tmp_p
 
 def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: Path, tmp_path: Path) -> None:
     def open_model(folder: Path | None, options: dict[str, Any], *arguments: str) -> HfViTForKeypointDetection:
-        overrides = {**CONFIG, "keypoint_config": options} if folder is None else {"keypoint_config": options}
         source = [] if folder is None else ["--model_name_or_path", str(folder)]
-        given = [*source, "--config_overrides", json.dumps(overrides), *arguments]
+        overrides = json.dumps({**({} if source else CONFIG), "keypoint_config": options})
+        given = [*source, "--config_overrides", overrides, *arguments]
         return make_trainer("keypoint_detection", figures, tmp_path / "out", *given).model
 
-    assert open_model(None, {"hidden_size": 16}).options.norm == "instance"
-    assert open_model(None, {"hidden_size": 16, "norm": "batch"}).options.norm == "batch"
     keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
     config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # a model of other keypoints than those of the dataset
     saved = HfViTForKeypointDetection(config)
@@ -88,16 +84,21 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
         model.save_pretrained(folder)
         HfViTImageProcessor.for_model(config).save_pretrained(folder)
-    assert open_model(classifier, {}).options.norm == "instance"
-    assert open_model(classifier, {"norm": "batch"}).options.norm == "batch"
+    for folder, options, norm in (
+        (None, {"hidden_size": 16}, "instance"),
+        (None, {"hidden_size": 16, "norm": "batch"}, "batch"),
+        (classifier, {}, "instance"),
+        (classifier, {"norm": "batch"}, "batch"),
+        (keypoints, {"hidden_size": 8}, "instance"),
+        (keypoints, {"norm": "instance"}, "instance"),
+    ):
+        assert open_model(folder, options).options.norm == norm
+    # A saved classifier has no keypoint head, and therefore no saved norm.
+    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
     kept = open_model(keypoints, {})
     assert kept.options.norm == "batch"
     statistics = saved.keypoint_head.decoder.up2.norm.running_mean.double()
     assert torch.equal(kept.keypoint_head.decoder.up2.norm.running_mean, statistics)
-    assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
-    assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
-    # A saved classifier has no keypoint head, and therefore no saved norm.
-    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"
 
 
 def test_a_training_of_a_version_with_another_norm_is_not_resumed(tmp_path: Path) -> None:

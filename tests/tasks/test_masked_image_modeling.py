@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,27 +14,19 @@ from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation.features import classify_by_neighbors
-from hf_vit.training.arguments import UnlabeledArguments
+from hf_vit.training.arguments import TaskArguments, UnlabeledArguments
 from hf_vit.training.publishing.report import describe_data
+from hf_vit.training.tasks.image_classification import load_classifier
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
 
 from ..helpers import distributed
 from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
 from ..helpers.options import call_command, task_of
-from ..helpers.pretraining import (
-    A_FEW,
-    SMALL,
-    arguments_of,
-    make_task,
-    make_trainer,
-    pretrain,
-    train_all_ways,
-    write_colors,
-)
+from ..helpers.pretraining import A_FEW, arguments_of, make_task, make_trainer, pretrain, train_all_ways, write_colors
 
 
-STEPS = ["--max_steps", "60", "--eval_strategy", "steps", "--eval_steps", "30", "--save_strategy", "steps"]
+STEPS = ["--max_steps", "40", "--eval_strategy", "steps", "--eval_steps", "20", "--save_strategy", "steps"]
 STEPS += ["--save_steps", "30", "--learning_rate", "3e-3", "--min_crop_scale", "0.6"]
 
 
@@ -46,7 +39,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplace: Path) -> None:
+def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = workplace / "encoder"
     scores = json.loads((folder / "test_scores.json").read_text())
     text, card = (folder / "README.md").read_text(), ModelCard.load(folder / "README.md")
@@ -59,9 +54,14 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == ("image-feature-extraction", "test")
     assert "| masks | 75% of the patches, random |" in text
     assert "colors: 32 for train, 4 for validation, 21 for test." in text
-    pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000030.png", "pictures/step-000060.png"]
+    pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000020.png", "pictures/step-000040.png"]
     assert len(pictures) == 4
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
+    # The code of the card for the package
+    Image.open(workplace / "colors" / "test" / "red" / "0.png").save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall("```python\n(.*?)```", text, flags=re.DOTALL)[1].replace("path/to/this/folder", str(folder)), {})
+    assert "tensor(0.7500) of the patches were masked\ntorch.Size([1, 3, 16, 16])" in capsys.readouterr().out
 
 
 def test_a_training_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
@@ -99,36 +99,14 @@ def test_it_opens_as_every_task_where_the_package_is_not(workplace: Path) -> Non
     ]
 
 
-def test_the_cards_code_runs_with_the_package(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Image.open(workplace / "colors" / "test" / "red" / "0.png").save(tmp_path / "image.png")
-    monkeypatch.chdir(tmp_path)
-    own = re.findall("```python\n(.*?)```", (workplace / "encoder" / "README.md").read_text(), flags=re.DOTALL)[1]
-    exec(own.replace("path/to/this/folder", str(workplace / "encoder")), {})
-    assert "tensor(0.7500) of the patches were masked\ntorch.Size([1, 3, 16, 16])" in capsys.readouterr().out
-
-
-def test_a_classifier_is_trained_from_it(workplace: Path, tmp_path: Path) -> None:
-    start = ["--model_name_or_path", str(workplace / "encoder"), "--dataset_name", str(workplace / "colors")]
-    options = [
-        *SMALL,
-        *A_FEW,
-        "--learning_rate",
-        "1e-60",
-        "--per_device_train_batch_size",
-        "8",
-        "--auto_augment",
-        "none",
-    ]
-    call_command("train image-classification", [*start, *options, "--output_dir", str(tmp_path / "colors")])
-    encoder, classifier = (
-        load_file(folder / "model.safetensors") for folder in (workplace / "encoder", tmp_path / "colors")
-    )
-    shared = {name for name in encoder if name.startswith("model.")}
-    assert shared == {name for name in classifier if name.startswith("model.")}
-    assert len(shared) > 20
-    assert all(torch.equal(encoder[name], classifier[name]) for name in shared)
+def test_a_classifier_starts_from_it(workplace: Path) -> None:
+    arguments = TaskArguments(dataset_name="colors", model_name_or_path=str(workplace / "encoder"))
+    model, _ = load_classifier(arguments, ["red", "green", "blue"])
+    saved = load_file(workplace / "encoder" / "model.safetensors")
+    found = {f"model.{name}": weight for name, weight in model.model.state_dict().items()}
+    assert {name for name in saved if name.startswith("model.")} == found.keys()
+    assert len(found) > 20
+    assert all(torch.equal(weight, saved[name]) for name, weight in found.items())
 
 
 def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(workplace: Path, tmp_path: Path) -> None:
@@ -195,23 +173,17 @@ def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path
     assert (images.num_train, len(images.splits["train"])) == (8, 2)  # one batch is read from a stream of 12 images
 
 
-def test_a_stream_is_trained_on_and_a_part_of_it_evaluated(workplace: Path, tmp_path: Path) -> None:
+def test_a_training_on_a_stream_evaluates_a_part_and_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_steps", "10", "--shuffle_buffer_size", "20"]
-    scores = pretrain(workplace / "colors", tmp_path / "stream", *options, "--max_eval_samples", "15")
+    options += ["--max_eval_samples", "15", "--save_strategy", "steps", "--save_steps", "7"]  # an epoch has 4.5 steps
+    scores = pretrain(workplace / "colors", tmp_path / "stream", *options)
     assert scores["knn_accuracy"] > 0.8  # chance level is 1/3
     card = (tmp_path / "stream" / "README.md").read_text()
     assert "On the 15 test images" in card  # these are a part of 21 images, which are sorted by color
     assert "| training images | a stream, each drawn among 20 |" in card
-
-
-def test_a_training_on_a_stream_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
-    def train(name: str, *options: str) -> dict[str, Tensor]:
-        steps = ["--streaming", "true", *A_FEW, "--max_steps", "7", "--save_strategy", "steps", "--save_steps", "5"]
-        pretrain(workplace / "colors", tmp_path / name, *steps, *options)  # an epoch has 4.5 steps
-        return load_file(tmp_path / name / "model.safetensors")
-
-    whole = train("whole")
-    resumed = train("resumed", "--resume_from_checkpoint", str(tmp_path / "whole" / "checkpoint-5"))
+    checkpoint = str(tmp_path / "stream" / "checkpoint-7")
+    pretrain(workplace / "colors", tmp_path / "resumed", *options, "--resume_from_checkpoint", checkpoint)
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("stream", "resumed"))
     assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
 
 
@@ -255,55 +227,49 @@ def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
     assert rate("--learning_rate", "1e-2") == 1e-2
 
 
-def test_a_path_may_have_commas(tmp_path: Path) -> None:
-    (tmp_path / "here, there").mkdir()
-    photos, more = str(tmp_path / "here, there"), str(tmp_path / "more")
-    assert UnlabeledArguments(dataset_name=photos).sources == [photos]
-    assert UnlabeledArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
-    assert describe_data(photos, "unknown", {"test": 5}, "test").name == "here, there"
+def test_data_are_named_by_their_folders_and_where_they_lie_stays_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe(*data: Path | str) -> Any:
+        return describe_data(",".join(map(str, data)), "unknown", {"test": 5}, "test")
 
-
-def test_folders_that_all_data_have_are_named_with_what_they_are_a_part_of(tmp_path: Path) -> None:
-    folders = [tmp_path / "rooms" / "train" / "images", tmp_path / "streets" / "images", tmp_path / "photos"]
-    for folder in folders:
+    home = tmp_path / "alice"
+    photos, rooms, streets = tmp_path / "here, there", tmp_path / "rooms" / "train" / "images", tmp_path / "streets"
+    for folder in (
+        photos,
+        tmp_path / "photos",
+        rooms,
+        streets / "images",
+        home / "data",
+        home / "client/train/images",
+    ):
         folder.mkdir(parents=True)
-    data = ",".join(map(str, [*folders, "user/train"]))
-    found = describe_data(data, "unknown", {"test": 5}, "test")
+    # A path may have commas.
+    assert UnlabeledArguments(dataset_name=str(photos)).sources == [str(photos)]
+    assert UnlabeledArguments(dataset_name=f"{streets}, user/images").sources == [str(streets), "user/images"]
+    assert describe(photos).name == "here, there"
+    # Folders that all data have are named with the folder that they are a part of.
+    found = describe(rooms, streets / "images", tmp_path / "photos", "user/train")
     assert found.name == "rooms/train/images, streets/images, photos, user/train"
     assert found.identifier == "images, images, photos, user/train"
-
-
-def test_where_data_lie_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "alice"
-    folders = [home / "data", home / "client" / "train" / "images"]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("USERPROFILE", str(home))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
     monkeypatch.chdir(home / "client")
-    assert describe_data(",".join(map(str, folders)), "unknown", {"test": 5}, "test").name == "data, train/images"
+    assert describe(home / "data", home / "client" / "train" / "images").name == "data, train/images"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--streaming", "true"],
-            "save_strategy='epoch', .* Give --max_steps, --save_strategy steps, --eval_strategy steps",
-        ),
-        (["--streaming", "true", "--max_steps", "9", "--eval_strategy", "no"], r"Give --save_strategy steps\."),
-        (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 is not supported for streams"),
-        (["--shuffle_buffer_size", "0"], "shuffle_buffer_size=0 must be at least 1"),
-        (["--dataset_name", "photos,"], "dataset_name='photos,' has a comma with no name before or after it"),
-        (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be at least 0"),
-        (["--mask_ratio", "1.5"], r"mask_ratio=1\.5 must lie in \(0, 1\)"),
-        (["--per_device_train_batch_size", "50"], "training images do not fill a batch of 50"),
-        (
-            ["--early_stopping_patience", "1", "--metric_for_best_model", "accuracy"],
-            "no score 'accuracy' .* Choose knn_accuracy, loss",
-        ),
-    ],
-)
-def test_mistakes_are_found_before_training(options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_task(workplace / "colors", tmp_path, *options).make_trainer()
+def test_mistakes_are_found_before_training(workplace: Path, tmp_path: Path) -> None:
+    steps = "save_strategy='epoch', .* Give --max_steps, --save_strategy steps, --eval_strategy steps"
+    for options, message in (
+        ("--streaming true", steps),
+        ("--streaming true --max_steps 9 --eval_strategy no", r"Give --save_strategy steps\."),
+        ("--streaming true --max_train_samples 5", "max_train_samples=5 is not supported for streams"),
+        ("--shuffle_buffer_size 0", "shuffle_buffer_size=0 must be at least 1"),
+        ("--dataset_name photos,", "dataset_name='photos,' has a comma with no name before or after it"),
+        ("--max_knn_samples -1", "max_knn_samples=-1 must be at least 0"),
+        ("--mask_ratio 1.5", r"mask_ratio=1\.5 must lie in \(0, 1\)"),
+        ("--per_device_train_batch_size 50", "training images do not fill a batch of 50"),
+        ("--early_stopping_patience 1 --metric_for_best_model accuracy", "no score 'accuracy' .* knn_accuracy, loss"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_task(workplace / "colors", tmp_path, *options.split()).make_trainer()

@@ -55,18 +55,15 @@ def test_crowds_alone_are_no_truth() -> None:
     assert not evaluator.has_annotations(target((9, 9), [], [], []))
 
 
-@pytest.mark.parametrize(
-    ("options", "sizes"), [([], None), (["--multi_scale", "true"], [(20, 20), (24, 24), (28, 28)])]
-)
-def test_batches_have_several_sizes_if_asked_for(
-    options: list[str], sizes: list[tuple[int, int]] | None, objects: Path, tmp_path: Path
-) -> None:
-    trainer = make_trainer("object_detection", objects, tmp_path, *options)
-    assert trainer.data_collator.collator.sizes == sizes  # sizes around 24 that are multiples of the patch size, 4
-    shapes = {tuple(batch["pixel_values"].shape[-2:]) for _ in range(8) for batch in trainer.get_train_dataloader()}
-    assert shapes <= set(sizes or [(24, 24)])
-    (batch, *_) = trainer.get_eval_dataloader()
-    assert batch["pixel_values"].shape[-2:] == (24, 24)
+def test_batches_have_several_sizes_if_asked_for(objects: Path, tmp_path: Path) -> None:
+    several = [(20, 20), (24, 24), (28, 28)]  # sizes around 24 that are multiples of the patch size, 4
+    for options, sizes in ([], None), (["--multi_scale", "true"], several):
+        trainer = make_trainer("object_detection", objects, tmp_path, *options)
+        assert trainer.data_collator.collator.sizes == sizes
+        batches = (batch for _ in range(8) for batch in trainer.get_train_dataloader())
+        assert {tuple(batch["pixel_values"].shape[-2:]) for batch in batches} <= set(sizes or [(24, 24)])
+        (batch, *_) = trainer.get_eval_dataloader()
+        assert batch["pixel_values"].shape[-2:] == (24, 24)
 
 
 def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
@@ -130,26 +127,21 @@ def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
 def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
     case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
 ) -> None:
-    model = save_trained(case, tmp_path)
-    arguments = TaskArguments(
-        dataset_name="data", model_name_or_path=str(tmp_path), config_overrides={"detection_config": options}
-    )
-    tuned, _ = load_model(HfViTForObjectDetection, arguments)
-    before, after = model.state_dict(), tuned.state_dict()
-    assert {name for name in after if not torch.equal(before[name], after[name])} == {
-        f"detection_head.{name}" for name in fresh
-    }
-    assert all(after[f"detection_head.{name}"].isfinite().all() for name in fresh)
+    before, given = save_trained(case, tmp_path).state_dict(), {"detection_config": options}
+    arguments = TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path), config_overrides=given)
+    after = load_model(HfViTForObjectDetection, arguments)[0].state_dict()
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {f"detection_head.{name}" for name in fresh}
+    assert all(after[name].isfinite().all() for name in changed)
 
 
 @pytest.mark.parametrize("case", ["queries", "deformable"])
 def test_other_classes_get_fresh_weights_and_boxes_keep_theirs(case: str, tmp_path: Path) -> None:
-    model = save_trained(case, tmp_path)
-    tuned, _ = load_model(
-        HfViTForObjectDetection, TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path)), CLASSES
-    )
+    before = save_trained(case, tmp_path).state_dict()
+    arguments = TaskArguments(dataset_name="data", model_name_or_path=str(tmp_path))
+    tuned, _ = load_model(HfViTForObjectDetection, arguments, CLASSES)
     assert list(tuned.config.id2label.values()) == CLASSES
-    before, after = model.state_dict(), tuned.state_dict()
+    after = tuned.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all("classifier" in name or "class_head" in name for name in changed)

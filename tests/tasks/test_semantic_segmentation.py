@@ -41,6 +41,7 @@ TASK = "semantic_segmentation"
 BACKBONE = {name: value for name, value in CONFIG.items() if not name.endswith("_config")} | {"image_size": 16}
 # float32 rounds this learning rate to 0. A rate of 0 is rejected, because it cannot train anything.
 NO_CHANGE = ("--learning_rate", "1e-60")
+LABELS = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +77,17 @@ def test_rare_classes_count_more_and_the_mean_pixel_as_before() -> None:
     assert 0.9 * weights[0] + 0.1 * weights[1] == pytest.approx(1, abs=1e-3)
     assert weights[2] == 1  # class 2 does not occur in the masks
     assert choose_weights("balanced", NAMES[:2], lambda: count_pixels(masks, 2)) == pytest.approx([0.5556, 5])
+    given = {"segmentation_config": {"class_weights": [1, 2]}}
     with pytest.raises(ValueError, match="class_weights is given twice"):
-        SemanticArguments(
-            dataset_name="roads",
-            class_weights="sqrt",
-            config_overrides={"segmentation_config": {"class_weights": [1, 2]}},
-        )
+        SemanticArguments(dataset_name="roads", class_weights="sqrt", config_overrides=given)
 
 
-def test_a_balanced_loss_is_saved_with_the_model(scenes: Path, tmp_path: Path) -> None:
-    train(TASK, scenes, tmp_path / "out", "--class_weights", "sqrt", *A_FEW_STEPS)
+def test_a_published_backbone_is_trained_and_its_balanced_loss_saved(scenes: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
+    Dinov2Model(Dinov2Config(**shape, mlp_ratio=1)).save_pretrained(tmp_path / "dinov2")
+    options = ["--model_name_or_path", str(tmp_path / "dinov2"), "--class_weights", "sqrt"]
+    scores = train(TASK, scenes, tmp_path / "out", *options, *A_FEW_STEPS)
+    assert 0 < scores["pixel_accuracy"] < 1
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     masks = [torch.from_numpy(np.array(Image.open(file))) for file in sorted((scenes / "train" / "masks").iterdir())]
     assert model.options.class_weights == choose_weights("sqrt", NAMES, lambda: count_pixels(masks, len(NAMES)))
@@ -107,70 +109,45 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: py
     assert all(torch.equal(weight, expected[name]) for name, weight in model.model.state_dict().items())
 
 
-def test_a_published_backbone_is_trained(scenes: Path, tmp_path: Path) -> None:
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
-    Dinov2Model(Dinov2Config(**shape, mlp_ratio=1)).save_pretrained(tmp_path / "dinov2")
-    scores = train(TASK, scenes, tmp_path / "out", "--model_name_or_path", str(tmp_path / "dinov2"), *A_FEW_STEPS)
-    assert 0 < scores["pixel_accuracy"] < 1
-
-
-def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class_for_others(
-    scenes: Path, tmp_path: Path
-) -> None:
-    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
-    for name, names in (("same", labels), ("other", {"num_labels": 4})):
+def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class_for_others(tmp_path: Path) -> None:
+    for name, names in (("same", LABELS), ("other", {"num_labels": 4})):
         config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 16}, **names)
         source = HfViTForSemanticSegmentation(config)
         torch.nn.init.normal_(source.segmentation_head.decoder.classifier.weight)
-        saved = save(source, tmp_path / name)
-        options = ["--model_name_or_path", str(saved), *A_FEW_STEPS, *NO_CHANGE]
-        train(TASK, scenes, tmp_path / f"{name}_trained", *options)
-        model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / f"{name}_trained")
+        arguments = SemanticArguments(dataset_name="roads", model_name_or_path=str(save(source, tmp_path / name)))
+        model, _ = load_model(HfViTForSemanticSegmentation, arguments, NAMES)
         expected = source.state_dict()
         kept = {key for key, weight in model.state_dict().items() if torch.equal(weight, expected[key])}
         fresh = {f"segmentation_head.{source.segmentation_head.name}.classifier.{part}" for part in ("weight", "bias")}
         assert kept == expected.keys() - (fresh if name == "other" else set())
 
 
-def test_another_head_than_the_saved_one_is_wholly_fresh(
-    scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
-    config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 32, "dice_weight": 0.5}, **labels)
+def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 32, "dice_weight": 0.5}, **LABELS)
     source = HfViTForSemanticSegmentation(config)
     torch.nn.init.normal_(source.segmentation_head.decoder.classifier.bias)
-    saved = save(source, tmp_path / "conv")
-    names = NAMES
+    given = {"dataset_name": "roads", "model_name_or_path": str(save(source, tmp_path / "conv"))}
     for head, options in (("linear", {}), ("conv", {"num_layers": 1}), ("conv", {})):
-        overrides = json.dumps({"segmentation_config": options})
-        arguments = SemanticArguments(
-            dataset_name="roads", model_name_or_path=str(saved), head=head, config_overrides=overrides
-        )
-        model, _ = load_model(HfViTForSemanticSegmentation, arguments, names)
+        arguments = SemanticArguments(**given, head=head, config_overrides={"segmentation_config": options})
+        model, _ = load_model(HfViTForSemanticSegmentation, arguments, NAMES)
         is_kept = (head, options) == ("conv", {})
-        is_same = torch.equal(
-            model.segmentation_head.decoder.classifier.bias, source.segmentation_head.decoder.classifier.bias
-        )
-        assert is_same is is_kept
+        ours, theirs = (one.segmentation_head.decoder.classifier.bias for one in (model, source))
+        assert torch.equal(ours, theirs) is is_kept
         assert ("gets a fresh one" in caplog.text) is not is_kept
         assert (model.options.head, model.options.dice_weight) == (head, 0.5)
         assert torch.equal(model.model.norm.weight, source.model.norm.weight)
         caplog.clear()
-    arguments = SemanticArguments(
-        dataset_name="roads", model_name_or_path=str(saved), head="linear", config_overrides={"hidden_size": 64}
-    )
+    arguments = SemanticArguments(**given, head="linear", config_overrides={"hidden_size": 64})
     with pytest.raises(ValueError, match=r"The weights of .* do not fit"):
-        load_model(HfViTForSemanticSegmentation, arguments, names)
+        load_model(HfViTForSemanticSegmentation, arguments, NAMES)
 
 
 def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     plain = trainer.evaluate()["eval_loss"]
-    trainer.evaluator = SemanticEvaluator(
-        trainer.processing_class, SemanticSegmentationMetric(NAMES), 8, [1.0, 0.5], True
-    )
+    metric, processor = SemanticSegmentationMetric(NAMES), trainer.processing_class
+    trainer.evaluator = SemanticEvaluator(processor, metric, 8, [1.0, 0.5], True)
     found = trainer.evaluate()
-    metric, processor = trainer.evaluator.metric, trainer.processing_class
     metric.reset()
     for index in range(NUM_VALIDATION):
         example = trainer.eval_dataset[index]
@@ -238,22 +215,15 @@ def test_a_scale_must_be_better_beyond_noise(scenes: Path, tmp_path: Path) -> No
 
 
 def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
-    config = HfViTConfig(**BACKBONE)
+    config, image = HfViTConfig(**BACKBONE), torch.zeros(3, 30, 60, dtype=torch.uint8)
     cropping = HfViTImageProcessor(size={"shortest_edge": 20}, do_center_crop=True, crop_size=16, image_mean=0.3)
     for keep_aspect_ratio, shape in ((True, (16, 32)), (False, (16, 16))):
         processor = whole_image_processor(cropping, config, keep_aspect_ratio)
-        pixels = processor(torch.zeros(3, 30, 60, dtype=torch.uint8), return_tensors="pt")["pixel_values"]
-        assert pixels.shape[-2:] == shape
+        assert processor(image, return_tensors="pt")["pixel_values"].shape[-2:] == shape
         assert processor.image_mean == cropping.image_mean
-
-
-def test_images_lose_nothing_whatever_the_processor_of_the_start_did() -> None:
-    config = HfViTConfig(**BACKBONE)
     for options in ({"do_affine_crop": True}, {"do_pad": True, "hide_padding": False, "pad_size": (16, 16)}):
         start = HfViTImageProcessor(size=(16, 16), patch_size=8, **options)
-        batch = whole_image_processor(start, config, keep_aspect_ratio=True)(
-            torch.zeros(3, 30, 60, dtype=torch.uint8), return_tensors="pt"
-        )
+        batch = whole_image_processor(start, config, keep_aspect_ratio=True)(image, return_tensors="pt")
         assert batch["pixel_values"].shape[-2:] == (16, 32)
         assert batch["patch_attention_mask"].all()
 
@@ -268,33 +238,24 @@ def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> No
         make_trainer("universal_segmentation", folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes_are_explained(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    window = "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"
+    ignored = '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'
+    twice = ["--head", "linear", "--config_overrides", '{"segmentation_config": {"head": "conv"}}']
+    for arguments, message in (
         (["--dataset_name", "nowhere"], "There is no file or folder 'nowhere'"),
         (["--class_names", "floor,cat"], "outside the class list"),
-        (
-            ["--head", "linear", "--config_overrides", '{"segmentation_config": {"head": "conv"}}'],
-            "--head is given twice",
-        ),
+        (twice, "--head is given twice"),
         (["--head", "round"], "The configuration does not fit"),
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "There is no score 'iou'"),
         (["--metric_for_best_model", "eval_pq"], "There is no score 'pq'"),
-        (["--eval_window_size", "30"], "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"),
+        (["--eval_window_size", "30"], window),
         (["--eval_scales", "1", "-1"], "eval_scales=[1.0, -1.0] must be more than 0"),
-        (
-            ["--config_overrides", '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'],
-            "semantic_loss_ignore_index=0 of segmentation_config must be 255",
-        ),
+        (["--config_overrides", ignored], "semantic_loss_ignore_index=0 of segmentation_config must be 255"),
         (["--min_scale", "3"], "min_scale=3.0 must not exceed max_scale=2.0"),
         (["--per_device_train_batch_size", "9"], "8 training images do not fill a batch of 9"),
-    ],
-)
-def test_mistakes_are_explained(
-    arguments: list[str], message: str, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SystemExit) as stopped:
-        call_command("train semantic-segmentation", arguments_of(TASK, scenes, tmp_path / "out", *arguments))
-    assert message in str(stopped.value.code)
-    assert not (tmp_path / "out").exists()
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            call_command("train semantic-segmentation", arguments_of(TASK, scenes, tmp_path / "out", *arguments))
+        assert not (tmp_path / "out").exists()

@@ -14,13 +14,6 @@ from ..helpers.trainings import GradientRecorder
 
 # Excludes universal segmentation, whose loss draws random points in each part. The other classes have the heads of
 # `TRAINING_CASES`.
-WRITE = {
-    "semantic_segmentation": write_scenes,
-    "depth_estimation": write_scenes,
-    "keypoint_detection": write_figures,
-}
-
-
 @pytest.mark.parametrize(
     ("task", "options"),
     [
@@ -32,7 +25,7 @@ WRITE = {
     ],
 )
 def test_parts_of_a_batch_have_the_gradients_of_the_whole(task: str, options: list[str], tmp_path: Path) -> None:
-    data = WRITE[task](tmp_path / "data")
+    data = (write_figures if task == "keypoint_detection" else write_scenes)(tmp_path / "data")
 
     def gradients(batch_size: int, parts: int) -> Tensor:
         split = ["--per_device_train_batch_size", str(batch_size), "--gradient_accumulation_steps", str(parts)]
@@ -46,5 +39,4 @@ def test_parts_of_a_batch_have_the_gradients_of_the_whole(task: str, options: li
 
     whole = gradients(8, 1)
     assert whole.dtype == torch.float64
-    for batch_size, parts in ((4, 2), (1, 8)):
-        assert_close(gradients(batch_size, parts), whole, 1e-9, f"{parts} parts")
+    assert_close(gradients(1, 8), whole, 1e-9, "8 parts")
