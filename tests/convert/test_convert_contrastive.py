@@ -140,8 +140,8 @@ def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_texts_of_clip_end_where_its_file_says(eos: int, end: int | None, tmp_path: Path) -> None:
     save_source("clip", tmp_path)
-    texts = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    reconfigure(tmp_path, text_config={**texts, "eos_token_id": eos})
+    config = json.loads((tmp_path / "config.json").read_text())
+    reconfigure(tmp_path, text_config={**config["text_config"], "eos_token_id": eos})
     source = hf.CLIPModel.from_pretrained(tmp_path).eval()
     model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
     assert model.text_options.eos_token_id == end

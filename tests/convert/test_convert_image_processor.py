@@ -34,7 +34,8 @@ from hf_vit.convert.image_processor import (
 from hf_vit.model.image_geometry import compute_resized_size
 
 from ..helpers.images import BACKENDS
-from .test_convert_files import drawn, openai
+from .test_convert_files import drawn
+from .test_convert_open_clip import as_open_clip, make_source, model_cfg
 
 
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
@@ -315,14 +316,12 @@ def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, options
 
 
 def test_open_clip_weights_are_processed_as_the_file_beside_them_says(tmp_path):
-    weights = openai(drawn("vit_base_patch32_clip_224", num_classes=0).float().state_dict())
-    torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
-    vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8}
+    torch.save(as_open_clip(make_source().state_dict()), tmp_path / "open_clip_pytorch_model.bin")
     for preprocess, mean, size in (
         ({"preprocess_cfg": {"mean": [0.5] * 3, "resize_mode": "squash"}}, 0.5, {"height": 32, "width": 32}),
         ({}, OPENAI["image_mean"][0], {"shortest_edge": 32}),
     ):
-        said = {"model_cfg": {"vision_cfg": vision}, **preprocess}
+        said = {"model_cfg": model_cfg(), **preprocess}
         (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
         processor = load_image_processor(tmp_path / "open_clip_pytorch_model.bin")
         assert (processor.image_mean[0], processor.size) == (mean, size)

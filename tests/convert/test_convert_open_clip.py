@@ -16,6 +16,8 @@ from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcess
 from hf_vit.convert import load_processor
 from hf_vit.training import train_tokenizer
 
+from ..helpers.fresh import run_with_package
+from ..helpers.hub import serve
 from ..helpers.references import SHAPE, assert_close, draw_weights
 from ..helpers.timm_models import SMALL
 from .comparisons import assert_all_matter, dtypes
@@ -150,12 +152,72 @@ def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
     draw_weights(source)
     constants = {name: torch.tensor(32) for name in ("input_resolution", "context_length", "vocab_size")}
     torch.save({**as_open_clip(source.state_dict()), **constants}, tmp_path / "clip.pt")
+    file = tmp_path / "clip.pt"
+    with pytest.raises(ValueError, match="The activation of a CLIP file is unknown"):
+        HfViTModel.from_pretrained(file)
     model, info = HfViTForZeroShotImageClassification.from_pretrained(
-        tmp_path / "clip.pt", hidden_act="quick_gelu", output_loading_info=True
+        file, hidden_act="quick_gelu", output_loading_info=True
     )
     assert not any(info.values()), info
     inputs = draw_inputs(torch.float64)
     assert_close(model(*inputs).logits_per_image, source(*inputs).logits_per_image, 1e-9, "logits")
+    for quick, hidden_act in ((True, "quick_gelu"), (False, "gelu")):
+        vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, "mlp_ratio": 0.5}
+        config = model_cfg({"width": 128}, vision_cfg=vision, quick_gelu=quick)
+        (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+        opened = HfViTModel.from_pretrained(file).config
+        assert (opened.hidden_act, opened.num_attention_heads) == (hidden_act, 2)
+
+
+READ_FROM_HUB = """
+import sys
+from hf_vit import HfViTModel
+expected = HfViTModel.from_pretrained(sys.argv[1]).state_dict()
+state = HfViTModel.from_pretrained("user/clip").state_dict()
+assert all(tensor.equal(state[name]) for name, tensor in expected.items())
+"""
+
+
+def test_repository_opens(tmp_path: Path) -> None:
+    folder, state = tmp_path / "repositories" / "user" / "clip", as_open_clip(make_source().state_dict())
+    folder.mkdir(parents=True)
+    save_open_clip(folder, {name: 2 * tensor for name, tensor in state.items()}, model_cfg())
+    file = folder / "open_clip_model.safetensors"
+    safe = HfViTModel.from_pretrained(folder).state_dict()
+    file.rename(tmp_path / file.name)
+    with pytest.raises(OSError, match=r"There are no weights in.*open_clip_pytorch_model\.bin"):
+        HfViTModel.from_pretrained(folder)
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    pickled = HfViTModel.from_pretrained(folder).state_dict()
+    (tmp_path / file.name).rename(file)  # a safetensors file has priority over a pickle
+    for name, tensor in HfViTModel.from_pretrained(folder).state_dict().items():
+        assert torch.equal(tensor, safe[name])
+        assert torch.equal(tensor, 2 * pickled[name])
+    with serve(tmp_path / "repositories") as hub:
+        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
+
+
+def test_image_tower_is_taken_if_all_its_fields_are_known(tmp_path: Path) -> None:
+    state, config = as_open_clip(make_source().state_dict()), model_cfg()
+    for name, value in (
+        ("pool_type", "avg"),
+        ("norm_kwargs", {"eps": 1e-6}),
+        ("act_kwargs", {"approximate": "tanh"}),
+        ("attentional_pool", True),
+        ("final_ln_after_pool", True),
+        ("timm_model_name", "vit_base_patch16_224"),
+        ("qk_norm", True),
+        ("layers", 3),
+        ("width", 48),
+        ("patch_size", 16),
+        ("layers", [1, 1, 1, 1]),
+    ):
+        save_open_clip(tmp_path, state, {**config, "vision_cfg": {**config["vision_cfg"], name: value}})
+        with pytest.raises(ValueError, match=rf"open_clip_config\.json.*{name}"):
+            HfViTModel.from_pretrained(tmp_path)
+    without_effect = {"patch_dropout": 0.5, "pool_type": "tok", "norm_kwargs": {}, "attn_pooler_heads": 8}
+    save_open_clip(tmp_path, state, {**config, "vision_cfg": {**config["vision_cfg"], **without_effect}})
+    assert HfViTModel.from_pretrained(tmp_path).config.num_hidden_layers == 2
 
 
 def test_text_tower_that_is_not_plain_is_refused(tmp_path: Path) -> None:

@@ -236,12 +236,6 @@ def test_labels_carry_their_descriptions(tmp_path: Path) -> None:
     assert config.label2id["goldfish"] == 1
 
 
-def test_pickled_weights_open_too(tmp_path: Path) -> None:
-    theirs = small_model("plain")
-    save_for_hf(theirs, tmp_path, safe_serialization=False)
-    assert_equals_timm(theirs, lambda dtype: HfViTForImageClassification.from_pretrained(tmp_path, dtype=dtype))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

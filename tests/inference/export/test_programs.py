@@ -67,9 +67,7 @@ CASES = {
     "queries": Case(HfViTForObjectDetection, BOXES, {"num_hidden_layers": 2, "detection_config": QUERIES}),
     "semantic": Case(HfViTForSemanticSegmentation, ("logits",), variant="rotary"),
     "deformable": Case(
-        HfViTForObjectDetection,
-        BOXES,
-        {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}},
+        HfViTForObjectDetection, BOXES, {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}}
     ),
     "universal": Case(HfViTForUniversalSegmentation, ("class_queries_logits", "masks_queries_logits")),
     "mae": Case(HfViTForMaskedImageModeling, ("logits", "reconstruction")),
