@@ -451,12 +451,17 @@ def in_npz() -> State:
     return vision_transformer_npz(drawn(PLAIN).state_dict())
 
 
+def image_tower_of_clip() -> State:
+    state = as_open_clip(make_source().state_dict())
+    return {name: tensor for name, tensor in state.items() if name.startswith("visual.")}
+
+
 # File -> its content, and options that it does not contain.
 LONE_FILES: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
     "vit.pth": (lambda: drawn(PLAIN).state_dict(), {}),
     "vit.npz": (in_npz, {}),
     "big_vision.npz": (lambda: big_vision_npz(drawn(PLAIN, no_embed_class=True).state_dict()), {}),
-    "clip.pth": (lambda: as_open_clip(make_source().state_dict()), {"hidden_act": "gelu", "num_attention_heads": 4}),
+    "clip.pth": (image_tower_of_clip, {"hidden_act": "gelu", "num_attention_heads": 4}),
     "timm.pth": (lambda: drawn(PLAIN).state_dict(), {"architecture": PLAIN}),
 }
 
