@@ -20,9 +20,11 @@ from ..helpers.fresh import run_with_package, run_without_package
 from ..helpers.hub import serve
 from ..helpers.models import small_config
 from ..helpers.references import SHAPE, draw_weights
+from .comparisons import assert_same_weights, reconfigure
 
 
 WEIGHTS = "model.safetensors"
+DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 
 
 def make_vit(**options: Any) -> nn.Module:
@@ -46,30 +48,15 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def reconfigure(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
-def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
-    ours, theirs = model.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_shards_and_pickles_open_too(folder: Path, tmp_path: Path) -> None:
+def test_shards_pickles_and_files_open_too(folder: Path, tmp_path: Path) -> None:
     expected = HfViTForImageClassification.from_pretrained(folder)
     make_vit().save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-    assert_same_weights(HfViTForImageClassification.from_pretrained(tmp_path / "shards"), expected)
+    for place in (tmp_path / "shards", folder / WEIGHTS):  # a file opens with the configuration beside it
+        assert_same_weights(HfViTForImageClassification.from_pretrained(place), expected)
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     assert_same_weights(HfViTForImageClassification.from_pretrained(folder), expected)
-
-
-def test_a_file_opens_with_the_configuration_beside_it(folder: Path) -> None:
-    expected = HfViTForImageClassification.from_pretrained(folder)
-    assert_same_weights(HfViTForImageClassification.from_pretrained(folder / WEIGHTS), expected)
 
 
 READ_FROM_HUB = """
@@ -109,17 +96,15 @@ except ValueError as error:
 """
 
 
-def test_without_the_package_the_cure_is_named(folder: Path, tmp_path: Path) -> None:
-    HfViTForImageClassification.from_pretrained(folder).save_pretrained(tmp_path / "ours")
-    process = run_without_package(SAVE_AND_REFUSE, tmp_path / "work", str(tmp_path / "ours"), str(folder))
-    assert re.search(rf"'{folder}' is a checkpoint of another library.*pip install \.", process.stdout)
-
-
-def test_what_was_opened_saves_and_opens_as_ours(folder: Path, tmp_path: Path) -> None:
+def test_what_was_opened_saves_and_opens_as_ours_and_names_what_the_package_is_needed_for(
+    folder: Path, tmp_path: Path
+) -> None:
     model = HfViTForImageClassification.from_pretrained(folder)
     model.save_pretrained(tmp_path / "ours")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
     assert_same_weights(HfViTForImageClassification.from_pretrained(tmp_path / "ours"), model)
+    process = run_without_package(SAVE_AND_REFUSE, tmp_path / "work", str(tmp_path / "ours"), str(folder))
+    assert re.search(rf"'{folder}' is a checkpoint of another library.*pip install \.", process.stdout)
 
 
 def test_the_dtype_is_the_files_or_the_one_asked_for(folder: Path) -> None:
@@ -134,12 +119,9 @@ def test_labels_come_along(folder: Path) -> None:
     names = dict(enumerate("abcde"))
     reconfigure(folder, id2label=names, label2id={name: index for index, name in names.items()})
     assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
-
-
-def test_a_number_of_labels_is_enough(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))  # a number is enough
     model = HfViTForImageClassification.from_pretrained(folder)
     assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
 
@@ -152,9 +134,7 @@ def test_the_classifier_of_clip_is_left_out_with_its_labels(tmp_path: Path, capl
     assert (model.config.num_labels, model.config.id2label) == (2, {0: "LABEL_0", 1: "LABEL_1"})
 
 
-@pytest.mark.parametrize(
-    "labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=["number", "names"]
-)
+@pytest.mark.parametrize("labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=str)
 def test_other_labels_get_a_fresh_head(labels: dict[str, Any], folder: Path) -> None:
     model, info = HfViTForImageClassification.from_pretrained(folder, output_loading_info=True, **labels)
     assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
@@ -164,16 +144,14 @@ def test_other_labels_get_a_fresh_head(labels: dict[str, Any], folder: Path) -> 
 
 
 def test_stages_are_chosen_as_of_ours(tmp_path: Path) -> None:
-    shape = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
-    hf.Dinov2Backbone(hf.Dinov2Config(**shape, mlp_ratio=2, out_indices=[1, 2])).save_pretrained(tmp_path)
+    hf.Dinov2Backbone(hf.Dinov2Config(**DINOV2, out_indices=[1, 2])).save_pretrained(tmp_path)
     assert HfViTBackbone.from_pretrained(tmp_path).out_indices == [1, 2]
     assert HfViTBackbone.from_pretrained(tmp_path, out_indices=[0]).out_features == ["stem"]
     assert HfViTBackbone.from_pretrained(tmp_path, out_features=["stage1"]).out_indices == [1]
 
 
 def test_fields_are_given_as_arguments(tmp_path: Path) -> None:
-    shape = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
-    hf.Dinov2Model(hf.Dinov2Config(**shape, mlp_ratio=2)).save_pretrained(tmp_path)
+    hf.Dinov2Model(hf.Dinov2Config(**DINOV2)).save_pretrained(tmp_path)
     options = {"output_attentions": True, "output_hidden_states": True, "attn_implementation": "eager"}
     model = HfViTModel.from_pretrained(tmp_path, num_hidden_layers=1, drop_path_rate=0.1, **options)
     outputs = model(torch.zeros(1, 3, 32, 32))
@@ -204,21 +182,6 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
         HfViTModel.from_pretrained(folder)
 
 
-class Code:
-    """An object whose pickle runs code when it is loaded."""
-
-    def __reduce__(self) -> Any:
-        return (print, ("opened",))
-
-
-def test_no_code_in_a_pickle_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / WEIGHTS).unlink()
-    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"pytorch_model\.bin' contains objects other than weights"):
-        HfViTModel.from_pretrained(folder)
-    assert "opened" not in capsys.readouterr().out
-
-
 def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
     name = "vit.encoder.layer.1.output.dense.bias"
     rewrite(folder, **{name: None, "vit.stray": torch.zeros(1)})
@@ -237,39 +200,22 @@ def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
         HfViTModel.from_pretrained(folder)
 
 
-def test_a_wrong_type_beside_a_pooler_is_blamed(tmp_path: Path) -> None:
-    hf.ViTModel(hf.ViTConfig(**SHAPE)).save_pretrained(tmp_path)
-    reconfigure(tmp_path, hidden_size="32")
+def test_a_bad_configuration_is_named(folder: Path, tmp_path: Path) -> None:
+    hf.ViTModel(hf.ViTConfig(**SHAPE)).save_pretrained(tmp_path / "pooled")
+    reconfigure(tmp_path / "pooled", hidden_size="32")
     with pytest.raises(ValueError, match=r"(?s)is invalid: .*hidden_size"):
-        HfViTModel.from_pretrained(tmp_path)
-
-
-def test_weights_of_another_family_are_refused(folder: Path, tmp_path: Path) -> None:
-    hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)).save_pretrained(tmp_path / "clip")
-    shutil.copy(tmp_path / "clip" / WEIGHTS, folder)
-    with pytest.raises(ValueError, match=r"Missing: embeddings\.cls_token, .*Left over: embeddings\.class_embedding"):
-        HfViTModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
+        HfViTModel.from_pretrained(tmp_path / "pooled")
+    for content, error, message in (
         ("{", OSError, "config.json"),
         ('{"hidden_size": 32}', ValueError, "model type None"),
         ('{"model_type": "vit", "hidden_size": "wide"}', ValueError, r"is invalid: .*hidden_size"),
         ('{"model_type": "vit", "num_attention_heads": 5}', ValueError, "num_attention_heads=5"),
         ('{"model_type": "vit", "image_size": "384"}', ValueError, r"is invalid: .*image_size"),
-        (
-            '{"model_type": "dinov2", "hidden_size": "32", "mlp_ratio": 2.0}',
-            ValueError,
-            r"is invalid: .*hidden_size",
-        ),
-    ],
-)
-def test_a_bad_configuration_is_named(content: str, error: type[Exception], message: str, folder: Path) -> None:
-    (folder / "config.json").write_text(content)
-    with pytest.raises(error, match=rf"(?s){message}"):
-        HfViTModel.from_pretrained(folder)
+        ('{"model_type": "dinov2", "hidden_size": "32", "mlp_ratio": 2.0}', ValueError, "is invalid: .*hidden_size"),
+    ):
+        (folder / "config.json").write_text(content)
+        with pytest.raises(error, match=rf"(?s){message}"):
+            HfViTModel.from_pretrained(folder)
 
 
 def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
@@ -288,52 +234,32 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "changes", "message"),
+    ("source", "options", "changes", "message"),
     [
-        (lambda: hf.ViTModel(hf.ViTConfig(**SHAPE, pooler_act="gelu")), {}, r"pooler_act='gelu'.*only 'tanh'"),
-        (
-            lambda: hf.ViTModel(hf.ViTConfig(**SHAPE, pooler_output_size=8)),
-            {},
-            r"output_size=8.*hidden_size=32",
-        ),
-        (lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE, value_bias=False)), {}, "'value_bias': False"),
-        (
-            lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE)),
-            {"apply_layernorm": False},
-            "apply_layernorm=False.*only apply_layernorm=True",
-        ),
+        (hf.ViTModel, {"pooler_act": "gelu"}, {}, r"pooler_act='gelu'.*only 'tanh'"),
+        (hf.ViTModel, {"pooler_output_size": 8}, {}, r"output_size=8.*hidden_size=32"),
+        (hf.DINOv3ViTModel, {"value_bias": False}, {}, "'value_bias': False"),
+        (hf.DINOv3ViTModel, {}, {"apply_layernorm": False}, "apply_layernorm=False.*only apply_layernorm=True"),
     ],
 )
 def test_variants_without_a_counterpart_are_refused(
-    source: Any, changes: dict[str, Any], message: str, tmp_path: Path
+    source: Any, options: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    source().save_pretrained(tmp_path)
+    source(source.config_class(**SHAPE, **options)).save_pretrained(tmp_path)
     reconfigure(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         HfViTModel.from_pretrained(tmp_path)
 
 
-def test_a_configuration_of_ones_own_is_refused(folder: Path) -> None:
-    config = HfViTModel.from_pretrained(folder).config
-    with pytest.raises(ValueError, match=r"has its own configuration. Remove config="):
-        HfViTModel.from_pretrained(folder, config=config)
-
-
-def test_overrides_that_change_shapes_are_refused(folder: Path) -> None:
-    for model_class in (HfViTModel, HfViTForImageClassification):
-        with pytest.raises(
-            ValueError, match=rf"'{folder}' do not fit: .*fc1\.bias is \(64,\) in .* \(40,\) in the model"
-        ):
-            model_class.from_pretrained(folder, intermediate_size=40, num_labels=3)
-
-
-def test_the_architecture_of_the_source_is_recognized(folder: Path) -> None:
+def test_arguments_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     converted = convert_checkpoint(open_source(folder))
-    assert converted.model_class is HfViTForImageClassification
-    assert converted.family.name == "ViT"
-
-
-def test_own_weights_are_opened_by_their_folder(tmp_path: Path) -> None:
-    HfViTModel(small_config()).save_pretrained(tmp_path)
+    assert (converted.model_class, converted.family.name) == (HfViTForImageClassification, "ViT")
+    with pytest.raises(ValueError, match=r"has its own configuration. Remove config="):
+        HfViTModel.from_pretrained(folder, config=converted.config)
+    message = rf"'{folder}' do not fit: .*fc1\.bias is \(64,\) in .* \(40,\) in the model"
+    for model_class in (HfViTModel, HfViTForImageClassification):
+        with pytest.raises(ValueError, match=message):
+            model_class.from_pretrained(folder, intermediate_size=40, num_labels=3)
+    HfViTModel(small_config()).save_pretrained(tmp_path / "ours")
     with pytest.raises(ValueError, match=r"model\.safetensors' is a file of a checkpoint saved by.* Give its folder"):
-        HfViTModel.from_pretrained(tmp_path / "model.safetensors")
+        HfViTModel.from_pretrained(tmp_path / "ours" / WEIGHTS)

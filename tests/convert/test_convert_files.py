@@ -1,11 +1,11 @@
 """Weight files without a configuration, in their original layouts, compared with the readers of timm."""
 
 import argparse
-import json
 import random
 import re
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
 from timm.models import eva, vision_transformer
 from torch import Tensor, nn
 
@@ -21,10 +20,9 @@ from hf_vit import HfViTForImageClassification, HfViTForZeroShotImageClassificat
 from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
 from hf_vit.convert.source import Weights
 
-from ..helpers.fresh import run_with_package
-from ..helpers.hub import serve
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.timm_models import SMALL, assert_equals_timm
+from .test_convert_open_clip import as_open_clip, make_source
 
 
 State = dict[str, Tensor]
@@ -32,10 +30,19 @@ State = dict[str, Tensor]
 FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
 
 
+PLAIN = "vit_base_patch16_224"
+NO_HEAD = {"num_classes": 0}
+
+
 def drawn(architecture: str, **options: Any) -> nn.Module:
     model = timm.create_model(architecture, **{**FILE, **options}).double().eval()
     draw_weights(model)
     return model
+
+
+def save_plain(folder: Path, **options: Any) -> Path:
+    torch.save(drawn(PLAIN, **options).state_dict(), folder / "vit.pth")
+    return folder / "vit.pth"
 
 
 def renamed(state: State, *pairs: tuple[str, str]) -> State:
@@ -61,11 +68,6 @@ def deit(state: State) -> dict[str, Any]:
 
 def deit3(state: State) -> dict[str, Any]:
     return {"model": renamed(state, (r"ls(\d)\.gamma", r"gamma_\1"))}
-
-
-def mae(state: State) -> dict[str, Any]:
-    decoder = {"decoder_embed.weight": noise(64, 128), "mask_token": noise(1, 1, 64)}
-    return {"model": {**state, **decoder}, "optimizer": {"state": {}}, "args": argparse.Namespace(blr=0.1), "epoch": 7}
 
 
 def dinov2(state: State) -> State:
@@ -108,31 +110,21 @@ def teacher_backbone(state: dict[str, Any], model: nn.Module) -> State:
     return renamed(backbone, (r"^backbone\.", ""))
 
 
-def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
-    return {name: tensor for name, tensor in state["model"].items() if name in model.state_dict()}
-
-
-NO_HEAD = {"num_classes": 0}
 # DeiT III files have the same tensor names as timm models with rotary positions.
 BY_NAME = ("DeiT III",)
+CLS = {**NO_HEAD, "global_pool": "token"}
 # Name -> timm architecture, its options, the layout of its weights in the original file, and the timm reader of it.
 META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
     "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
     "DeiT distilled": ("deit_small_distilled_patch16_224", {}, deit, adapted),
     "DeiT III": ("deit3_small_patch16_224", {}, deit3, adapted),
-    "MAE": ("vit_base_patch16_224", NO_HEAD, mae, encoder_of_mae),
-    "MAE fine-tuned": ("vit_base_patch16_224", {"global_pool": "avg"}, deit, adapted),
+    "MAE fine-tuned": (PLAIN, {"global_pool": "avg"}, deit, adapted),
     "DINOv2": ("vit_small_patch14_dinov2", NO_HEAD, dinov2, adapted),
     "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2", NO_HEAD, dinov2, adapted),
     "DINOv2 giant": ("vit_giant_patch14_reg4_dinov2", {**NO_HEAD, "num_heads": 2}, dinov2, adapted),
-    "DINOv3": ("vit_small_patch16_dinov3_qkvb", {**NO_HEAD, "global_pool": "token"}, dinov3, eva.checkpoint_filter_fn),
-    "DINOv3 gated": (
-        "vit_small_plus_patch16_dinov3_qkvb",
-        {**NO_HEAD, "global_pool": "token"},
-        dinov3,
-        eva.checkpoint_filter_fn,
-    ),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", CLS, dinov3, eva.checkpoint_filter_fn),
+    "DINOv3 gated": ("vit_small_plus_patch16_dinov3_qkvb", CLS, dinov3, eva.checkpoint_filter_fn),
 }
 
 
@@ -182,7 +174,6 @@ def resampled(table: Tensor, grid: tuple[int, int], offset: float) -> Tensor:
         ("DINOv2 with registers", 0.0, True),
         ("DINO", 0.1, False),
         ("DeiT", 0.0, False),
-        ("MAE", 0.0, False),
     ],
 )
 def test_positions_are_resampled_as_in_the_code_of_the_source(
@@ -212,10 +203,9 @@ def test_positions_are_resampled_as_in_the_code_of_the_source(
 
 
 def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path: Path) -> None:
-    content = drawn("vit_small_patch16_224", **NO_HEAD).state_dict()
-    torch.save(content, tmp_path / "dino.pth")
-    assert HfViTModel.from_pretrained(tmp_path / "dino.pth").config.position_interpolation_offset == 0
-    opened = HfViTModel.from_pretrained(tmp_path / "dino.pth", position_interpolation_offset=0.1)
+    file = save_plain(tmp_path, **NO_HEAD)
+    assert HfViTModel.from_pretrained(file).config.position_interpolation_offset == 0
+    opened = HfViTModel.from_pretrained(file, position_interpolation_offset=0.1)
     with torch.no_grad():
         table = opened.embeddings.position_embeddings[:, 1:]
         positions = opened.embeddings.positions((3, 5))[:, 1:].double()
@@ -299,9 +289,9 @@ def write_npz(file: Path, arrays: State) -> Path:
 
 
 NPZ_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State]]] = {
-    "ViT": ("vit_base_patch16_224", {}, vision_transformer_npz),
-    "ViT without head": ("vit_base_patch16_224", NO_HEAD, vision_transformer_npz),
-    "big_vision": ("vit_base_patch16_224", {"no_embed_class": True}, big_vision_npz),
+    "ViT": (PLAIN, {}, vision_transformer_npz),
+    "ViT without head": (PLAIN, NO_HEAD, vision_transformer_npz),
+    "big_vision": (PLAIN, {"no_embed_class": True}, big_vision_npz),
     "big_vision mean": ("vit_base_patch16_siglip_gap_224", {}, big_vision_npz),
     "SigLIP": ("vit_base_patch16_siglip_224", {**NO_HEAD, "act_layer": "gelu_tanh"}, siglip_npz),
 }
@@ -327,7 +317,7 @@ def test_text_tower_of_big_vision_is_refused_and_not_drawn_at_random(tmp_path: P
 
 
 def test_representation_layer_becomes_the_pooler(tmp_path: Path) -> None:
-    theirs = drawn("vit_base_patch16_224")
+    theirs = drawn(PLAIN)
     layer = {"pre_logits/kernel": noise(128, 128) / 8, "pre_logits/bias": noise(128)}
     file = write_npz(tmp_path / "in21k.npz", {**vision_transformer_npz(theirs.state_dict()), **layer})
     ours = HfViTForImageClassification.from_pretrained(file, dtype=torch.float64).eval()
@@ -336,126 +326,6 @@ def test_representation_layer_becomes_the_pooler(tmp_path: Path) -> None:
         pooled = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
         pooled = torch.tanh(pooled @ layer["pre_logits/kernel"] + layer["pre_logits/bias"])
         assert_close(ours(images).logits, theirs.head(pooled), 1e-9, "logits")
-
-
-def openai(state: State) -> State:
-    names = (
-        (r"^patch_embed\.proj", "conv1"),
-        (r"^pos_embed", "positional_embedding"),
-        (r"^cls_token", "class_embedding"),
-        (r"^norm_pre", "ln_pre"),
-        (r"^norm\.", "ln_post."),
-        (r"\.norm(\d)", r".ln_\1"),
-        (r"attn\.qkv\.", "attn.in_proj_"),
-        (r"attn\.proj", "attn.out_proj"),
-        (r"mlp\.fc1", "mlp.c_fc"),
-        (r"mlp\.fc2", "mlp.c_proj"),
-        (r"^blocks", "transformer.resblocks"),
-        (r"^", "visual."),
-    )
-    tower = renamed(state, *names)
-    tower["visual.class_embedding"] = tower["visual.class_embedding"].flatten()
-    tower["visual.positional_embedding"] = tower["visual.positional_embedding"][0]
-    text = {
-        "token_embedding.weight": noise(30, 64),
-        "positional_embedding": noise(7, 64),
-        "ln_final.weight": noise(64),
-        "ln_final.bias": noise(64),
-        "logit_scale": noise(1),
-    }
-    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.out_proj.bias", "mlp.c_proj.bias"):
-        text[f"transformer.resblocks.0.{name}"] = noise(64)
-    for name, rows, columns in (("attn.in_proj_", 192, 64), ("mlp.c_fc.", 256, 64)):
-        text[f"transformer.resblocks.0.{name}weight"] = noise(rows, columns)
-        text[f"transformer.resblocks.0.{name}bias"] = noise(rows)
-    text["transformer.resblocks.0.attn.out_proj.weight"] = noise(64, 64)
-    text["transformer.resblocks.0.mlp.c_proj.weight"] = noise(64, 256)
-    return {**tower, **text, "visual.proj": noise(128, 64), "text_projection": noise(64, 64)}
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
-    architecture = "vit_base_patch32_clip_quickgelu_224" if quick else "vit_base_patch32_clip_224"
-    content = openai(drawn(architecture, **NO_HEAD).state_dict())
-    theirs = timm.create_model(architecture, **{**FILE, "num_classes": 64}).double()
-    theirs.load_state_dict(vision_transformer.checkpoint_filter_fn(content, theirs))
-    theirs.reset_classifier(0)
-    file = tmp_path / "open_clip_model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in content.items()}, file)
-    with pytest.raises(ValueError, match="The activation of a CLIP file is unknown"):
-        HfViTModel.from_pretrained(file)
-    hidden_act = "quick_gelu" if quick else "gelu"
-    assert_equals_timm(
-        theirs, lambda dtype: HfViTModel.from_pretrained(file, dtype=dtype, hidden_act=hidden_act), resampled=False
-    )
-    write_open_clip_config(tmp_path, quick)
-    assert HfViTModel.from_pretrained(file).config.hidden_act == hidden_act
-
-
-def write_open_clip_config(folder: Path, quick: bool = False, **changes: Any) -> None:
-    tower = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, **changes}
-    text = {"context_length": 7, "vocab_size": 30, "width": 64, "heads": 1, "layers": 1}
-    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower, "text_cfg": text}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
-
-
-def open_clip_state() -> State:
-    state = openai(drawn("vit_base_patch32_clip_224", **NO_HEAD).state_dict())
-    return {name: tensor.contiguous() for name, tensor in state.items()}
-
-
-READ_FROM_HUB = """
-import sys
-from hf_vit import HfViTModel
-expected = HfViTModel.from_pretrained(sys.argv[1]).state_dict()
-state = HfViTModel.from_pretrained("user/clip").state_dict()
-assert all(tensor.equal(state[name]) for name, tensor in expected.items())
-"""
-
-
-def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
-    folder, state = tmp_path / "repositories" / "user" / "clip", open_clip_state()
-    folder.mkdir(parents=True)
-    write_open_clip_config(folder)
-    with pytest.raises(OSError, match=r"There are no weights in.*open_clip_pytorch_model\.bin"):
-        HfViTModel.from_pretrained(folder)
-    torch.save(state, folder / "open_clip_pytorch_model.bin")
-    pickled = HfViTModel.from_pretrained(folder).state_dict()
-    save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
-    safe = HfViTModel.from_pretrained(folder).state_dict()  # a safetensors file has priority over a pickle
-    assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
-    with serve(tmp_path / "repositories") as hub:
-        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pool_type": "avg"},
-        {"norm_kwargs": {"eps": 1e-6}},
-        {"act_kwargs": {"approximate": "tanh"}},
-        {"attentional_pool": True},
-        {"final_ln_after_pool": True},
-        {"timm_model_name": "vit_base_patch16_224"},
-        {"qk_norm": True},
-        {"layers": 3},
-        {"width": 192},
-        {"patch_size": 16},
-        {"layers": [1, 1, 1, 1]},
-    ],
-    ids=str,
-)
-def test_tower_of_open_clip_that_is_not_known_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
-    write_open_clip_config(tmp_path, **changes)
-    with pytest.raises(ValueError, match=rf"open_clip_config\.json.*{next(iter(changes))}"):
-        HfViTModel.from_pretrained(tmp_path)
-
-
-def test_fields_of_open_clip_without_effect_are_taken(tmp_path: Path) -> None:
-    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
-    write_open_clip_config(tmp_path, patch_dropout=0.5, pool_type="tok", norm_kwargs={}, attn_pooler_heads=8)
-    assert HfViTModel.from_pretrained(tmp_path).config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize(
@@ -473,78 +343,53 @@ def test_lone_file_of_timm_opens_by_its_architecture(architecture: str, message:
     torch.save(theirs.state_dict(), place)
     with pytest.raises(ValueError, match=rf"{message}.*architecture="):
         HfViTModel.from_pretrained(place)
-    options = {"architecture": architecture, "image_size": 32}
-
-    def open_ours(dtype: torch.dtype) -> HfViTForImageClassification:
-        return HfViTForImageClassification.from_pretrained(place, dtype=dtype, **options)
-
-    assert_equals_timm(theirs, open_ours)
+    opened = partial(HfViTForImageClassification.from_pretrained, place, architecture=architecture, image_size=32)
+    assert_equals_timm(theirs, lambda dtype: opened(dtype=dtype))
 
 
-def test_architecture_that_is_no_plain_vit_is_refused(tmp_path: Path) -> None:
-    torch.save(
-        drawn("vit_base_patch16_rpn_224", class_token=True, global_pool="token").state_dict(), tmp_path / "a.pth"
-    )
-    with pytest.raises(ValueError, match="its blocks normalize after attention and MLP"):
-        HfViTModel.from_pretrained(tmp_path / "a.pth", architecture="vit_base_patch16_rpn_224")
-
-
-def test_given_heads_win(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224", num_heads=4).state_dict(), tmp_path / "vit.pth")
-    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4)
-    assert opened.config.num_attention_heads == 4
-    assert HfViTModel.from_pretrained(tmp_path / "vit.pth").config.num_attention_heads == 2
-
-
-def test_width_without_published_heads_is_asked_for(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224", embed_dim=96, num_heads=4).state_dict(), tmp_path / "vit.pth")
+def test_what_a_file_does_not_tell_is_asked_for_and_what_is_given_wins(tmp_path: Path) -> None:
+    file = save_plain(tmp_path, embed_dim=96, num_heads=4)
     with pytest.raises(ValueError, match=r"no published model has hidden_size=96\. Give num_attention_heads="):
-        HfViTModel.from_pretrained(tmp_path / "vit.pth")
-    assert HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4).config.num_attention_heads == 4
-
-
-def test_table_that_is_not_square_asks_for_the_image_size(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
+        HfViTModel.from_pretrained(file)
+    assert HfViTModel.from_pretrained(file, num_attention_heads=4).config.num_attention_heads == 4
+    save_plain(tmp_path, num_heads=4)
+    assert HfViTModel.from_pretrained(file).config.num_attention_heads == 2
+    assert HfViTModel.from_pretrained(file, num_attention_heads=4).config.num_attention_heads == 4
+    save_plain(tmp_path, img_size=(40, 48))
     with pytest.raises(ValueError, match=r"31 rows.*image_size=\(height, width\)"):
-        HfViTModel.from_pretrained(tmp_path / "vit.pth")
-    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=(40, 48))
-    assert opened.config.grid_size == (5, 6)
+        HfViTModel.from_pretrained(file)
+    for told in ({}, {"architecture": PLAIN}):
+        assert HfViTModel.from_pretrained(file, image_size=(40, 48), **told).config.grid_size == (5, 6)
 
 
-def test_hybrid_is_refused(tmp_path: Path) -> None:
-    arrays = vision_transformer_npz(drawn("vit_base_patch16_224").state_dict())
-    file = write_npz(tmp_path / "r50.npz", {**arrays, "conv_root/kernel": noise(7, 7, 3, 64)})
+def test_layouts_that_are_not_supported_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "vit.pth"
+    state = drawn("vit_base_patch16_rpn_224", class_token=True, global_pool="token").state_dict()
+    torch.save(state, file)
+    with pytest.raises(ValueError, match="its blocks normalize after attention and MLP"):
+        HfViTModel.from_pretrained(file, architecture="vit_base_patch16_rpn_224")
+    torch.save({"conv1.weight": noise(8, 3, 3, 3)}, file)
+    message = r"match no supported family: conv1\.weight.*Supported families and names: .*DINOv3"
+    with pytest.raises(ValueError, match=message):
+        HfViTModel.from_pretrained(file)
+    hybrid = write_npz(tmp_path / "r50.npz", {**in_npz(), "conv_root/kernel": noise(7, 7, 3, 64)})
     with pytest.raises(ValueError, match="a ResNet comes before the blocks"):
-        HfViTModel.from_pretrained(file)
+        HfViTModel.from_pretrained(hybrid)
 
 
-def test_unknown_layout_is_named(tmp_path: Path) -> None:
-    torch.save({"conv1.weight": noise(8, 3, 3, 3)}, tmp_path / "resnet.pth")
-    with pytest.raises(
-        ValueError, match=r"match no supported family: conv1\.weight.*Supported families and names: .*DINOv3"
-    ):
-        HfViTModel.from_pretrained(tmp_path / "resnet.pth")
-
-
-@pytest.mark.parametrize("left", [0.5, 0.99])
-def test_file_that_is_cut_off_is_refused(left: float, tmp_path: Path) -> None:
-    state = drawn("vit_base_patch16_224").state_dict()
-    write_npz(tmp_path / "vit.npz", vision_transformer_npz(state))
-    torch.save(state, tmp_path / "vit.pth")
-    for name in ("vit.npz", "vit.pth"):
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[: int(left * len(whole))])
-        with pytest.raises(OSError, match=rf"{name}' is damaged or truncated"):
-            HfViTModel.from_pretrained(tmp_path / name)
-
-
-def test_array_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    file = write_npz(tmp_path / "vit.npz", vision_transformer_npz(drawn("vit_base_patch16_224").state_dict()))
-    content = bytearray(file.read_bytes())
+def test_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path) -> None:
+    arrays = write_npz(tmp_path / "vit.npz", in_npz())
+    content = bytearray(arrays.read_bytes())
+    for file in (arrays, save_plain(tmp_path)):
+        whole = file.read_bytes()
+        for left in (0.5, 0.99):
+            file.write_bytes(whole[: int(left * len(whole))])
+            with pytest.raises(OSError, match=rf"{file.name}' is damaged or truncated"):
+                HfViTModel.from_pretrained(file)
     content[len(content) // 2] ^= 255
-    file.write_bytes(content)
+    arrays.write_bytes(content)
     with pytest.raises(OSError, match=r"vit\.npz' is damaged or truncated: Bad CRC"):
-        HfViTModel.from_pretrained(file)
+        HfViTModel.from_pretrained(arrays)
 
 
 class Code:
@@ -553,13 +398,15 @@ class Code:
 
 
 def test_code_in_a_file_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"model": drawn("vit_base_patch16_224").state_dict(), "args": Code()}, tmp_path / "vit.pth")
-    with pytest.raises(
-        OSError, match=r"vit\.pth' contains objects other than weights \(print\)\. Loading them could run code"
-    ) as refusal:
+    torch.save({"model": drawn(PLAIN).state_dict(), "args": Code()}, tmp_path / "vit.pth")
+    message = r"vit\.pth' contains objects other than weights \(print\)\. Loading them could run code"
+    with pytest.raises(OSError, match=message) as refusal:
         HfViTModel.from_pretrained(tmp_path / "vit.pth")
-    assert "ran" not in capsys.readouterr().out
     assert "weights_only" not in "".join(traceback.format_exception(refusal.value))
+    np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
+    with pytest.raises(OSError, match="'cls' with dtype object"):
+        HfViTModel.from_pretrained(tmp_path / "vit.npz")
+    assert "ran" not in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
@@ -569,19 +416,11 @@ def test_torchscript_archive_is_refused_with_its_cure(tmp_path: Path) -> None:
         HfViTModel.from_pretrained(tmp_path / "ViT-B-32.pt")
 
 
-@pytest.mark.parametrize("content", [b"hello world", b"<html>404</html>", b"version https://git-lfs", b"", b"{}"])
-def test_file_that_is_none_of_torch_is_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "vit.pth").write_bytes(content)
-    with pytest.raises(OSError, match=r"vit\.pth' begins with b.*not a file of weights"):
-        HfViTModel.from_pretrained(tmp_path / "vit.pth")
-
-
-def complaint(file: Path) -> str | None:
-    try:
-        Weights([file])
-    except OSError as error:
-        return str(error)
-    return None
+def test_file_that_is_none_of_torch_is_named(tmp_path: Path) -> None:
+    for content in (b"hello world", b"<html>404</html>", b"version https://git-lfs", b"", b"{}"):
+        (tmp_path / "vit.pth").write_bytes(content)
+        with pytest.raises(OSError, match=r"vit\.pth' begins with b.*not a file of weights"):
+            HfViTModel.from_pretrained(tmp_path / "vit.pth")
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -594,52 +433,48 @@ def test_any_damage_is_reported_with_the_file(is_zip: bool, tmp_path: Path) -> N
         damaged = bytearray(whole)
         damaged[draw.randrange(1, len(whole))] = draw.randrange(256)
         file.write_bytes(damaged)
-        complaints.append(complaint(file))
-    found = [words for words in complaints if words is not None]
-    assert len(found) > 30
-    assert all("vit.pth" in words and "weights_only" not in words for words in found)
-
-
-def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
-    with pytest.raises(OSError, match="'cls' with dtype object"):
-        HfViTModel.from_pretrained(tmp_path / "vit.npz")
+        try:
+            Weights([file])
+        except OSError as error:
+            complaints.append(str(error))
+    assert len(complaints) > 30
+    assert all("vit.pth" in words and "weights_only" not in words for words in complaints)
 
 
 def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224").state_dict(), tmp_path / "vit.pth")
-    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=48)
+    opened = HfViTModel.from_pretrained(save_plain(tmp_path), image_size=48)
     assert opened.config.image_size == 48
     assert opened.embeddings.position_embeddings.shape == (1, 1 + 36, 128)
 
 
-PLAIN, CLIP = "vit_base_patch16_224", "vit_base_patch32_clip_224"
-# File -> timm architecture, its options, the layout of its weights, and options that the file does not contain.
-LONE_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State], dict[str, Any]]] = {
-    "vit.pth": (PLAIN, {}, dict, {}),
-    "vit.npz": (PLAIN, {}, vision_transformer_npz, {}),
-    "big_vision.npz": (PLAIN, {"no_embed_class": True}, big_vision_npz, {}),
-    "clip.pth": (CLIP, NO_HEAD, openai, {"hidden_act": "gelu"}),
-    "timm.pth": (PLAIN, {}, dict, {"architecture": PLAIN}),
+def in_npz() -> State:
+    return vision_transformer_npz(drawn(PLAIN).state_dict())
+
+
+def image_tower_of_clip() -> State:
+    state = as_open_clip(make_source().state_dict())
+    return {name: tensor for name, tensor in state.items() if name.startswith("visual.")}
+
+
+# File -> its content, and options that it does not contain.
+LONE_FILES: dict[str, tuple[Callable[[], State], dict[str, Any]]] = {
+    "vit.pth": (lambda: drawn(PLAIN).state_dict(), {}),
+    "vit.npz": (in_npz, {}),
+    "big_vision.npz": (lambda: big_vision_npz(drawn(PLAIN, no_embed_class=True).state_dict()), {}),
+    "clip.pth": (image_tower_of_clip, {"hidden_act": "gelu", "num_attention_heads": 4}),
+    "timm.pth": (lambda: drawn(PLAIN).state_dict(), {"architecture": PLAIN}),
 }
 
 
 @pytest.mark.parametrize("name", LONE_FILES)
 def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name: str, tmp_path: Path) -> None:
-    architecture, options, original, untold = LONE_FILES[name]
-    content, file = original(drawn(architecture, **options).state_dict()), tmp_path / name
-    write_npz(file, content) if file.suffix == ".npz" else torch.save(content, file)
+    (make, untold), file = LONE_FILES[name], tmp_path / name
+    write_npz(file, make()) if file.suffix == ".npz" else torch.save(make(), file)
     expected = HfViTModel.from_pretrained(file, **untold)
     expected.resize_position_embeddings((16, 64))  # both image sizes have the same number of patches
     opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
     assert opened.config.grid_size == (2, 8)
     assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)
-
-
-def test_lone_file_of_timm_takes_the_image_size_where_no_square_fits(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
-    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", architecture="vit_base_patch16_224", image_size=(40, 48))
-    assert opened.config.grid_size == (5, 6)
 
 
 @pytest.mark.parametrize(
@@ -661,20 +496,14 @@ def test_heads_of_published_widths(architecture: str, heads: dict[int, int]) -> 
     assert fields_of({}, shapes, heads)["num_attention_heads"] == theirs.blocks[0].attn.num_heads
 
 
-def test_file_with_fewer_blocks_than_given_is_refused(tmp_path: Path) -> None:
-    state = drawn("vit_base_patch16_224").state_dict()
-    whole = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.")}
-    torch.save(whole, tmp_path / "vit.pth")
+def test_missing_blocks_and_tensors_are_named(tmp_path: Path) -> None:
+    state, file = drawn(PLAIN).state_dict(), tmp_path / "vit.pth"
+    for missing in ("blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"):
+        torch.save({name: tensor for name, tensor in state.items() if name != missing}, file)
+        with pytest.raises(ValueError, match=re.escape(missing)):
+            HfViTModel.from_pretrained(file)
+    torch.save({name: state[name] for name in state if not name.startswith("blocks.1.")}, file)
     with pytest.raises(ValueError, match=r"vit\.pth' has 1 blocks, fewer than num_hidden_layers=2"):
-        HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=2, ignore_mismatched_sizes=True)
-    torch.save(state, tmp_path / "vit.pth")
-    assert len(HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=1).encoder.layers) == 1
-
-
-@pytest.mark.parametrize("missing", ["blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"])
-def test_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
-    state = drawn("vit_base_patch16_224").state_dict()
-    del state[missing]
-    torch.save(state, tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=re.escape(missing)):
-        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+        HfViTModel.from_pretrained(file, num_hidden_layers=2, ignore_mismatched_sizes=True)
+    torch.save(state, file)
+    assert len(HfViTModel.from_pretrained(file, num_hidden_layers=1).encoder.layers) == 1

@@ -34,133 +34,59 @@ from hf_vit.convert.image_processor import (
 from hf_vit.model.image_geometry import compute_resized_size
 
 from ..helpers.images import BACKENDS
-from .test_convert_files import drawn, openai
+from .test_convert_files import drawn
+from .test_convert_open_clip import as_open_clip, make_source, model_cfg
 
 
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
 SQUARE = {"size": {"height": 224, "width": 224}}
+
+
+def old_file(kind, **options):
+    return {"do_normalize": True, "do_resize": True, "feature_extractor_type": f"{kind}FeatureExtractor", **options}
+
+
+def file(kind, **options):
+    return {**STEPS, "image_processor_type": f"{kind}ImageProcessor", **options}
+
+
+UNSET = dict.fromkeys(
+    ("crop_size", "device", "disable_grouping", "do_center_crop", "do_convert_rgb", "return_tensors")
+)
+DEPTH = {"do_pad": False, "size_divisor": None, "resample": 3}
 # preprocessor_config.json files from the Hub. Those of DeiT, MAE, MSN, I-JEPA and dense prediction are assembled from
 # the output of their classes.
 PUBLISHED = {
-    "google/vit-base-patch16-224": {
-        "do_normalize": True,
-        "do_resize": True,
-        "feature_extractor_type": "ViTFeatureExtractor",
-        **HALF,
-        "resample": 2,
-        "size": 224,
-    },
-    "facebook/deit-base-distilled-patch16-224": {
-        "crop_size": 224,
-        "do_center_crop": True,
-        "do_normalize": True,
-        "do_resize": True,
-        "feature_extractor_type": "DeiTFeatureExtractor",
-        **IMAGENET,
-        "resample": 3,
-        "size": 256,
-    },
-    "facebook/vit-mae-base": {
-        "do_normalize": True,
-        "do_resize": True,
-        "feature_extractor_type": "ViTFeatureExtractor",
-        **IMAGENET,
-        "resample": 2,
-        "size": 224,
-    },
-    "facebook/vit-msn-base": {
-        "do_normalize": True,
-        "do_resize": True,
-        "feature_extractor_type": "ViTFeatureExtractor",
-        **IMAGENET,
-        "size": 224,
-    },
-    "facebook/ijepa_vith14_1k": {
-        **STEPS,
-        **SQUARE,
-        **IMAGENET,
-        "do_convert_rgb": None,
-        "image_processor_type": "ViTImageProcessor",
-        "resample": 2,
-    },
-    "facebook/dinov2-base": {
-        **STEPS,
-        **IMAGENET,
-        "crop_size": {"height": 224, "width": 224},
-        "do_center_crop": True,
-        "do_convert_rgb": True,
-        "image_processor_type": "BitImageProcessor",
-        "resample": 3,
-        "size": {"shortest_edge": 256},
-    },
+    "google/vit-base-patch16-224": old_file("ViT", resample=2, size=224, **HALF),
+    "facebook/deit-base-distilled-patch16-224": old_file(
+        "DeiT", crop_size=224, do_center_crop=True, resample=3, size=256, **IMAGENET
+    ),
+    "facebook/vit-mae-base": old_file("ViT", resample=2, size=224, **IMAGENET),
+    "facebook/vit-msn-base": old_file("ViT", size=224, **IMAGENET),
+    "facebook/ijepa_vith14_1k": file("ViT", do_convert_rgb=None, resample=2, **SQUARE, **IMAGENET),
+    "facebook/dinov2-base": file(
+        "Bit",
+        **{"crop_size": {"height": 224, "width": 224}, "do_center_crop": True, "do_convert_rgb": True},
+        **{"resample": 3, "size": {"shortest_edge": 256}, **IMAGENET},
+    ),
     "facebook/dinov3-vits16-pretrain-lvd1689m": {
-        **STEPS,
-        **SQUARE,
-        **IMAGENET,
-        "crop_size": None,
-        "data_format": "channels_first",
-        "default_to_square": True,
-        "device": None,
-        "disable_grouping": None,
-        "do_center_crop": None,
-        "do_convert_rgb": None,
-        "image_processor_type": "DINOv3ViTImageProcessorFast",
-        "input_data_format": None,
-        "resample": 2,
-        "return_tensors": None,
+        **file("DINOv3ViT", data_format="channels_first", default_to_square=True, resample=2, **SQUARE, **IMAGENET),
+        **{"image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, **UNSET},
     },
-    "openai/clip-vit-base-patch32": {
-        **OPENAI,
-        "crop_size": 224,
-        "do_center_crop": True,
-        "do_normalize": True,
-        "do_resize": True,
-        "feature_extractor_type": "CLIPFeatureExtractor",
-        "resample": 3,
-        "size": 224,
-    },
-    "google/siglip-base-patch16-224": {
-        **STEPS,
-        **SQUARE,
-        **HALF,
-        "image_processor_type": "SiglipImageProcessor",
-        "processor_class": "SiglipProcessor",
-        "resample": 3,
-    },
-    "Intel/dpt-large": {
-        **STEPS,
-        **HALF,
-        "do_pad": False,
-        "ensure_multiple_of": 1,
-        "image_processor_type": "DPTImageProcessor",
-        "keep_aspect_ratio": False,
-        "resample": 3,
-        "size": {"height": 384, "width": 384},
-        "size_divisor": None,
-    },
-    "depth-anything/Depth-Anything-V2-Small-hf": {
-        **STEPS,
-        **IMAGENET,
-        "do_pad": False,
-        "ensure_multiple_of": 14,
-        "image_processor_type": "DPTImageProcessor",
-        "keep_aspect_ratio": True,
-        "resample": 3,
-        "size": {"height": 518, "width": 518},
-        "size_divisor": None,
-    },
+    "openai/clip-vit-base-patch32": old_file(
+        "CLIP", crop_size=224, do_center_crop=True, resample=3, size=224, **OPENAI
+    ),
+    "google/siglip-base-patch16-224": file("Siglip", processor_class="SiglipProcessor", resample=3, **SQUARE, **HALF),
+    "Intel/dpt-large": file(
+        "DPT", ensure_multiple_of=1, keep_aspect_ratio=False, size={"height": 384, "width": 384}, **DEPTH, **HALF
+    ),
+    "depth-anything/Depth-Anything-V2-Small-hf": file(
+        "DPT", ensure_multiple_of=14, keep_aspect_ratio=True, size={"height": 518, "width": 518}, **DEPTH, **IMAGENET
+    ),
     "tue-mps/coco_panoptic_eomt_large_640": {
-        **STEPS,
-        **IMAGENET,
-        "crop_size": None,
-        "default_to_square": False,
-        "do_center_crop": None,
-        "do_pad": True,
-        "do_split_image": False,
-        "ignore_index": None,
-        "image_processor_type": "EomtImageProcessorFast",
-        "resample": 2,
-        "size": {"longest_edge": 640, "shortest_edge": 640},
+        **file("Eomt", do_pad=True, do_split_image=False, ignore_index=None, default_to_square=False, **IMAGENET),
+        **{"image_processor_type": "EomtImageProcessorFast", "crop_size": None, "do_center_crop": None},
+        **{"resample": 2, "size": {"longest_edge": 640, "shortest_edge": 640}},
     },
 }
 TIMM = {
@@ -230,8 +156,8 @@ def test_keys_left_out_are_the_defaults_of_the_class(name):
 def test_int_size_means_what_it_means_to_the_class(name):
     theirs = getattr(transformers, f"{name}ImageProcessor")
     for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
-        file = {"image_processor_type": f"{name}ImageProcessor", "size": 96, **said}
-        assert image_processor_options(file, model_type="vit")["size"] == dict(theirs.from_dict(file).size)
+        given = {"image_processor_type": f"{name}ImageProcessor", "size": 96, **said}
+        assert image_processor_options(given, model_type="vit")["size"] == dict(theirs.from_dict(given).size)
 
 
 @pytest.mark.parametrize("model_type", MODEL_CLASSES)
@@ -243,20 +169,15 @@ def test_file_without_a_class_has_that_of_its_model(model_type):
 
 
 def test_siglip2_becomes_a_square_of_as_many_patches():
-    file = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
-    options = image_processor_options(file, model_type="siglip2")
+    said = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
+    options = image_processor_options(said, model_type="siglip2")
     assert options["size"] == {"height": 224, "width": 224}
     assert {"patch_size", "max_num_patches"}.isdisjoint(options)
 
 
 def test_images_for_yolos_keep_their_proportions_and_are_padded():
-    file = {
-        "feature_extractor_type": "YolosFeatureExtractor",
-        "size": 512,
-        "max_size": 864,
-        "format": "coco_detection",
-    }
-    options = image_processor_options(file, model_type="yolos")
+    said = old_file("Yolos", size=512, max_size=864, format="coco_detection")
+    options = image_processor_options(said, model_type="yolos")
     assert options["size"] == {"shortest_edge": 512, "longest_edge": 864}
     assert (options["ensure_multiple_of"], options["multiple_rounding"], options["do_pad"]) == (16, "down", True)
     processor = BACKENDS["pil"](**options, patch_size=16)
@@ -268,9 +189,7 @@ def test_images_for_yolos_keep_their_proportions_and_are_padded():
 @pytest.mark.parametrize("bounds", [(512, 864), (800, 1333), (200, 300)])
 def test_sizes_of_yolos_are_those_of_its_own_image_processor(bounds):
     size = dict(zip(("shortest_edge", "longest_edge"), bounds, strict=True))
-    options = image_processor_options(
-        {"image_processor_type": "YolosImageProcessor", "size": size}, model_type="yolos"
-    )
+    options = image_processor_options(file("Yolos", size=size), model_type="yolos")
     for height in range(200, 1200, 29):
         for width in range(200, 1200, 31):
             expected = get_size_with_aspect_ratio_yolos((height, width), *bounds)
@@ -297,20 +216,36 @@ def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path
         assert maps.shape[1:] == expected.pixel_values.shape[2:]
 
 
+def refuse(said, model_type="vit"):
+    return image_processor_options(said, model_type=model_type)
+
+
 @pytest.mark.parametrize(
-    ("file", "model_type", "message"),
+    ("read", "arguments", "message"),
     [
-        ({"do_pad": True, "size_divisor": 14}, "dpt", "'do_pad': True, 'size_divisor': 14"),
-        ({"size": {"shortest_edge": 512, "longest_edge": None}, "do_split_image": True}, "eomt", "do_split_image"),
-        ({"size": 224, "do_pad": True, "size_divisor": 32}, "vit", "'do_pad': True, 'size_divisor': 32"),
-        ({"image_processor_type": "SamImageProcessor"}, "vit", "Unknown image processor 'SamImageProcessor'"),
-        ({"size": 224}, "sam", "model_type='sam' is unknown"),
-        ({"size": {"depth": 3}}, "vit", "size={'depth': 3}"),
+        (refuse, ({"do_pad": True, "size_divisor": 14}, "dpt"), "'do_pad': True, 'size_divisor': 14"),
+        (refuse, ({"size": {"shortest_edge": 512, "longest_edge": None}, "do_split_image": True}, "eomt"), "do_split"),
+        (refuse, ({"size": 224, "do_pad": True, "size_divisor": 32},), "'do_pad': True, 'size_divisor': 32"),
+        (refuse, ({"image_processor_type": "SamImageProcessor"},), "Unknown image processor 'SamImageProcessor'"),
+        (refuse, ({"size": 224}, "sam"), "model_type='sam' is unknown"),
+        (refuse, ({"size": {"depth": 3}},), "size={'depth': 3}"),
+        (timm_image_processor_options, ({"crop_mode": "border"},), "crop_mode='border'"),
+        (
+            timm_image_processor_options,
+            ({"crop_mode": "center", "input_size": [3, 256, 192]},),
+            r"input_size=\(3, 256, 192\)",
+        ),
+        (timm_image_processor_options, ({"interpolation": "random"},), "interpolation='random'"),
+        (
+            open_clip_image_processor_options,
+            ({"resize_mode": "longest"}, 64),
+            "resize_mode='longest' is not supported",
+        ),
     ],
 )
-def test_file_that_cannot_be_honored_is_refused_by_name(file, model_type, message):
+def test_file_that_cannot_be_honored_is_refused_by_name(read, arguments, message):
     with pytest.raises(ValueError, match=message):
-        image_processor_options(file, model_type=model_type)
+        read(*arguments)
 
 
 def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
@@ -333,8 +268,8 @@ def test_other_image_size_of_a_ratio_or_a_padding_that_is_kept():
 
 
 def test_options_that_are_off_or_mean_nothing_to_pixels_are_dropped():
-    file = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
-    assert image_processor_options(file, model_type="vit") == image_processor_options({}, model_type="vit")
+    said = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
+    assert image_processor_options(said, model_type="vit") == image_processor_options({}, model_type="vit")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -353,72 +288,41 @@ def test_timm_file_of_another_number_of_channels_says_so():
     assert pixels.mean() == pytest.approx(-0.1307 / 0.3081)
 
 
+CUBIC, LINEAR = InterpolationMode.BICUBIC, InterpolationMode.BILINEAR
+SQUASHED = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+SHORTEST = {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"}
+
+
+# Options, the steps of the original evaluation with the same result, the size of its crop, and its colors.
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("options", "resize", "crop", "colors"),
     [
-        ({"crop_mode": "border"}, "crop_mode='border'"),
-        ({"crop_mode": "center", "input_size": [3, 256, 192]}, r"input_size=\(3, 256, 192\)"),
-        ({"interpolation": "random"}, "interpolation='random'"),
+        (original_image_processor_options("dinov2", 224), Resize(256, CUBIC), 224, IMAGENET),
+        (original_image_processor_options("dinov2", 384), Resize(438, CUBIC), 384, IMAGENET),
+        (original_image_processor_options("vit_jax", 384), Resize((384, 384), LINEAR), 384, HALF),
+        (open_clip_image_processor_options({}, 64), Resize(64, CUBIC), 64, OPENAI),
+        (open_clip_image_processor_options(SQUASHED, 64), Resize((64, 64), LINEAR), 64, HALF),
+        (
+            open_clip_image_processor_options(SHORTEST, 64),
+            Resize(64, CUBIC),
+            64,
+            {**OPENAI, "image_std": IMAGENET["image_std"]},
+        ),
     ],
 )
-def test_timm_file_that_cannot_be_honored_is_refused_by_name(config, message):
-    with pytest.raises(ValueError, match=message):
-        timm_image_processor_options(config)
-
-
-@pytest.mark.parametrize(
-    ("family", "image_size", "resize"),
-    [
-        ("dinov2", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("dinov2", 384, Resize(438, InterpolationMode.BICUBIC)),
-        ("vit_jax", 384, Resize((384, 384), InterpolationMode.BILINEAR)),
-    ],
-)
-def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, family, image_size, resize):
-    colors = HALF if family == "vit_jax" else IMAGENET
-    steps = [resize, CenterCrop(image_size), ToTensor(), Normalize(colors["image_mean"], colors["image_std"])]
-    processor = BACKENDS["pil"](**original_image_processor_options(family, image_size))
-    assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
-
-
-OPEN_CLIP = {
-    "nothing said": ({}, Resize(64, InterpolationMode.BICUBIC), OPENAI),
-    "siglip": (
-        {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"},
-        Resize((64, 64), InterpolationMode.BILINEAR),
-        HALF,
-    ),
-    "shortest": (
-        {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"},
-        Resize(64, InterpolationMode.BICUBIC),
-        {**OPENAI, "image_std": IMAGENET["image_std"]},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OPEN_CLIP)
-def test_open_clip_file_gives_the_pixels_of_its_transform(photos, name):
-    file, resize, colors = OPEN_CLIP[name]
-    steps = [resize, CenterCrop(64), ToTensor(), Normalize(colors["image_mean"], colors["image_std"])]
-    processor = BACKENDS["pil"](**open_clip_image_processor_options(file, 64))
-    assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
-
-
-def test_open_clip_file_that_cannot_be_honored_is_refused_by_name():
-    with pytest.raises(ValueError, match="resize_mode='longest' is not supported"):
-        open_clip_image_processor_options({"resize_mode": "longest"}, 64)
+def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, options, resize, crop, colors):
+    steps = [resize, CenterCrop(crop), ToTensor(), Normalize(colors["image_mean"], colors["image_std"])]
+    assert_same_pixels(BACKENDS["pil"](**options), photos, [Compose(steps)(photo) for photo in photos])
 
 
 def test_open_clip_weights_are_processed_as_the_file_beside_them_says(tmp_path):
-    weights = openai(drawn("vit_base_patch32_clip_224", num_classes=0).float().state_dict())
-    torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
-    vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8}
+    torch.save(as_open_clip(make_source().state_dict()), tmp_path / "open_clip_pytorch_model.bin")
     for preprocess, mean, size in (
         ({"preprocess_cfg": {"mean": [0.5] * 3, "resize_mode": "squash"}}, 0.5, {"height": 32, "width": 32}),
         ({}, OPENAI["image_mean"][0], {"shortest_edge": 32}),
     ):
-        file = {"model_cfg": {"vision_cfg": vision}, **preprocess}
-        (tmp_path / "open_clip_config.json").write_text(json.dumps(file))
+        said = {"model_cfg": model_cfg(), **preprocess}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(said))
         processor = load_image_processor(tmp_path / "open_clip_pytorch_model.bin")
         assert (processor.image_mean[0], processor.size) == (mean, size)
 
@@ -444,68 +348,58 @@ def test_timm_folder_without_options_gets_those_of_timm(tmp_path, caplog, said, 
 
 
 def test_lone_file_is_understood_by_what_is_given(tmp_path):
-    file = tmp_path / "vit.safetensors"
-    save_file(drawn("vit_small_patch16_rope_224").state_dict(), file)
-    processor = load_image_processor(file, 64, given={"architecture": "vit_small_patch16_rope_224"})
+    save_file(drawn("vit_small_patch16_rope_224").state_dict(), tmp_path / "vit.safetensors")
+    given = {"architecture": "vit_small_patch16_rope_224"}
+    processor = load_image_processor(tmp_path / "vit.safetensors", 64, given=given)
     assert (processor.crop_size, processor.image_mean[0]) == ({"height": 64, "width": 64}, 0.485)
+    torch.save(drawn("vit_base_patch16_224", in_chans=1).state_dict(), tmp_path / "gray.pth")
+    assert load_image_processor(tmp_path / "gray.pth").num_channels == 1
 
 
-def test_lone_file_of_gray_images_gets_one_channel(tmp_path):
-    torch.save(drawn("vit_base_patch16_224", in_chans=1).state_dict(), tmp_path / "vit.pth")
-    assert load_image_processor(tmp_path / "vit.pth").num_channels == 1
+def rectangle(height, width):
+    return {"height": height, "width": width}
+
+
+def cropped(shortest, crop):
+    return {"size": {"shortest_edge": shortest}, "do_center_crop": True, "crop_size": crop}
 
 
 @pytest.mark.parametrize(
-    ("file", "expected"),
+    ("said", "expected"),
     [
-        ({"size": {"height": 384, "width": 384}}, {"size": {"height": 378, "width": 378}}),
-        ({"size": {"height": 28, "width": 384}}, {"size": {"height": 28, "width": 378}}),
-        ({"size": {"height": 8, "width": 14}}, {"size": {"height": 14, "width": 14}}),
-        (
-            {"size": {"shortest_edge": 438}, "do_center_crop": True, "crop_size": {"height": 384, "width": 384}},
-            {"size": {"shortest_edge": 431}, "crop_size": {"height": 378, "width": 378}},
-        ),
+        ({"size": rectangle(384, 384)}, {"size": rectangle(378, 378)}),
+        ({"size": rectangle(28, 384)}, {"size": rectangle(28, 378)}),
+        ({"size": rectangle(8, 14)}, {"size": rectangle(14, 14)}),
+        (cropped(438, rectangle(384, 384)), {"size": {"shortest_edge": 431}, "crop_size": rectangle(378, 378)}),
         ({"size": {"shortest_edge": 384}}, {"size": {"shortest_edge": 384}}),
     ],
 )
-def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, file, expected):
-    file = {"image_processor_type": "BitImageProcessor", "do_center_crop": False, **file}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(file))
+def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, said, expected):
+    content = {"image_processor_type": "BitImageProcessor", "do_center_crop": False, **said}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
     with caplog.at_level("WARNING", "hf_vit"):
         processor = load_image_processor(tmp_path, patch_size=14)
     assert {name: processor.to_dict()[name] for name in expected} == expected
-    assert ("is not a multiple of patch_size=14" in caplog.text) == (file["size"] != expected["size"])
-    assert load_image_processor(tmp_path).size == file["size"]
+    assert ("is not a multiple of patch_size=14" in caplog.text) == (said["size"] != expected["size"])
+    assert load_image_processor(tmp_path).size == said["size"]
 
 
 def test_originals_are_those_of_the_families():
     assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
 
 
+CROPPED = cropped(256, rectangle(224, 224))
+WIDE = rectangle(112, 448)
+
+
 @pytest.mark.parametrize(
     ("options", "image_size", "expected"),
     [
-        ({"size": {"height": 224, "width": 224}}, 384, {"size": {"height": 384, "width": 384}}),
-        ({"size": {"height": 224, "width": 224}}, (192, 256), {"size": {"height": 192, "width": 256}}),
-        (
-            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
-            384,
-            {"size": {"shortest_edge": 439}, "crop_size": {"height": 384, "width": 384}},
-        ),
-        (
-            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
-            (112, 448),
-            {"size": {"shortest_edge": 512}, "crop_size": {"height": 112, "width": 448}},
-        ),
-        (
-            {
-                "size": {"height": 256, "width": 256},
-                "do_center_crop": True,
-                "crop_size": {"height": 224, "width": 224},
-            },
-            (112, 448),
-            {"size": {"height": 128, "width": 512}, "crop_size": {"height": 112, "width": 448}},
-        ),
+        ({"size": rectangle(224, 224)}, 384, {"size": rectangle(384, 384)}),
+        ({"size": rectangle(224, 224)}, (192, 256), {"size": rectangle(192, 256)}),
+        (CROPPED, 384, {"size": {"shortest_edge": 439}, "crop_size": rectangle(384, 384)}),
+        (CROPPED, (112, 448), {"size": {"shortest_edge": 512}, "crop_size": WIDE}),
+        ({**CROPPED, "size": rectangle(256, 256)}, (112, 448), {"size": rectangle(128, 512), "crop_size": WIDE}),
     ],
 )
 def test_another_image_size_keeps_the_share_that_is_cropped(options, image_size, expected):
@@ -513,6 +407,11 @@ def test_another_image_size_keeps_the_share_that_is_cropped(options, image_size,
     assert resized == {**options, **IMAGENET, **expected}
     pixels = BACKENDS["torchvision"](**resized)(Image.new("RGB", (640, 480)), return_tensors="pt").pixel_values
     assert pixels.shape[-2:] == ((image_size, image_size) if isinstance(image_size, int) else image_size)
+
+
+def test_size_that_follows_the_image_becomes_exact():
+    resized = resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
+    assert resized["size"] == rectangle(384, 384)
 
 
 def test_another_number_of_channels_takes_the_mean_or_repeats():
@@ -524,8 +423,3 @@ def test_another_number_of_channels_takes_the_mean_or_repeats():
     pixels = BACKENDS["pil"](**gray)(Image.new("RGB", (300, 300)), return_tensors="pt").pixel_values
     assert pixels.shape == (1, 1, 224, 224)
     assert resize_image_processor({**HALF, "image_mean": 0.5}, num_channels=1)["image_mean"] == 0.5
-
-
-def test_size_that_follows_the_image_becomes_exact():
-    resized = resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
-    assert resized["size"] == {"height": 384, "width": 384}

@@ -16,18 +16,17 @@ from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcess
 from hf_vit.convert import load_processor
 from hf_vit.training import train_tokenizer
 
+from ..helpers.fresh import run_with_package
+from ..helpers.hub import serve
 from ..helpers.references import SHAPE, assert_close, draw_weights
 from ..helpers.timm_models import SMALL
+from .comparisons import assert_all_matter, dtypes
 
 
 State = dict[str, Tensor]
 TEXT = {
-    "vocab_size": 30,
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 40,
-    "max_position_embeddings": 7,
+    **{"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2},
+    **{"intermediate_size": 40, "max_position_embeddings": 7},
 }
 NAMES = (
     (r"^vision_model\.embeddings\.class_embedding", "visual.class_embedding"),
@@ -110,8 +109,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@torch.no_grad()
+@dtypes
 def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     hidden_act, changes, prefix = KINDS[kind]
     end, bias = (5 if kind == "end by number" else 29), (-1.5 if kind == "bias" else 0.0)
@@ -128,7 +126,10 @@ def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -
     assert not any(info.values()), info
     texts, images = draw_inputs(dtype, end)
     expected = source(texts, images, return_loss=True)
-    actual = model(texts, images, return_loss=True)
+    with torch.no_grad():
+        actual = model(texts, images, return_loss=True)
+    towers = {"texts": expected.text_model_output[1], "images": expected.vision_model_output[1]}
+    assert_all_matter(source, {"logits": expected.logits_per_image, **towers})
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     for name in ("image_embeds", "text_embeds"):
         assert_close(actual[name], expected[name], tolerance, name)
@@ -151,59 +152,99 @@ def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
     draw_weights(source)
     constants = {name: torch.tensor(32) for name in ("input_resolution", "context_length", "vocab_size")}
     torch.save({**as_open_clip(source.state_dict()), **constants}, tmp_path / "clip.pt")
+    file = tmp_path / "clip.pt"
+    with pytest.raises(ValueError, match="The activation of a CLIP file is unknown"):
+        HfViTModel.from_pretrained(file)
     model, info = HfViTForZeroShotImageClassification.from_pretrained(
-        tmp_path / "clip.pt", hidden_act="quick_gelu", output_loading_info=True
+        file, hidden_act="quick_gelu", output_loading_info=True
     )
     assert not any(info.values()), info
     inputs = draw_inputs(torch.float64)
     assert_close(model(*inputs).logits_per_image, source(*inputs).logits_per_image, 1e-9, "logits")
+    for quick, hidden_act in ((True, "quick_gelu"), (False, "gelu")):
+        vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, "mlp_ratio": 0.5}
+        config = model_cfg({"width": 128}, vision_cfg=vision, quick_gelu=quick)
+        (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+        opened = HfViTModel.from_pretrained(file).config
+        assert (opened.hidden_act, opened.num_attention_heads) == (hidden_act, 2)
 
 
-@torch.no_grad()
-@pytest.mark.slow
-def test_every_tensor_of_the_texts_matters(tmp_path: Path) -> None:
-    state, inputs = as_open_clip(make_source(dtype=torch.float64).state_dict()), draw_inputs(torch.float64)
-
-    def run(changed: State) -> list[Tensor]:
-        save_open_clip(tmp_path, changed, model_cfg())
-        model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-        features = model.get_text_features(inputs[0]).pooler_output, model.get_image_features(inputs[1]).pooler_output
-        return [model(*inputs).logits_per_image, *features]
-
-    before = run(state)
-    for name in (name for name in state if not name.startswith("visual.") or name == "visual.proj"):
-        pairs = zip(run({**state, name: 1.1 * state[name]}), before, strict=True)
-        assert max((own - old).abs().max() / old.abs().max() for own, old in pairs) > 1e-7, f"{name} hardly matters"
+READ_FROM_HUB = """
+import sys
+from hf_vit import HfViTModel
+expected = HfViTModel.from_pretrained(sys.argv[1]).state_dict()
+state = HfViTModel.from_pretrained("user/clip").state_dict()
+assert all(tensor.equal(state[name]) for name, tensor in expected.items())
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "changes", "named"),
-    [
-        ({"hf_model_name": "roberta-base"}, {}, "hf_model_name"),
-        ({"embed_cls": True}, {}, "embed_cls"),
-        ({"no_causal_mask": True}, {}, "no_causal_mask"),
-        ({"pool_type": "last"}, {}, "pool_type"),
-        ({"hf_tokenizer_name": "bert-base-uncased"}, {}, "hf_tokenizer_name"),
-        ({"proj_bias": True}, {}, "proj_bias"),
-        ({"proj_type": "none"}, {}, "proj_type"),
-        ({"act_kwargs": {"approximate": "tanh"}}, {}, "act_kwargs"),
-        ({"norm_kwargs": {"eps": 1e-6}}, {}, "norm_kwargs"),
-        ({"ls_init_value": 0.1}, {}, "ls_init_value"),
-        ({"unheard_of": 1}, {}, "unheard_of"),
-        ({}, {"multimodal_cfg": {"layers": 2}}, "multimodal_cfg"),
-    ],
-    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
-)
-def test_text_tower_that_is_not_plain_is_refused(
-    text: dict[str, Any], changes: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_repository_opens(tmp_path: Path) -> None:
+    folder, state = tmp_path / "repositories" / "user" / "clip", as_open_clip(make_source().state_dict())
+    folder.mkdir(parents=True)
+    save_open_clip(folder, {name: 2 * tensor for name, tensor in state.items()}, model_cfg())
+    file = folder / "open_clip_model.safetensors"
+    safe = HfViTModel.from_pretrained(folder).state_dict()
+    file.rename(tmp_path / file.name)
+    with pytest.raises(OSError, match=r"There are no weights in.*open_clip_pytorch_model\.bin"):
+        HfViTModel.from_pretrained(folder)
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    pickled = HfViTModel.from_pretrained(folder).state_dict()
+    (tmp_path / file.name).rename(file)  # a safetensors file has priority over a pickle
+    for name, tensor in HfViTModel.from_pretrained(folder).state_dict().items():
+        assert torch.equal(tensor, safe[name])
+        assert torch.equal(tensor, 2 * pickled[name])
+    with serve(tmp_path / "repositories") as hub:
+        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
+
+
+def test_image_tower_is_taken_if_all_its_fields_are_known(tmp_path: Path) -> None:
+    state, config = as_open_clip(make_source().state_dict()), model_cfg()
+    for name, value in (
+        ("pool_type", "avg"),
+        ("norm_kwargs", {"eps": 1e-6}),
+        ("act_kwargs", {"approximate": "tanh"}),
+        ("attentional_pool", True),
+        ("final_ln_after_pool", True),
+        ("timm_model_name", "vit_base_patch16_224"),
+        ("qk_norm", True),
+        ("layers", 3),
+        ("width", 48),
+        ("patch_size", 16),
+        ("layers", [1, 1, 1, 1]),
+    ):
+        save_open_clip(tmp_path, state, {**config, "vision_cfg": {**config["vision_cfg"], name: value}})
+        with pytest.raises(ValueError, match=rf"open_clip_config\.json.*{name}"):
+            HfViTModel.from_pretrained(tmp_path)
+    without_effect = {"patch_dropout": 0.5, "pool_type": "tok", "norm_kwargs": {}, "attn_pooler_heads": 8}
+    save_open_clip(tmp_path, state, {**config, "vision_cfg": {**config["vision_cfg"], **without_effect}})
+    assert HfViTModel.from_pretrained(tmp_path).config.num_hidden_layers == 2
+
+
+def test_text_tower_that_is_not_plain_is_refused(tmp_path: Path) -> None:
     state = as_open_clip(make_source().state_dict())
-    save_open_clip(tmp_path, state, model_cfg(text, **changes))
-    with pytest.raises(ValueError, match=rf"text tower of .* random weights: open_clip_config\.json has .*{named}"):
-        HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
-    images = HfViTModel.from_pretrained(tmp_path)  # the image tower opens without the text tower
-    assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
-    assert images.config.text_config is None
+    for text, changes in (
+        ({"hf_model_name": "roberta-base"}, {}),
+        ({"embed_cls": True}, {}),
+        ({"no_causal_mask": True}, {}),
+        ({"pool_type": "last"}, {}),
+        ({"hf_tokenizer_name": "bert-base-uncased"}, {}),
+        ({"proj_bias": True}, {}),
+        ({"proj_type": "none"}, {}),
+        ({"act_kwargs": {"approximate": "tanh"}}, {}),
+        ({"norm_kwargs": {"eps": 1e-6}}, {}),
+        ({"ls_init_value": 0.1}, {}),
+        ({"unheard_of": 1}, {}),
+        ({}, {"multimodal_cfg": {"layers": 2}}),
+    ):
+        save_open_clip(tmp_path, state, model_cfg(text, **changes))
+        named = next(iter(text or changes))
+        with pytest.raises(
+            ValueError, match=rf"text tower of .* random weights: open_clip_config\.json has .*{named}"
+        ):
+            HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+        images = HfViTModel.from_pretrained(tmp_path)  # the image tower opens without the text tower
+        assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
+        assert images.config.text_config is None
     fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})
     assert torch.equal(fresh.model.norm.weight, state["visual.ln_post.weight"])
 
@@ -234,11 +275,12 @@ def test_tensors_of_a_text_tower_that_are_not_known_are_refused(change: str, nam
     assert torch.equal(HfViTModel.from_pretrained(file, **options).norm.weight, state["visual.ln_post.weight"])
 
 
-@pytest.mark.parametrize("size", [{"layers": 2}, {"width": 48}, {"vocab_size": 31}, {"context_length": 77}], ids=str)
-def test_text_tower_of_another_size_than_its_weights_is_refused(size: dict[str, int], tmp_path: Path) -> None:
-    save_open_clip(tmp_path, as_open_clip(make_source().state_dict()), model_cfg(size))
-    with pytest.raises(ValueError, match=rf"{next(iter(size))}={next(iter(size.values()))}, but the weights"):
-        HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+def test_text_tower_of_another_size_than_its_weights_is_refused(tmp_path: Path) -> None:
+    state = as_open_clip(make_source().state_dict())
+    for name, value in (("layers", 2), ("width", 48), ("vocab_size", 31), ("context_length", 77)):
+        save_open_clip(tmp_path, state, model_cfg({name: value}))
+        with pytest.raises(ValueError, match=rf"{name}={value}, but the weights"):
+            HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
 
 
 def test_other_text_tower_takes_the_place_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,16 +302,16 @@ def test_other_text_tower_takes_the_place_of_its_own(tmp_path: Path, caplog: pyt
 
 
 def test_half_a_text_tower_is_refused(tmp_path: Path) -> None:
-    save_open_clip(tmp_path / "clip", as_open_clip(make_source().state_dict()), model_cfg())
-    HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "clip").save_pretrained(tmp_path / "ours")
-    file = tmp_path / "ours" / "model.safetensors"
-    tensors = load_file(file)
-    save_file({name: tensors[name] for name in tensors if ".layers.1." not in name}, file, metadata={"format": "pt"})
+    source, ours = (tmp_path / name for name in ("clip", "ours"))
+    save_open_clip(source, as_open_clip(make_source().state_dict()), model_cfg())
+    HfViTForZeroShotImageClassification.from_pretrained(source).save_pretrained(ours)
+    tensors = load_file(ours / "model.safetensors")
+    half = {name: tensors[name] for name in tensors if ".layers.1." not in name}
+    save_file(half, ours / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"initialized randomly: .*text_model\.encoder\.layers\.1\."):
-        HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "ours", num_hidden_layers=1)
-    save_open_clip(tmp_path / "clip", as_open_clip(make_source().state_dict()), model_cfg())
+        HfViTForZeroShotImageClassification.from_pretrained(ours, num_hidden_layers=1)
     with pytest.raises(ValueError, match=r"initialized randomly: .*text_model\.encoder\.layers\.3\."):
-        HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "clip", text_config={"num_hidden_layers": 4})
+        HfViTForZeroShotImageClassification.from_pretrained(source, text_config={"num_hidden_layers": 4})
 
 
 def test_tokenizer_beside_it_is_cut_to_the_length_of_its_texts(tmp_path: Path) -> None:
@@ -281,10 +323,7 @@ def test_tokenizer_beside_it_is_cut_to_the_length_of_its_texts(tmp_path: Path) -
 
 
 SIGLIP_TEXT = {
-    "hf_tokenizer_name": "user/name",
-    "no_causal_mask": True,
-    "proj_bias": True,
-    "pool_type": "last",
+    **{"hf_tokenizer_name": "user/name", "no_causal_mask": True, "proj_bias": True, "pool_type": "last"},
     "norm_kwargs": {"eps": 1e-3},
 }
 
@@ -349,13 +388,8 @@ def test_siglip_that_is_not_known_is_refused(tmp_path: Path) -> None:
 
 def test_texts_for_siglip_are_canonicalized_also_when_saved(tmp_path: Path) -> None:
     _, _, state = make_siglip()
-    pieces = [
-        ("</s>", 0.0),
-        ("<pad>", 0.0),
-        ("<unk>", 0.0),
-        *((piece, -3.0) for piece in "▁adogADOG._!,"),
-        ("▁a", -2.0),
-    ]
+    letters = [(piece, -3.0) for piece in "▁adogADOG._!,"]
+    pieces = [*((special, 0.0) for special in ("</s>", "<pad>", "<unk>")), *letters, ("▁a", -2.0)]
     tokenizer = hf.T5Tokenizer(vocab=pieces, extra_ids=0)
     expected = tokenizer("a do g").input_ids
     assert tokenizer("A, Do_G!").input_ids != expected

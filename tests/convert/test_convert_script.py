@@ -97,60 +97,44 @@ def test_changes_on_the_way_in(vit: Path, tmp_path: Path) -> None:
     assert "image_size = 64, patch_size = 16, num_channels = 1" in (tmp_path / "ours" / "README.md").read_text()
 
 
-def test_half_precision(vit: Path, tmp_path: Path) -> None:
+def test_half_precision_and_a_checkpoint_without_image_processor(vit: Path, tmp_path: Path) -> None:
+    (vit / "preprocessor_config.json").unlink()
     convert(vit, tmp_path / "ours", "--dtype", "bfloat16", "--skip_parity")
     assert {tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()} == {torch.bfloat16}
-
-
-def test_a_checkpoint_without_image_processor_gets_its_family_s(vit: Path, tmp_path: Path) -> None:
-    (vit / "preprocessor_config.json").unlink()
-    convert(vit, tmp_path / "ours", "--skip_parity")
     processor = HfViTImageProcessor.from_pretrained(tmp_path / "ours")
     assert dict(processor.size) == {"height": 32, "width": 32}
     assert processor.image_mean == (0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("layout", ["vit", "timm"])
-def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
+def test_out_and_in_again(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config(position_antialias=True))
     draw_weights(model)
     model.save_pretrained(tmp_path / "ours")
     HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "theirs", "--to", layout)
+    convert(tmp_path / "ours", tmp_path / "theirs", "--to", "timm")
     convert(tmp_path / "theirs", tmp_path / "again")
     state = load_file(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes_are_explained(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
         (["--config_overrides", "image_size=384"], r"'image_size=384' is not a JSON object"),
         (["--config_overrides", "[1]"], r"'\[1\]' is not a JSON object"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
         (["--to", "timm"], r"is not an hf_vit model. Convert it first"),
         (["--config_overrides", '{"num_hidden_layers": 9}'], r"initialized randomly: .*encoder\.layers\.3"),
-    ],
-)
-def test_mistakes_are_explained(
-    arguments: list[str], message: str, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        convert(vit, tmp_path / "deep" / "ours", "--skip_parity", *arguments)
-    assert re.search(message, f"{stopped.value.code} {capsys.readouterr().err}")
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            convert(vit, tmp_path / "deep" / "ours", "--skip_parity", *arguments)
+        assert re.search(message, f"{stopped.value.code} {capsys.readouterr().err}")
     assert [path.name for path in tmp_path.iterdir()] == ["vit"]
-
-
-def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
-    model = HfViTForImageClassification(small_config())
-    model.save_pretrained(tmp_path / "ours")
+    HfViTForImageClassification(small_config()).save_pretrained(tmp_path / "ours")
     with pytest.raises(SystemExit, match=r"is already an hf_vit model. Choose an export layout with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
+    changes = ("--config_overrides", '{"image_size": 64}', "--dtype", "bfloat16")
     with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
-        convert(
-            tmp_path / "ours", tmp_path / "again", "--to", "vit",
-            "--config_overrides", '{"image_size": 64}', "--dtype", "bfloat16",
-        )  # fmt: skip
+        convert(tmp_path / "ours", tmp_path / "again", "--to", "vit", *changes)
 
 
 def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,14 +162,13 @@ def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> Non
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
-    """Runs in a separate process with a checkpoint of 100 MiB."""
+    # In a separate process, with a checkpoint of 100 MiB.
     shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
     with torch.device("meta"):
         model = transformers.ViTModel(transformers.ViTConfig(**shape))
     model.to_empty(device="cpu").save_pretrained(tmp_path / "vit")
-    finished = run_command(
-        "convert", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity", fresh=True
-    )
+    folders = (str(tmp_path / name) for name in ("vit", "ours"))
+    finished = run_command("convert", tmp_path, *folders, "--skip_parity", fresh=True)
     found = re.search(r"Peak memory of conversion: (\d+) MiB, including (\d+) MiB", finished.stdout)
     assert found, finished.stderr
     size = (tmp_path / "vit" / "model.safetensors").stat().st_size / 2**20
@@ -216,17 +199,13 @@ def test_errors_leave_nothing_behind(vit: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_families_are_listed_as_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_families_are_listed_once_and_as_in_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     convert("--list")
     table = capsys.readouterr().out.strip()
     assert table == families_table()
     assert len(table.splitlines()) == 2 + len(FAMILIES)
     assert all(family.name and family.source and family.outputs for family in FAMILIES)
     assert table in (Path(__file__).parents[2] / "hf_vit" / "convert" / "README.md").read_text(encoding="utf-8")
-
-
-def test_families_are_listed_once_by_name() -> None:
     names = list_families()
     assert {"ViT", "DINOv2", "DINOv2 with registers", "CLIP", "plain ViTs of timm"} <= {*names}
-    assert len(names) == len({*names})
-    assert {*names} == {family.name for family in FAMILIES}
+    assert sorted(names) == sorted({family.name for family in FAMILIES})

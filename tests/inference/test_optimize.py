@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from transformers import pipeline
 
 from hf_vit import (
-    HfViTConfig,
     HfViTForImageClassification,
     HfViTForMaskedImageModeling,
     HfViTForSemanticSegmentation,
     HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
     HfViTModel,
-    HfViTTextConfig,
     optimize_for_inference,
 )
 from hf_vit.inference import optimize
@@ -28,34 +26,16 @@ from hf_vit.inference.ahead_of_time import FlatOutputs
 from hf_vit.inference.int8_linear import Int8Linear
 from hf_vit.inference.optimize import FastForward, Trial
 
+from ..helpers.models import small_config
 from ..helpers.versions import needs_int8_export
 
 
-CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-    "initializer_range": 0.2,
-    "num_labels": 5,
-}
-
-TEXT: dict[str, Any] = {
-    "vocab_size": 10,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 8,
-    "eos_token_id": 9,
-}
+RACE = optimize.race
 
 
 def make(kind: type = HfViTForImageClassification, **changes: Any) -> Any:
     torch.manual_seed(0)
-    return kind(HfViTConfig(**{**CONFIG, **changes})).eval()
+    return kind(small_config(num_hidden_layers=1, **{"initializer_range": 0.2, **changes})).eval()
 
 
 def images_of(batch: int = 2, height: int = 32, width: int = 32) -> Tensor:
@@ -66,26 +46,13 @@ def largest_difference(outputs: Tensor, expected: Tensor) -> float:
     return float((outputs - expected).detach().abs().max() / expected.detach().abs().max())
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every candidate twice as fast as the previous best."""
+    """Make every candidate twice as fast as the previous best, without measuring."""
     monkeypatch.setattr(optimize, "race", lambda *_: (0.5, 2.0))
 
 
-def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], float]) -> Any:
-    """Return a model whose forward pass advances a clock by the `seconds` of its precision."""
-    model, now = make(), [0.0]
-
-    def advance(module: nn.Module, *_: Any) -> None:
-        now[0] += seconds(module.dtype)  # type: ignore[arg-type]
-
-    model.register_forward_hook(advance)
-    monkeypatch.setattr(optimize.time, "perf_counter", lambda: now[0])
-    return model
-
-
 @needs_int8_export
-@pytest.mark.usefixtures("always_faster")
 def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     model, images = make(), images_of()
     fast = optimize_for_inference(model, batch_size=2, dtype="float32", int8=True, images=images, max_seconds=900)
@@ -116,21 +83,13 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
             pickles(fast)
 
 
-@pytest.mark.parametrize("compiles", [torch.compile, lambda model, backend: model.compile(backend=backend) or model])
-def test_what_torch_compiles_is_pickled_without_its_program(compiles: Callable[..., Any]) -> None:
-    model, images = make(), images_of()
-    expected = model(images).logits
-    compiled = compiles(model, backend="aot_eager")
-    assert largest_difference(compiled(images).logits, expected) < 1e-5
-    again = pickle.loads(pickle.dumps(compiled))
-    assert largest_difference(again(images).logits, expected) < 1e-5
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_an_optimized_model_without_a_program_is_pickled() -> None:
-    fast, images = optimize_for_inference(make(), compile=False), images_of()
-    again = pickle.loads(pickle.dumps(fast))
-    assert torch.equal(again(images).logits, fast(images).logits)
+def test_what_torch_compiles_is_pickled_without_its_program() -> None:
+    for compiles in (torch.compile, lambda model, backend: model.compile(backend=backend) or model):
+        model, images = make(), images_of()
+        expected = model(images).logits
+        compiled = compiles(model, backend="aot_eager")
+        for called in (compiled, pickle.loads(pickle.dumps(compiled))):
+            assert largest_difference(called(images).logits, expected) < 1e-5
 
 
 def test_a_program_of_one_size_takes_positions_as_they_are() -> None:
@@ -140,7 +99,6 @@ def test_a_program_of_one_size_takes_positions_as_they_are() -> None:
     assert not [name for name in operators if "arange" in name or "upsample" in name]
 
 
-@pytest.mark.usefixtures("always_faster")
 @pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTModel, HfViTForSemanticSegmentation])
 def test_bfloat16_answers_in_the_precision_of_the_model(kind: type) -> None:
     model, images = make(kind), images_of()
@@ -159,7 +117,14 @@ def test_bfloat16_answers_in_the_precision_of_the_model(kind: type) -> None:
 
 @pytest.mark.parametrize(("share", "kept"), [(1.5, False), (0.96875, False), (0.5, True)])
 def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: float, kept: bool) -> None:
-    model = by_clock(monkeypatch, lambda dtype: 1.0 if dtype == torch.float32 else share)
+    model, now = make(), [0.0]
+
+    def advance(module: nn.Module, *_: Any) -> None:
+        now[0] += 1.0 if module.dtype == torch.float32 else share
+
+    model.register_forward_hook(advance)
+    monkeypatch.setattr(optimize, "race", RACE)
+    monkeypatch.setattr(optimize.time, "perf_counter", lambda: now[0])
     fast = optimize_for_inference(model, compile=False)
     as_given, half = fast.report.trials
     assert (as_given.seconds, as_given.ratio) == (1.0, 1.0)
@@ -168,7 +133,6 @@ def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: flo
     assert fast.forward.eager.dtype == (torch.bfloat16 if kept else torch.float32)
 
 
-@pytest.mark.usefixtures("always_faster")
 def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optimize.TOLERANCES, torch.bfloat16, 1e-6)
     _, half = optimize_for_inference(make(), compile=False).report.trials
@@ -177,19 +141,16 @@ def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert half.note == "outputs differ by more than 0.0001"
 
 
-def test_without_a_compiler_the_report_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_nothing_was_compiled_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, last = optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
+    assert last == Trial("float32, compiled", None, None, None, False, last.note)
+    assert last.note.startswith("compilation exceeded max_seconds")
     monkeypatch.setenv("PATH", "")
     fast = optimize_for_inference(make(), dtype="float32")
     *_, last = fast.report.trials
     assert "no C++ compiler found" in last.note
     assert not last.kept
     assert fast(images_of()).logits.shape == (2, 5)
-
-
-def test_compiling_ends_after_the_time_for_it() -> None:
-    *_, last = optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
-    assert last == Trial("float32, compiled", None, None, None, False, last.note)
-    assert last.note.startswith("compilation exceeded max_seconds")
 
 
 def test_8_bits_are_close_where_channels_of_the_input_are_uneven() -> None:
@@ -201,36 +162,39 @@ def test_8_bits_are_close_where_channels_of_the_input_are_uneven() -> None:
         assert 0 < largest_difference(Int8Linear(linear, low, high)(inputs), expected) < 0.02
 
 
-@pytest.mark.usefixtures("always_faster")
-def test_of_images_and_texts_the_image_side_is_optimized() -> None:
-    model = make(HfViTForZeroShotImageClassification, text_config=HfViTTextConfig(**TEXT), hidden_size=32)
+def test_of_images_and_texts_the_image_side_is_optimized_and_watched() -> None:
+    model = make(HfViTForZeroShotImageClassification)
     images, texts = images_of(), torch.randint(1, 9, (3, 6))
     fast = optimize_for_inference(model, compile=False)
     assert fast.report.best.name == "bfloat16"
     own, other = fast(input_ids=texts, pixel_values=images), model(input_ids=texts, pixel_values=images)
     assert 0 < largest_difference(own.image_embeds, other.image_embeds) < 5e-2
     assert torch.equal(own.text_embeds, other.text_embeds)
+    fast.load_state_dict({name: weight + 1 for name, weight in model.state_dict().items()})
+    with pytest.raises(ValueError, match="weights of HfViTModel have changed"):
+        fast.get_image_features(images)
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "options", "message"),
+    ("options", "message"),
     [
-        (HfViTModel, {}, {"batch_size": 0}, "batch_size=0"),
-        (HfViTModel, {}, {"dtype": "int8"}, "dtype='int8' must be 'auto' or one of 'float32'"),
-        (HfViTModel, {}, {"max_seconds": 0}, "max_seconds=0 must be positive"),
-        (HfViTModel, {}, {"image_size": 20}, "20 is not a multiple"),
-        (HfViTModel, {}, {"int8": True}, "int8=True needs calibration images"),
-        (HfViTModel, {}, {"images": images_of(1), "batch_size": 2}, r"not \(1, 3, 32, 32\)"),
-        (HfViTModel, {}, {"images": images_of(1), "image_size": 16}, "image_size=16 must be the size of images"),
-        (HfViTForMaskedImageModeling, {}, {"compile": False}, "returns random outputs or NaN"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"dtype": "int8"}, "dtype='int8' must be 'auto' or one of 'float32'"),
+        ({"max_seconds": 0}, "max_seconds=0 must be positive"),
+        ({"image_size": 20}, "20 is not a multiple"),
+        ({"int8": True}, "int8=True needs calibration images"),
+        ({"images": images_of(1), "batch_size": 2}, r"not \(1, 3, 32, 32\)"),
+        ({"images": images_of(1), "image_size": 16}, "image_size=16 must be the size of images"),
     ],
 )
-def test_what_does_not_fit_is_refused(kind: type, changes: dict[str, Any], options: Any, message: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        optimize_for_inference(make(kind, **changes), **options)
+        optimize_for_inference(make(HfViTModel), **options)
 
 
-def test_models_in_training_mode_and_of_others_are_refused() -> None:
+def test_models_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(ValueError, match="returns random outputs or NaN"):
+        optimize_for_inference(make(HfViTForMaskedImageModeling), compile=False)
     with pytest.raises(ValueError, match=r"Call model.eval\(\) first"):
         optimize_for_inference(make().train())
     with pytest.raises(TypeError, match="not Linear"):
@@ -260,39 +224,29 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("of_given", [False, True])
-def test_optimized_models_notice_other_weights(change: Callable[[Any], object], of_given: bool) -> None:
-    model, images = make(), images_of()
-    fast = optimize_for_inference(model, compile=False)
-    assert torch.isfinite(fast.eval()(images).logits).all()
-    change(model if of_given else fast)
-    with pytest.raises(ValueError, match="weights of HfViTForImageClassification have changed since it was optimized"):
-        fast(images)
+def test_optimized_models_notice_other_weights(change: Callable[[Any], object]) -> None:
+    for of_given in (False, True):
+        model, images = make(), images_of()
+        fast = optimize_for_inference(model, compile=False)
+        assert torch.isfinite(fast.eval()(images).logits).all()
+        change(model if of_given else fast)
+        with pytest.raises(ValueError, match="weights of HfViTForImageClassification have changed since it was"):
+            fast(images)
 
 
-def test_the_image_side_notices_other_weights() -> None:
-    model = make(HfViTForZeroShotImageClassification, text_config=HfViTTextConfig(**TEXT))
-    fast = optimize_for_inference(model, compile=False)
-    fast.load_state_dict({name: weight + 1 for name, weight in model.state_dict().items()})
-    with pytest.raises(ValueError, match="weights of HfViTModel have changed"):
-        fast.get_image_features(images_of())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))])
-def test_copies_of_optimized_models_answer_and_notice(copied: Callable[[Any], Any]) -> None:
+def test_copies_of_optimized_models_answer_and_notice() -> None:
     fast = optimize_for_inference(make(), compile=False)
-    other = copied(fast)
-    assert torch.equal(other(images_of()).logits, fast(images_of()).logits)
-    other.classifier.weight.data.mul_(2)
-    fast(images_of())
-    with pytest.raises(ValueError, match="have changed"):
-        other(images_of())
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(other(images_of()).logits, fast(images_of()).logits)
+        other.classifier.weight.data.mul_(2)
+        fast(images_of())
+        with pytest.raises(ValueError, match="have changed"):
+            other(images_of())
 
 
 @pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTForZeroShotImageClassification])
 def test_optimized_models_do_not_train(kind: type) -> None:
-    options = {"text_config": HfViTTextConfig(**TEXT)} if kind is HfViTForZeroShotImageClassification else {}
-    model = make(kind, **options)
+    model = make(kind)
     fast = optimize_for_inference(model, compile=False)
     with pytest.raises(ValueError, match=f"{kind.__name__} was made by optimize_for_inference and cannot be trained"):
         fast.train()
