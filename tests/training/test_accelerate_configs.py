@@ -32,23 +32,16 @@ def read(name: str, *options: str) -> Namespace:
     return _validate_launch_command(launch_command_parser().parse_args(command))[0]
 
 
-def test_every_configuration_is_known_and_says_how_it_is_used_and_whether_it_was_run() -> None:
+def test_every_configuration_starts_what_its_name_says_and_says_how_it_is_used_and_whether_it_was_run() -> None:
     assert {file.stem for file in FOLDER.iterdir()} == CONFIGS.keys()
-    for file in FOLDER.iterdir():
-        header = re.match(r"(#.*\n)+", file.read_text())[0]
-        assert f"accelerate launch --config_file scripts/accelerate/{file.name} " in header
+    for name, expected in CONFIGS.items():
+        header = re.match(r"(#.*\n)+", (FOLDER / f"{name}.yaml").read_text())[0]
+        assert f"accelerate launch --config_file scripts/accelerate/{name}.yaml " in header
         assert re.search("^# (Run|Not run: needs .*)\\.", header, flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_configuration_starts_what_its_name_says(name: str) -> None:
-    found = vars(read(name))
-    names = ("num_machines", "num_processes", "use_cpu", "multi_gpu", "use_fsdp")
-    assert tuple(found[name] for name in names) == CONFIGS[name]
-    assert found["mixed_precision"] == ("no" if name == "one_cpu" else "bf16")
-
-
-def test_the_second_machine_and_the_address_of_the_first_are_told_by_the_command_line() -> None:
+        found = vars(read(name))
+        names = ("num_machines", "num_processes", "use_cpu", "multi_gpu", "use_fsdp")
+        assert tuple(found[name] for name in names) == expected
+        assert found["mixed_precision"] == ("no" if name == "one_cpu" else "bf16")
     found = read("two_nodes", "--machine_rank", "1", "--main_process_ip", "10.0.0.1")
     assert (found.machine_rank, found.main_process_ip, found.num_machines) == (1, "10.0.0.1", 2)
 

@@ -1,9 +1,13 @@
-"""Missing classes and targets are reported before training and in the card, or refused if nothing can be learned."""
+"""Missing classes and targets and duplicate images are reported before training and in the card, or are refused."""
 
 import json
+import re
+import shutil
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +18,15 @@ from hf_vit.data import load_image_classification, load_semantic_segmentation
 from hf_vit.data.formats.classes import ClassList, index_table
 from hf_vit.training import TASKS, HfViTTrainingArguments, Task, data_notes
 from hf_vit.training.run import plan_evaluation
+from hf_vit.training.tasks.zero_shot_image_classification import ImageTextContrast
 
-from ..helpers.datasets import write_class_folders, write_image
+from ..helpers.datasets import write_class_folders, write_depth_folders, write_image
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, arguments_of, run_task, train, write_scenes
+from ..helpers.image_text_trainings import arguments_of as captioned
+from ..helpers.image_text_trainings import write_captions
 from ..helpers.object_trainings import write_figures, write_objects
-from ..helpers.options import evaluation_values, task_of
+from ..helpers.options import evaluation_values, run, task_of
+from ..helpers.pretraining import make_task, write_colors
 
 
 SEMANTIC, UNIVERSAL = "semantic_segmentation", "universal_segmentation"
@@ -55,10 +63,6 @@ def black_and_white(scenes: Path) -> Path:
     return scenes
 
 
-def options_of(task: str) -> list[str]:
-    return BINARY if task == UNIVERSAL else BINARY[:2]
-
-
 def load(task: str, data: Path, *options: str) -> Task:
     """Load the training data like the command."""
     made = task_of(ALL_TASKS[task], arguments_of(task, data, data.parent / "out", *options))
@@ -66,13 +70,15 @@ def load(task: str, data: Path, *options: str) -> Task:
     return made
 
 
-@pytest.mark.parametrize("task", [SEMANTIC, UNIVERSAL])
-def test_masks_of_0_and_255_are_refused_unless_said_to_be_so(task: str, black_and_white: Path) -> None:
+@pytest.mark.parametrize(("task", "options"), [(SEMANTIC, BINARY[:2]), (UNIVERSAL, BINARY)])
+def test_masks_of_0_and_255_are_refused_unless_said_to_be_so(
+    task: str, options: list[str], black_and_white: Path
+) -> None:
     out = black_and_white.parent / "out"
     with pytest.raises(SystemExit, match=r"8 train masks have the class 'floor'; .*--binary_masks true"):
-        run_task(task, black_and_white, out, *options_of(task))
+        run_task(task, black_and_white, out, *options)
     assert not out.exists()
-    loaded = load(task, black_and_white, *options_of(task), "--binary_masks", "true")
+    loaded = load(task, black_and_white, *options, "--binary_masks", "true")
     assert loaded.data_notes == []
     example = loaded.loaded.examples("train")[0]
     mask = np.array(Image.open(black_and_white / "train" / "masks" / "0.png")) == 255
@@ -83,14 +89,12 @@ def test_masks_of_0_and_255_are_refused_unless_said_to_be_so(task: str, black_an
 
 def test_an_evaluation_alone_refuses_masks_of_0_and_255(black_and_white: Path) -> None:
     folder = black_and_white.parent
-    binary = [*options_of(SEMANTIC), "--binary_masks", "true"]
-    trained = train(SEMANTIC, black_and_white, folder / "out", *A_FEW_STEPS, *binary)
+    trained = train(SEMANTIC, black_and_white, folder / "out", *A_FEW_STEPS, *BINARY[:2], "--binary_masks", "true")
     arguments = ["--model_name_or_path", str(folder / "out"), "--dataset_name", str(black_and_white), "--use_cpu"]
-    arguments += ["--output_dir", str(folder / "scores"), "--disable_tqdm", "true", *options_of(SEMANTIC)]
+    arguments += ["--output_dir", str(folder / "scores"), "--disable_tqdm", "true", *BINARY[:2]]
     task, saved = plan_evaluation(evaluation_values(arguments))
-    with pytest.raises(
-        ValueError, match=r"5 validation masks have the class 'floor'.*At least two classes are required"
-    ):
+    message = r"5 validation masks have the class 'floor'.*At least two classes are required"
+    with pytest.raises(ValueError, match=message):
         task.make_evaluation_trainer(saved)
     task, saved = plan_evaluation(evaluation_values([*arguments, "--binary_masks", "true"]))
     trainer, split = task.make_evaluation_trainer(saved)
@@ -108,39 +112,36 @@ def test_binary_masks_have_two_numbers_and_two_classes(tmp_path: Path, scenes: P
 
 
 @pytest.mark.parametrize("task", [SEMANTIC, UNIVERSAL])
-def test_a_class_without_a_training_pixel_is_named_also_in_the_card(
+def test_classes_without_training_pixels_and_masks_of_no_class_are_named(
     task: str, scenes: Path, warnings: list[str]
 ) -> None:
     change_masks(scenes, {2: 0}, ["train/masks/*.png"])
-    train(task, scenes, scenes.parent / "out", *A_FEW_STEPS)
-    assert warnings == ["No training images have 'dog': a model cannot learn them. But validation has 'dog'."]
-    assert "Never seen in training: 'dog'." in (scenes.parent / "out" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("task", [SEMANTIC, UNIVERSAL])
-def test_a_mask_of_no_class_among_others_is_named_also_in_the_card(
-    task: str, scenes: Path, warnings: list[str]
-) -> None:
+    missing = "No training images have 'dog': a model cannot learn them. But validation has 'dog'."
+    if task == SEMANTIC:  # the card of the other task gets its notes by the same code
+        train(task, scenes, scenes.parent / "out", *A_FEW_STEPS)
+        assert "Never seen in training: 'dog'." in (scenes.parent / "out" / "README.md").read_text()
+    else:
+        load(task, scenes)
+    assert warnings == [missing]
+    warnings.clear()
     change_masks(scenes, {0: 255, 1: 255, 2: 255}, ["train/masks/[25].png", "val/masks/1.png"])
     notes = load(task, scenes).data_notes
     assert notes == [
         "2 of 8 train masks have no pixel of any class.",
         "1 of 5 validation masks have no pixel of any class.",
+        "Never seen in training: 'dog'.",
     ]
     images = scenes.absolute() / "train" / "images"
     assert warnings[0] == f"{notes[0][:-1]} and are not used:\n  {images / '2.png'}\n  {images / '5.png'}"
     assert "val/images/1.png" in warnings[1]
+    assert warnings[2:] == [missing]
 
 
 def test_whole_data_are_noted_nothing_of(scenes: Path, tmp_path: Path, warnings: list[str]) -> None:
-    for task, data in {
-        SEMANTIC: scenes,
-        UNIVERSAL: scenes,
-        "depth_estimation": scenes,
-        "object_detection": write_objects(tmp_path / "objects"),
-        "keypoint_detection": write_figures(tmp_path / "figures"),
-    }.items():
-        assert load(task, data).data_notes == []
+    objects, figures = write_objects(tmp_path / "objects"), write_figures(tmp_path / "figures")
+    places = {"object_detection": objects, "keypoint_detection": figures}
+    for task in ALL_TASKS:
+        assert load(task, places.get(task, scenes)).data_notes == []
     assert not warnings
 
 
@@ -159,43 +160,42 @@ def test_what_there_was_no_time_to_read_is_told(
 
 
 @pytest.mark.parametrize(
-    ("task", "write", "name"),
-    [("object_detection", write_objects, "leaf"), ("keypoint_detection", write_figures, "left_foot")],
+    ("task", "write", "name", "examples"),
+    [
+        ("object_detection", write_objects, "leaf", "images"),
+        ("keypoint_detection", write_figures, "left_foot", "objects"),
+    ],
 )
 def test_classes_without_boxes_and_keypoints_never_labeled_are_named(
-    task: str, write: object, name: str, tmp_path: Path, warnings: list[str]
+    task: str, write: Callable[[Path], Path], name: str, examples: str, tmp_path: Path, warnings: list[str]
 ) -> None:
-    file = write(tmp_path / "data") / "train" / "annotations.json"
-    content = json.loads(file.read_text())
-    if task == "object_detection":  # crowds, which are excluded from training, keep their annotations
-        content["annotations"] = [
-            entry for entry in content["annotations"] if entry["category_id"] == 1 or entry["iscrowd"]
-        ]
-    else:
-        for entry in content["annotations"]:
-            entry["keypoints"][3:6] = [0, 0, 0]
-    file.write_text(json.dumps(content))
-    notes = load(task, tmp_path / "data").data_notes
-    assert notes == [f"Never seen in training: {name!r}."]
-    examples = {"object_detection": "images", "keypoint_detection": "objects"}[task]
+    with changed(write(tmp_path / "data")) as content:
+        if task == "object_detection":  # crowds, which are excluded from training, keep their annotations
+            entries = content["annotations"]
+            content["annotations"] = [entry for entry in entries if entry["category_id"] == 1 or entry["iscrowd"]]
+        else:
+            for entry in content["annotations"]:
+                entry["keypoints"][3:6] = [0, 0, 0]
+    assert load(task, tmp_path / "data").data_notes == [f"Never seen in training: {name!r}."]
     assert warnings == [
         f"No training {examples} have {name!r}: a model cannot learn them. But validation has {name!r}."
     ]
 
 
+@contextmanager
+def changed(data: Path) -> Iterator[dict[str, Any]]:
+    """Change the annotations of the training images."""
+    file = data / "train" / "annotations.json"
+    content = json.loads(file.read_text())
+    yield content
+    file.write_text(json.dumps(content))
+
+
 def classify(data: Path, *options: str) -> Task:
-    task_class = TASKS["image-classification"]
-    arguments = [
-        "--preset",
-        "tiny",
-        "--dataset_name",
-        str(data),
-        "--output_dir",
-        str(data.parent / "out"),
-        "--use_cpu",
-    ]
-    arguments += ["--disable_tqdm", "true", "--report_to", "none", *options]
-    task = task_of(task_class, arguments)
+    """Load the data of a classifier like the command."""
+    places = ["--dataset_name", str(data), "--output_dir", str(data.parent / "out")]
+    fixed = ["--preset", "tiny", "--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
+    task = task_of(TASKS["image-classification"], [*fixed, *places, *options])
     task.load_data()
     return task
 
@@ -221,36 +221,28 @@ def test_classes_without_a_training_image_are_named(tmp_path: Path, warnings: li
         classify(tmp_path / "table", "--max_train_samples", "1")
 
 
-def test_classes_whose_names_look_alike_are_named_also_in_the_card(
+def test_classes_whose_names_look_alike_are_named(
     tmp_path: Path, warnings: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     composed, decomposed = (unicodedata.normalize(form, "Épagneul") for form in ("NFC", "NFD"))
-    folder = write_class_folders(
-        tmp_path / "pets", ["cat", "Cat", "black cat", "black  cat", composed, decomposed, "cow"]
-    )
+    names = ["cat", "Cat", "black cat", "black  cat", composed, decomposed, "cow"]
+    notes = classify(write_class_folders(tmp_path / "pets", names)).data_notes
     note = "Names that differ only in case, spaces or Unicode form: 'Cat', 'cat' and "
-    assert classify(folder).data_notes == [f"{note}{decomposed!r}, {composed!r} and 'black  cat', 'black cat'."]
+    assert notes == [f"{note}{decomposed!r}, {composed!r} and 'black  cat', 'black cat'."]
     assert note in caplog.text
     assert not warnings
-    assert "Names that differ" not in " ".join(
-        classify(write_class_folders(tmp_path / "two", ["cat", "dog"])).data_notes
-    )
+    notes = classify(write_class_folders(tmp_path / "two", ["cat", "dog"])).data_notes
+    assert "Names that differ" not in " ".join(notes)
 
 
 def test_what_was_changed_when_data_were_opened_is_in_the_card(tmp_path: Path) -> None:
-    file = write_objects(tmp_path / "objects") / "train" / "annotations.json"
-    content = json.loads(file.read_text())
-    content["annotations"].append({**content["annotations"][0], "id": 9999})
-    file.write_text(json.dumps(content))
+    with changed(write_objects(tmp_path / "objects")) as content:
+        content["annotations"].append({**content["annotations"][0], "id": 9999})
     train("object_detection", tmp_path / "objects", tmp_path / "boxes", *A_FEW_STEPS)
-    assert (
-        "1 exact duplicates of boxes with the same image and class were removed."
-        in (tmp_path / "boxes" / "README.md").read_text()
-    )
-    file = write_figures(tmp_path / "figures") / "train" / "annotations.json"
-    content = json.loads(file.read_text())
-    content["annotations"][0]["keypoints"][:3] = [-1, -1, 2]
-    file.write_text(json.dumps(content))
+    note = "1 exact duplicates of boxes with the same image and class were removed."
+    assert note in (tmp_path / "boxes" / "README.md").read_text()
+    with changed(write_figures(tmp_path / "figures")) as content:
+        content["annotations"][0]["keypoints"][:3] = [-1, -1, 2]
     train("keypoint_detection", tmp_path / "figures", tmp_path / "poses", *A_FEW_STEPS)
     assert "1 keypoints at -1, -1 are treated as not labeled." in (tmp_path / "poses" / "README.md").read_text()
 
@@ -283,3 +275,108 @@ def test_results_among_the_data_are_refused_before_anything_is_written(data: str
         with pytest.raises(SystemExit, match=r"must not contain the data.*Choose another output"):
             run_task(SEMANTIC, root / data, tmp_path / output)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    return write_class_folders(tmp_path / "pets", ["cat", "dog"])
+
+
+def copy(file: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, to)
+
+
+def to_table(pets: Path, folder: Path) -> Path:
+    for split, rows in load_image_classification(str(pets)).items():
+        rows.remove_columns("file").to_parquet(folder / f"{split}.parquet")
+    return folder
+
+
+def test_images_of_two_splits_and_with_two_labels_are_named(pets: Path, tmp_path: Path, warnings: list[str]) -> None:
+    no_split = ("--train_val_split", "0")
+    assert classify(pets, *no_split).data_notes == []
+    copy(pets / "train" / "cat" / "1.png", pets / "test" / "cat" / "copy.png")
+    across = "1 of 5 test images occur in train as well."
+    for data in (pets, to_table(pets, tmp_path / "table")):
+        warnings.clear()
+        assert classify(data, *no_split).data_notes == [across]
+        (warning,) = warnings
+        assert warning.startswith(f"{across} They are:\n  ")
+        assert data != pets or warning.endswith("test/cat/copy.png")
+    for split, others in (("test", [across]), ("train", [])):
+        shutil.rmtree(pets)
+        write_class_folders(pets, ["cat", "dog"])
+        copy(pets / "train" / "cat" / "1.png", pets / split / "dog" / "copy.png")
+        notes = classify(pets, *no_split).data_notes
+        assert notes == [*others, "2 images occur more than once, with different labels."]
+        assert "train/cat/1.png" in warnings[-1]
+        assert "dog/copy.png" in warnings[-1]
+
+
+def test_a_test_of_training_images_is_refused_unless_accepted(pets: Path, warnings: list[str]) -> None:
+    for name in ("cat", "dog"):
+        for number in range(2):
+            copy(pets / "train" / name / f"{number}.png", pets / "test" / name / f"{number}.png")
+    error = r"4 of 4 test images occur in train as well\. .*set allow_duplicates"
+    with pytest.raises(ValueError, match=error):
+        classify(pets, "--train_val_split", "0")
+    notes = classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes
+    assert notes == ["4 of 4 test images occur in train as well."]
+    for number in (2, 3):
+        shutil.copy(pets / "train" / "cat" / f"{number}.png", pets / "test" / "cat")
+        Image.new("RGB", (9, number)).save(pets / "test" / "cat" / f"{number - 2}.png")
+    assert classify(pets, "--train_val_split", "0", "--allow_duplicates", "true").data_notes[0].startswith("4 of 6")
+    shutil.rmtree(pets / "test" / "dog")
+    (pets / "test" / "dog").mkdir()
+    for number in (5, 6):
+        Image.new("RGB", (9, number)).save(pets / "test" / "dog" / f"{number}.png")
+    assert classify(pets, "--train_val_split", "0").data_notes == ["2 of 6 test images occur in train as well."]
+
+
+@pytest.mark.parametrize(
+    ("task", "write"),
+    [
+        ("semantic_segmentation", write_scenes),
+        ("universal_segmentation", write_scenes),
+        ("depth_estimation", write_depth_folders),
+        ("object_detection", write_objects),
+        ("keypoint_detection", write_figures),
+    ],
+)
+def test_every_task_compares_images_and_not_objects(task: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
+    data = write(tmp_path / "data")
+    (file,) = (data / "train" / "images").glob("1.*")
+    (same_size,) = (data / "val" / "images").glob("1.*")
+    shutil.copy(file, same_size)
+    (note,) = load(task, data).data_notes
+    assert re.fullmatch(r"1 of [25] validation images occur in train as well\.", note)
+
+
+def test_captioned_and_unlabeled_images_are_compared(tmp_path: Path) -> None:
+    data = write_captions(tmp_path / "pairs")
+    shutil.copy(data / "train" / "images" / "0.png", data / "val" / "images" / "3.png")
+    task = task_of(ImageTextContrast, captioned(data, tmp_path / "out"))
+    task.load_data()
+    assert task.data_notes == ["1 of 11 validation images occur in train as well."]
+    data = write_colors(tmp_path / "colors")
+    first, second = sorted((data / "train").iterdir())[:2]
+    shutil.copy(first / "0.png", data / "test" / second.name / "0.png")
+    assert make_task(data, tmp_path / "out").data_notes[-1].endswith("test images occur in train as well.")
+
+
+def test_what_there_was_no_time_to_compare_is_told(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_notes, "DUPLICATES_SECONDS", -1.0)
+    notes = classify(pets, "--train_val_split", "0").data_notes
+    assert notes == ["The search for duplicates covered 16.7% of the images within its time limit."]
+
+
+def test_the_dry_run_says_so(tmp_path: Path) -> None:
+    data, task = write_scenes(tmp_path / "scenes"), SEMANTIC
+    for kind in ("images", "masks"):
+        (file,) = (data / "train" / kind).glob("0.*")
+        shutil.copy(file, data / "val" / kind)
+    lines: list[str] = []
+    arguments = arguments_of(task, data, tmp_path / "out", *A_FEW_STEPS, "--dry_run", "true")
+    run(ALL_TASKS[task], arguments, None, lines.append)
+    assert "Data: 1 of 5 validation images occur in train as well.\n" in "\n".join(lines)

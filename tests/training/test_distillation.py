@@ -17,7 +17,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.task_image_classification import classification_loss
 from hf_vit.training.distillation import (
     Distillation,
@@ -45,9 +45,12 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers() -> None:
+def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers_and_losses_of_halves_are_in_single_precision() -> None:
     loss = hard_loss(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 8.0], [0.1, 0.0]]))
     assert loss.item() == pytest.approx((math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2)
+    half, other = drawn(2, 3).half(), drawn(2, 3).half().flip(0)
+    for loss in (hard_loss(half, other), soft_loss(half, other, 1.0), cosine_loss(half[None], other[None])):
+        assert loss.dtype == torch.float32
 
 
 def test_soft_loss_is_the_divergence_at_a_temperature_times_its_square() -> None:
@@ -69,12 +72,6 @@ def test_cosine_loss_counts_images_alike_and_padding_not_at_all() -> None:
     assert cosine_loss(tokens, targets, visible).item() == pytest.approx(((0 + 1) / 2 + 2) / 2)
 
 
-def test_losses_of_half_precision_are_in_single_precision() -> None:
-    half, other = drawn(2, 3).half(), drawn(2, 3).half().flip(0)
-    for loss in (hard_loss(half, other), soft_loss(half, other, 1.0), cosine_loss(half[None], other[None])):
-        assert loss.dtype == torch.float32
-
-
 def test_patches_are_resampled_to_another_grid() -> None:
     patches = torch.arange(16.0).reshape(1, 1, 4, 4)
     assert resample_patches(patches, (4, 4)) is patches
@@ -88,20 +85,16 @@ def test_patches_are_resampled_to_another_grid() -> None:
 def test_the_teacher_sees_the_pixels_that_its_own_image_processor_makes() -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 24, 24), dtype=np.uint8)
     student = HfViTImageProcessor(size=24, image_mean=(0.1, 0.5, 0.9), image_std=(0.2, 0.3, 0.4))
-    theirs = [
-        ViTImageProcessor(size={"height": 24, "width": 24}, image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.2, 0.1]),
-        ViTImageProcessor(size={"height": 24, "width": 24}, do_normalize=False),
-        ViTImageProcessor(size={"height": 24, "width": 24}, do_rescale=False, do_normalize=False),
-    ]
-    for teacher in theirs:
+    size = {"height": 24, "width": 24}
+    for teacher in (
+        ViTImageProcessor(size=size, image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.2, 0.1]),
+        ViTImageProcessor(size=size, do_normalize=False),
+        ViTImageProcessor(size=size, do_rescale=False, do_normalize=False),
+    ):
         seen = TeacherPreprocessing(student, teacher, 3)(student(image, return_tensors="pt").pixel_values)
         expected = teacher(image, return_tensors="pt").pixel_values.float()
         torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
-
-
-def test_the_teacher_sees_images_at_its_own_size() -> None:
-    student = HfViTImageProcessor(size=24, image_mean=0.2, image_std=0.3)
-    image = torch.rand(1, 3, 24, 24)
+    student, image = HfViTImageProcessor(size=24, image_mean=0.2, image_std=0.3), torch.rand(1, 3, 24, 24)
     resized = torch.nn.functional.interpolate(image, (12, 16), mode="bilinear", antialias=True)
     teacher = HfViTImageProcessor(size={"height": 12, "width": 16}, image_mean=0.4, image_std=0.5)
     seen = TeacherPreprocessing(student, teacher, 3)((image - 0.2) / 0.3)
@@ -119,21 +112,21 @@ def student() -> HfViTForImageClassification:
     return model
 
 
-def distillation_of(args: DistillationArguments, student: HfViTForImageClassification) -> Distillation:
+def distillation_of(student: HfViTForImageClassification, teacher: Path, **options: str) -> Distillation:
     """Return the distillation of a student as set up by training."""
-    processor = HfViTImageProcessor.for_model(student.config)
-    return make_distillation(args, student, processor, load_teacher(args, type(student)))
+    args = DistillationArguments(str(teacher), **options)
+    return make_distillation(
+        args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
+    )
 
 
 @pytest.mark.parametrize("kind", ["ours", "vit", "resnet"])
 def test_a_teacher_answers_in_the_order_of_the_students_classes(
     kind: str, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
-    save_teacher(kind, tmp_path, ["fox", "cat", "dog"])
-    args = DistillationArguments(str(tmp_path))
-    distillation = distillation_of(args, student)
-    teacher, order = distillation.teacher, distillation.order
-    assert [teacher.model.config.id2label[number] for number in order] == NAMES
+    distillation = distillation_of(student, save_teacher(kind, tmp_path, ["fox", "cat", "dog"]))
+    teacher = distillation.teacher
+    assert [teacher.model.config.id2label[number] for number in distillation.order] == NAMES
     assert teacher.logits(pixels(student.config)).shape == (2, 3)
 
 
@@ -164,27 +157,19 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
         assert torch.equal(patches[:, :, 1, 2], tokens[:, 1 + 1 * 6 + 2])
 
 
-def joining_encoder() -> SwinModel:
+def test_patches_that_an_encoder_joins_are_found_or_refused() -> None:
     sizes = {"image_size": 32, "patch_size": 4, "window_size": 3}
-    return SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
-
-
-def test_tokens_that_patches_do_not_come_to_are_not_cut_out_anywhere() -> None:
-    model = joining_encoder()
+    model = SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
+    tokens = drawn(1, 1 + 3 * 3, 8)  # with a CLS token
+    cls, patches = read_features(model, tokens, torch.zeros(1, 3, 20, 20))
+    assert torch.equal(cls, tokens[:, 0])
+    assert torch.equal(patches.flatten(2).mT, tokens[:, 1:])
     image = torch.zeros(1, 3, 18, 18)  # the model pads this image to 5 x 5 patches
     tokens = model(image).last_hidden_state
     assert tokens.shape[1] == 3 * 3
-    with pytest.raises(
-        ValueError, match=r"Unknown patch grid of the 9 tokens of SwinModel for an image of size \(18, 18\)"
-    ):
+    message = r"Unknown patch grid of the 9 tokens of SwinModel for an image of size \(18, 18\)"
+    with pytest.raises(ValueError, match=message):
         read_features(model, tokens, image)
-
-
-def test_a_cls_token_in_front_of_joined_patches_is_one() -> None:
-    tokens = drawn(1, 1 + 3 * 3, 8)
-    cls, patches = read_features(joining_encoder(), tokens, torch.zeros(1, 3, 20, 20))
-    assert torch.equal(cls, tokens[:, 0])
-    assert torch.equal(patches.flatten(2).mT, tokens[:, 1:])
 
 
 @pytest.mark.parametrize("processor", [MobileViTImageProcessor(), EfficientNetImageProcessor()])
@@ -192,11 +177,8 @@ def test_a_teacher_whose_colors_are_not_only_scaled_is_refused(
     processor: BaseImageProcessor, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
-    args = DistillationArguments(str(tmp_path), distillation_type="features")
     with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} converts the color .* to"):
-        make_distillation(
-            args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
-        )
+        distillation_of(student, tmp_path, distillation_type="features")
 
 
 def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
@@ -205,17 +187,20 @@ def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
         match_classes(["crane", "dog", "crane"], ["dog", "crane", "crane"], "it")
 
 
-def test_a_teacher_in_half_precision_teaches(student: HfViTForImageClassification, tmp_path: Path) -> None:
+def test_teachers_in_half_precision_and_as_wide_as_the_student_teach(
+    student: HfViTForImageClassification, tmp_path: Path
+) -> None:
     save_teacher("vit", tmp_path, NAMES)
     for kind in ("soft", "features"):
-        args = DistillationArguments(str(tmp_path), distillation_type=kind, teacher_dtype="bfloat16")
-        distillation = make_distillation(
-            args, student, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(student))
-        )
+        distillation = distillation_of(student, tmp_path, distillation_type=kind, teacher_dtype="bfloat16")
         assert {weight.dtype for weight in distillation.teacher.parameters()} == {torch.bfloat16}
         loss = loss_of(student.train(), distillation)
         assert loss.dtype == torch.float32
         assert loss.isfinite()
+    classifier = HfViTForImageClassification(small_config(hidden_size=16))
+    distillation = distillation_of(classifier, tmp_path, distillation_type="features")
+    assert distillation.projection is None  # no linear layer is needed
+    assert loss_of(classifier.train(), distillation).isfinite()
 
 
 def loss_of(student: HfViTForImageClassification, distillation: TokenDistillation) -> Tensor:
@@ -223,19 +208,17 @@ def loss_of(student: HfViTForImageClassification, distillation: TokenDistillatio
         return student(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_two_heads_learn_from_labels_and_teacher(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "temperature"), [("hard", None), ("soft", 2.0)])
+def test_two_heads_learn_from_labels_and_teacher(kind: str, temperature: float | None) -> None:
     student = HfViTForImageClassification(small_config(use_distillation_token=True, num_labels=3)).train()
     draw_weights(student)
     teacher, order, images = small_teacher(student, kind), [4, 0, 1], pixels(student.config)
     outputs = student(pixel_values=images)
     theirs = teacher.model(teacher.view(images)).logits[:, order]
-    if kind == "hard":
-        expected = hard_loss(outputs.distillation_logits, theirs)
-    else:
-        expected = soft_loss(outputs.distillation_logits, theirs, 2.0)
+    ours = outputs.distillation_logits
+    expected = soft_loss(ours, theirs, temperature) if temperature else hard_loss(ours, theirs)
     own = classification_loss(outputs.cls_logits, torch.tensor([0, 2]), None)
-    distillation = TokenDistillation(teacher, order, alpha=0.3, temperature=2.0 if kind == "soft" else None)
+    distillation = TokenDistillation(teacher, order, alpha=0.3, temperature=temperature)
     torch.testing.assert_close(loss_of(student, distillation), 0.7 * own + 0.3 * expected)
     torch.testing.assert_close(distillation.take_parts(), {f"{kind}_loss": expected.detach()})
 
@@ -280,6 +263,14 @@ def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViT
         assert not student._forward_hooks
         assert not student.model._forward_hooks
         student.load_state_dict(before)
+        # Nothing flows into the teacher.
+        student.zero_grad()
+        loss_of(student.train(), distillation).backward()
+        teacher = distillation.teacher
+        assert not any(module.training for module in teacher.modules())
+        assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
+        assert student.model.embeddings.cls_token.grad.any()
+        assert not {*map(id, teacher.parameters())} & {*map(id, student.parameters())}
 
 
 def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTForImageClassification) -> None:
@@ -295,7 +286,7 @@ def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTF
 
 @pytest.mark.parametrize("kind", ["soft", "features"])
 def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None:
-    student = HfViTForImageClassification(small_config(use_distillation_token=True)).train()
+    student = HfViTForImageClassification(small_config(use_distillation_token=True, num_hidden_layers=1)).train()
     draw_weights(student)
     distillation, parts, gradients = small_distillation(kind, student), [], []
     torch.compiler.reset()
@@ -310,26 +301,3 @@ def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None
         gradients.append({name: weight.grad for name, weight in student.named_parameters()})
     torch.testing.assert_close(parts[1], parts[0])
     torch.testing.assert_close(gradients[1], gradients[0])
-
-
-def test_nothing_flows_into_the_teacher(student: HfViTForImageClassification) -> None:
-    for kind in ("hard", "features"):
-        distillation = small_distillation(kind, student)
-        loss_of(student.train(), distillation).backward()
-        teacher = distillation.teacher
-        assert not any(module.training for module in teacher.modules())
-        assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
-        assert student.model.embeddings.cls_token.grad.any()
-        assert not {*map(id, teacher.parameters())} & {*map(id, student.parameters())}
-
-
-def test_teachers_as_wide_as_the_student_need_no_linear_layer(tmp_path: Path) -> None:
-    student = HfViTModel(small_config(hidden_size=16))
-    save_teacher("vit", tmp_path, NAMES)
-    args = DistillationArguments(str(tmp_path), distillation_type="features")
-    classifier = HfViTForImageClassification(student.config)
-    distillation = make_distillation(
-        args, classifier, HfViTImageProcessor.for_model(student.config), load_teacher(args, type(classifier))
-    )
-    assert distillation.projection is None
-    assert loss_of(classifier.train(), distillation).isfinite()

@@ -14,6 +14,7 @@ from ..helpers.models import VARIANTS, pixels, small_config
 pytestmark = pytest.mark.slow  # uses full-size models
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("grid", [(4, 4), (5, 7)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) -> None:
@@ -26,11 +27,13 @@ def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) 
     assert forward_flops(config, *images.shape[-2:]) == counter.get_total_flops()
 
 
-def test_flops_of_vit_b_are_the_published_ones() -> None:
+def test_flops_of_vit_b_are_the_published_ones_and_those_of_a_misfit_are_refused() -> None:
     # Billions of multiply-adds, including a head of 1000 classes.
     published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]
     config = HfViTConfig.from_preset("base")
     assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)
+    with pytest.raises(ValueError, match="image height 36 is not a multiple of the patch height 8"):
+        forward_flops(small_config(), 36, 32)
 
 
 def test_backward_takes_twice_as_many() -> None:
@@ -39,8 +42,3 @@ def test_backward_takes_twice_as_many() -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(pixels(config, batch=1).requires_grad_()).pooler_output.sum().backward()
     assert 3 * forward_flops(config, 32, 32) == counter.get_total_flops()
-
-
-def test_an_image_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="image height 36 is not a multiple of the patch height 8"):
-        forward_flops(small_config(), 36, 32)
