@@ -177,9 +177,7 @@ def test_two_processes_stop_at_a_loss_of_one_that_is_no_number(
     assert last_checkpoint(folder / "spoiled") == str(folder / "spoiled" / f"checkpoint-{SAVE_STEPS}")
 
 
-def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
-    two_processes: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, _ = two_processes
     output = (folder / "output.txt").read_text()
     checkpoint = last_checkpoint(folder / "long")
