@@ -18,7 +18,7 @@ from hf_vit.training.publishing.model_card import describe_options
 
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.references import assert_identical
-from ..helpers.trainings import build, collate, flatten
+from ..helpers.trainings import build, collate, examples_of, flatten
 
 
 def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
@@ -30,14 +30,10 @@ def make_trainer(folder: Path, **options: Any) -> HfViTTrainer:
     """Return the trainer of a small classifier with dropout, for 4 steps by default."""
     config = small_config(hidden_dropout_prob=0.1)
     batch = TRAINING_CASES["class_numbers"].make_batch(config, 16)
-    examples = [{key: value[index] for key, value in batch.items()} for index in range(16)]
-    return HfViTTrainer(
-        model=build(HfViTForImageClassification, config),
-        args=arguments(folder, **{"num_train_epochs": 2, "learning_rate": 0.01, **options}),
-        train_dataset=examples,
-        eval_dataset=examples,
-        data_collator=collate,
-    )
+    model, examples = build(HfViTForImageClassification, config), examples_of(batch)
+    args = arguments(folder, **{"num_train_epochs": 2, "learning_rate": 0.01, **options})
+    datasets = {"train_dataset": examples, "eval_dataset": examples}
+    return HfViTTrainer(model=model, args=args, data_collator=collate, **datasets)
 
 
 def set_gradients(model: torch.nn.Module, seed: int) -> None:
@@ -62,20 +58,16 @@ def test_muon_is_its_formula_for_matrices_of_blocks_and_adamw_for_the_rest() -> 
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.3, layer_decay=0.5, use_muon=True), **options)
     adamw = torch.optim.AdamW(make_parameter_groups(other, 0.1, 0.3, layer_decay=0.5), **options)
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    hidden = [
-        name
-        for name, parameter in model.named_parameters()
-        if "encoder.layers" in name and name.endswith("weight") and parameter.ndim == 2
-    ]
-    assert len(hidden) == 3 * 4
-    expected = {name: dict(model.named_parameters())[name].detach().clone() for name in hidden}
+    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim == 2}
+    expected = {name: matrix.detach().clone() for name, matrix in matrices.items() if "encoder.layers" in name}
+    assert len(expected) == 3 * 4
     momenta = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for step in range(3):
         for part in (model, other):
             set_gradients(part, step)
         optimizer.step()
         adamw.step()
-        for name in hidden:
+        for name in momenta:
             parameter = model.get_parameter(name)
             momenta[name] = 0.95 * momenta[name] + 0.05 * parameter.grad
             direction = 0.05 * parameter.grad + 0.95 * momenta[name]
@@ -102,22 +94,6 @@ def test_muon_steps_as_torchs_own_does() -> None:
     torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # the reference takes steps of 0.1 in bfloat16
 
 
-def test_muon_goes_on_from_its_saved_state_bit_for_bit(tmp_path: Path) -> None:
-    models = [HfViTForImageClassification(small_config()) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    first, second = (Muon(make_parameter_groups(m, 0.1, 0.1, use_muon=True), lr=0.1, fused=True) for m in models)
-    set_gradients(models[0], 0)
-    first.step()
-    torch.save(first.state_dict(), tmp_path / "optimizer.pt")
-    second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    models[1].load_state_dict(models[0].state_dict())
-    for optimizer, model in zip((first, second), models, strict=True):
-        set_gradients(model, 1)
-        optimizer.step()
-    assert_identical(second.state_dict(), first.state_dict())
-    assert_identical(models[1].state_dict(), models[0].state_dict())
-
-
 def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
     model = HfViTForImageClassification(small_config())
     optimizer = Muon(make_parameter_groups(model, 0.1, 0.1, use_muon=True), lr=0.1, fused=True)
@@ -133,13 +109,6 @@ def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
         moved = not torch.equal(flatten(list(model.parameters())), begun)
         assert moved == math.isfinite(gradient)
         assert (scaler.get_scale() < before) == (not moved)
-
-
-def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"use_muon=True requires AdamW for the other weights, not optim=sgd"):
-        arguments(tmp_path, use_muon=True, optim="sgd")
-    with pytest.raises(ValueError, match=r"Linear has none to train"):
-        make_parameter_groups(torch.nn.Linear(2, 2), 0.1, 0.1, use_muon=True)
 
 
 class UnderDeepSpeed(HfViTTrainer):
@@ -206,58 +175,38 @@ def test_schedule_free_averages_are_saved_evaluated_and_left_behind(tmp_path: Pa
 
 
 def test_the_best_model_of_a_schedule_free_training_stays_as_it_was_saved(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path,
-        save_strategy="steps",
-        eval_strategy="steps",
-        save_steps=1,
-        eval_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        max_steps=4,
-        **{**SCHEDULE_FREE, "learning_rate": 1.0},  # a high learning rate, so that the last model is not the best
-    )
+    options = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1, "max_steps": 3}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    # The learning rate is high, so that the last model is not the best.
+    trainer = make_trainer(tmp_path, **options, **{**SCHEDULE_FREE, "learning_rate": 1.0})
     trainer.train()
     best = Path(trainer.state.best_model_checkpoint)
-    assert best.name != "checkpoint-4"
+    assert best.name != "checkpoint-3"
     trainer.evaluate()
     saved = load_file(best / "model.safetensors")
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, saved[name]), name
 
 
-def test_schedule_free_takes_no_schedule(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"lr_scheduler_type=cosine\. Say --lr_scheduler_type constant"):
-        arguments(tmp_path, optim="schedule_free_adamw")
-
-
 def cosine(done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2
 
 
+STABLE = "warmup_stable_decay"
 # Learning rates of ten steps, two of them warmup.
 CURVES: dict[str, tuple[dict[str, Any], list[float]]] = {
     "linear": ({"lr_scheduler_type": "linear"}, [0, 1 / 2, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
     "cosine": ({}, [0, 1 / 2, *(cosine(step / 8) for step in range(8))]),
     "constant_with_warmup": ({"lr_scheduler_type": "constant_with_warmup"}, [0, 1 / 2, *[1] * 8]),
     "constant": ({"lr_scheduler_type": "constant"}, [1] * 10),
-    "warmup_stable_decay": (
-        {"lr_scheduler_type": "warmup_stable_decay"},
-        [0, 1 / 2, *[1] * 7, 1 / 2],  # the last fifth is a cosine decay
-    ),
+    # The last fifth is a cosine decay.
+    "warmup_stable_decay": ({"lr_scheduler_type": STABLE}, [0, 1 / 2, *[1] * 7, 1 / 2]),
     "decay_in_steps": (
-        {
-            "lr_scheduler_type": "warmup_stable_decay",
-            "decay_steps": 4,
-            "lr_scheduler_kwargs": {"decay_type": "linear"},
-        },
+        {"lr_scheduler_type": STABLE, "decay_steps": 4, "lr_scheduler_kwargs": {"decay_type": "linear"}},
         [0, 1 / 2, 1, 1, 1, 1, 1, 3 / 4, 2 / 4, 1 / 4],
     ),
     "decay_of_the_library": (
-        {
-            "lr_scheduler_type": "warmup_stable_decay",
-            "lr_scheduler_kwargs": {"num_decay_steps": 2, "min_lr_ratio": 0.5},
-        },
+        {"lr_scheduler_type": STABLE, "lr_scheduler_kwargs": {"num_decay_steps": 2, "min_lr_ratio": 0.5}},
         [1 / 2, 3 / 4, *[1] * 7, 3 / 4],
     ),
 }
@@ -292,9 +241,11 @@ def test_a_decay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"head_lr_multiplier": 0.0}, r"head_lr_multiplier=0\.0 must be more than 0"),
         ({"trainable_blocks": -1}, "trainable_blocks=-1 must be at least 0"),
         ({"decay_steps": -0.5}, r"decay_steps=-0\.5 must be at least 0"),
+        ({"use_muon": True, "optim": "sgd"}, "use_muon=True requires AdamW for the other weights, not optim=sgd"),
+        ({"optim": "schedule_free_adamw"}, r"lr_scheduler_type=cosine\. Say --lr_scheduler_type constant"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_values_that_do_not_fit_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, **options)
 
