@@ -120,9 +120,7 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
     )
 
 
-def test_a_training_is_resumed_bit_for_bit_under_gradient_checkpointing(
-    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_is_resumed_bit_for_bit(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 9, "max_steps": 4}
     whole = digits_trainer(tmp_path / "whole", base, gradient_checkpointing=True, **options)
     whole.train()
@@ -210,9 +208,7 @@ def test_mistakes_of_add_adapter_are_answered_with_what_works(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("way", ["get_peft_model", "add_adapter"])
-def test_an_adapter_of_the_user_learns_resumes_and_is_merged(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_of_users_resume_and_are_merged(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integration, "check_peft_version", lambda min_version: None)  # accept the installed version
     case = TRAINING_CASES["class_numbers"]
     saved_base("class_numbers", tmp_path / "base")
@@ -255,20 +251,14 @@ def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
     assert layers == {f"text_model.encoder.layers.{number}.attention.qkv" for number in range(2)}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
-        ({"lora_alpha": 0}, "lora_alpha=0 must be at least 1"),
-        ({"lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
-    ],
-)
-def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        arguments(tmp_path, **options)
-
-
-def test_adapters_need_a_rank_a_trained_model_and_matching_layers(tmp_path: Path) -> None:
+def test_adapters_need_options_in_range_a_trained_model_and_matching_layers(tmp_path: Path) -> None:
+    for name, value, limit in (
+        ("lora_rank", 0, "be at least 1"),
+        ("lora_alpha", 0, "be at least 1"),
+        ("lora_dropout", 1.0, r"lie in \[0, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}={value} must {limit}"):
+            arguments(tmp_path, **{name: value})
     model = HfViTForImageClassification(small_config())
     HfViTTrainer(model=model, args=arguments(tmp_path, lora_rank=None))
     assert all(weight.requires_grad for weight in model.parameters())
