@@ -309,12 +309,13 @@ def test_heads_of_detectors_learn_from_stored_features(
 
     def measure_in_time(task: Task, seconds: float) -> Pace:
         assert (measure_pace(task, 0.0).view > 0) is is_stored
-        return Pace(120.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
+        return Pace(5.0, 0.0, 0.01 * is_stored, 1000 * is_stored)
 
     is_stored = "--trainable_blocks" not in given
     monkeypatch.setattr(plan, "measure_pace", measure_in_time)
+    monkeypatch.setattr(plan, "LEAST_STEPS", 1)
     monkeypatch.setattr(keep_budget, "FIRST_CHECK", 2.0)  # the number of steps stays
-    start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "60", *given]
+    start = ["--model_name_or_path", str(tmp_path / "saved"), "--minutes", "2", *given]
     report_lines: list[str] = []
     command = command_of(write_objects(tmp_path / "data"), tmp_path / "out", *start)
     run(TASKS["object-detection"], command, None, report=report_lines.append)
